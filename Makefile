@@ -1,0 +1,58 @@
+# Make .venv and do the project's jobs in it. `make help` lists them.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# test processes at once
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all bench check lint types arrows wheel clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | expand -t 10
+
+run: $(VENV)/examples ## the main job: train and check a network on four virtual IPUs
+	$(BIN)/python -m examples.digits
+
+test: $(VENV)/dev ## the tests, in less than 15 minutes
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" --hypothesis-profile=ci
+
+test-all: $(VENV)/dev ## all tests with many examples, into build/test-all.json
+	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=all --timeout=3600 \
+		--json=build/test-all.json
+
+bench: $(VENV)/dev ## the benchmarks, into build/bench.json
+	$(BIN)/python -m benchmarks --json=build/bench.json
+
+check: lint types arrows test wheel ## everything that must pass before a change is merged
+
+lint: $(VENV)/dev ## style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev ## types
+	$(BIN)/mypy
+
+arrows: $(VENV)/dev ## who may import whom
+	$(BIN)/lint-imports --no-logo
+
+wheel: $(VENV)/dev ## build sdist and wheel, look inside, try the wheel outside the checkout
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python packaging/check_archives.py dist
+	$(BIN)/python packaging/try_wheel.py dist
+
+clean: ## remove what was built, but keep .venv
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# .venv/<extra> is an empty file that says: this extra of pyproject.toml is installed
+$(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable ".[$*]"
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; make PYTHON=/its/path ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)

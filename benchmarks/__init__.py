@@ -1,0 +1,1 @@
+"""Measure, in one run, what the README says about speed."""

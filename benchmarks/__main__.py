@@ -1,0 +1,44 @@
+"""Run the benchmarks, print a table, and write the figures as JSON.
+
+Usage: python -m benchmarks [--json FILE] [--seconds S] [NAME ...]
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks import training_step
+from benchmarks.measure import side_by_side
+from benchmarks.provenance import provenance
+
+CASES = {**training_step.CASES}  # name of a case -> function that makes its contenders
+
+
+def main() -> None:
+    """Measure the cases named on the command line, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"cases to run, of: {', '.join(CASES)}")
+    parser.add_argument("--json", type=Path, help="write the figures into this file")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for each case")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - CASES.keys():
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    content = {**provenance(), "benchmarks": {}}
+    for name in arguments.names or CASES:
+        torch.manual_seed(0)
+        timings = side_by_side(CASES[name](), seconds=arguments.seconds)
+        content["benchmarks"][name] = {who: asdict(timing) for who, timing in timings.items()}
+        print(f"{name}: time per call, first call")
+        for who, timing in timings.items():
+            print(f"  {who:<24} {1e6 * timing.median:10.1f} us {timing.first:8.2f} s")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

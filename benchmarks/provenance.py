@@ -1,0 +1,46 @@
+"""Say where figures come from: the commit, the versions and the machine."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def provenance() -> dict[str, Any]:
+    """Describe this run, as a dictionary that JSON can hold."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain")),  # the work tree differs from the commit
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Ask git about this checkout; None where there is no git, or no commit."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _cpu() -> str:
+    """Name the processor, as Linux calls it where it can."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,111 @@
+"""Let users say where blocks of a model begin, so that blocks become stages on IPUs.
+
+All forms put marker operators into the traced graph; run eagerly, outside a compiled model, they
+do nothing. The placement pass reads the markers.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ipu_dynamo.capture.markers import NO_IPU
+from ipu_dynamo.errors import IpuError
+
+_Module = TypeVar("_Module", bound=nn.Module)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_anonymous = itertools.count()
+
+
+def begin(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+    """Begin a block: what the model computes from here on belongs to it.
+
+    Args:
+        user_id: the block's name; None takes the next number, from "0".
+        ipu_id: its IPU; None leaves that to the strategy.
+    """
+    torch.ops.ipu.begin_block(str(user_id) if user_id else "", NO_IPU if ipu_id is None else ipu_id)
+
+
+class Block:
+    """A context: operators inside belong to the block, operators after it need another one.
+
+    Args:
+        user_id: the block's name; None takes the next number, from "0".
+        ipu_id: its IPU; None leaves that to the strategy.
+    """
+
+    def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        self.user_id, self.ipu_id = user_id, ipu_id
+
+    def __enter__(self) -> "Block":
+        begin(self.user_id, self.ipu_id)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.ops.ipu.end_block()
+
+
+def BlockFunction(  # noqa: N802 (PopTorch's name)
+    user_id: str | int | None = None, ipu_id: int | None = None
+) -> Callable[[_Function], _Function]:
+    """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+class BlockStart:
+    """The forward-pre-hook of `BeginBlock`: begins a block each time its module is called."""
+
+    def __init__(self, user_id: str | int | None, ipu_id: int | None) -> None:
+        self.user_id, self.ipu_id = user_id, ipu_id
+        # One module keeps one number, however often it is called.
+        self.name = str(user_id) if user_id else f"#{next(_anonymous)}"
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        begin(self.name, self.ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+
+
+def BeginBlock(  # noqa: N802 (PopTorch's name)
+    layer: _Module, user_id: str | int | None = None, ipu_id: int | None = None
+) -> _Module:
+    """Begin a block whenever `layer` is called; it lasts until another one begins.
+
+    Returns:
+        `layer` itself, with a forward-pre-hook.
+
+    Raises:
+        IpuError: `layer` begins a block already.
+    """
+    if any(isinstance(hook, BlockStart) for hook in layer._forward_pre_hooks.values()):
+        raise IpuError("module has already been assigned to a block.")
+    layer.register_forward_pre_hook(BlockStart(user_id, ipu_id))
+    return layer
+
+
+def remove_blocks(module: nn.Module) -> None:
+    """Remove what `BeginBlock` added to `module` and its submodules."""
+    for layer in module.modules():
+        for key, hook in list(layer._forward_pre_hooks.items()):
+            if isinstance(hook, BlockStart):
+                del layer._forward_pre_hooks[key]

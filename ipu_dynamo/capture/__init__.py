@@ -1,0 +1,1 @@
+"""Turn models into Captures: trace the Python once, describe every tensor."""

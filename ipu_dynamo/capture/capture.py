@@ -1,0 +1,125 @@
+"""Define the Capture: a model as one flat graph in which every tensor has a known role."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+# Keys of node.meta, from the earliest writer to the last reader.
+STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
+BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
+
+PlaceholderKind = Literal["parameter", "buffer", "constant", "input", "tangent"]
+OutputKind = Literal["value", "mutation", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What an input of the graph is.
+
+    Args:
+        name: dotted name in the module, or the argument's name with its path (`batch['x'][0]`).
+        kind: its role.
+        trainable: a parameter that takes part in training.
+    """
+
+    name: str
+    kind: PlaceholderKind
+    trainable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRole:
+    """What an output of the graph is: a returned `value`, or what becomes of placeholder `name`."""
+
+    kind: OutputKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How the model's return value is put together from tensors and other Python objects.
+
+    Args:
+        spec: nesting of the returned value.
+        leaves: the objects in it; the positions in `tensors` are filled at run time.
+        tensors: positions of tensors among the leaves, in the order of `value` outputs.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+    tensors: tuple[int, ...]
+
+    def rebuild(self, values: list[torch.Tensor]) -> Any:
+        leaves = list(self.leaves)
+        for position, value in zip(self.tensors, values, strict=True):
+            leaves[position] = value
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class Capture:
+    """A traced model on its way through the passes, which change it in place.
+
+    Invariants: `graph` lints; its nodes have meta["val"] and, where the user wrote them, a stack
+    trace; `placeholders` and `outputs` describe its placeholders and flat output tuple, in order;
+    every parameter, buffer and constant among `placeholders` is a key of `tensors`.
+
+    Args:
+        graph: the flat ATen graph.
+        tensors: the user's own tensors, by placeholder name.
+        structure: how returned values become the user's return value.
+        training: whether the graph is to be, or has been, differentiated.
+        loss: the node that training minimises; known after the `identity_loss` pass, gone after
+            `differentiate`.
+        ipus: IPU of each stage; set by the `placement` pass.
+    """
+
+    graph: fx.GraphModule
+    placeholders: tuple[Placeholder, ...]
+    outputs: tuple[OutputRole, ...]
+    tensors: Mapping[str, torch.Tensor]
+    structure: Structure
+    training: bool
+    loss: fx.Node | None = None
+    ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
+
+    @property
+    def placeholder_nodes(self) -> list[fx.Node]:
+        return list(self.graph.graph.find_nodes(op="placeholder"))
+
+    @property
+    def output_node(self) -> fx.Node:
+        (node,) = self.graph.graph.find_nodes(op="output")
+        return node
+
+    @property
+    def returned(self) -> list[fx.Node | None]:
+        """The flat output tuple, aligned with `outputs`."""
+        return list(self.output_node.args[0])  # type: ignore[arg-type]
+
+    def set_returned(self, nodes: list[fx.Node | None], roles: list[OutputRole]) -> None:
+        """Replace the output tuple and what is known of it."""
+        self.output_node.args = (tuple(nodes),)
+        self.outputs = tuple(roles)
+
+    def roles(self) -> dict[fx.Node, Placeholder]:
+        """The role of every placeholder node."""
+        return dict(zip(self.placeholder_nodes, self.placeholders, strict=True))
+
+    def check(self) -> None:
+        """Assert the invariants; passes call it through the pipeline."""
+        self.graph.graph.lint()
+        nodes = self.placeholder_nodes
+        assert len(nodes) == len(self.placeholders), "a placeholder without a role"
+        assert len(self.returned) == len(self.outputs), "an output without a role"
+        for node in self.graph.graph.nodes:
+            assert node.op == "output" or "val" in node.meta, f"%{node.name} has no value"
+        held = {p.name for p in self.placeholders if p.kind in ("parameter", "buffer", "constant")}
+        assert held <= self.tensors.keys(), f"no tensors for {held - self.tensors.keys()}"
+
+
+Pass = Callable[[Capture], bool]

@@ -1,0 +1,85 @@
+"""Keep what tracing before autograd would drop without a word: custom autograd functions, hooks.
+
+A trace records operators before autograd, so it would inline the forward of a
+`torch.autograd.Function` and lose its backward. Each `apply` becomes one operator,
+`ipu::autograd_function`, which calls the real `apply` when the graph is differentiated.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.markers import register_function
+from ipu_dynamo.capture.torch_private import flatten, pytree
+from ipu_dynamo.errors import CompileError
+
+
+@contextmanager
+def custom_functions_kept() -> Iterator[None]:
+    """While tracing, record each `Function.apply` as one operator, and refuse tensor hooks."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply, register_hook = function.__dict__["apply"], tensor.register_hook
+    inside = False
+
+    def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return apply.__get__(None, cls)(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs))
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        structure: list[tuple[list[Any], Any]] = []
+
+        def call(*tensors: Tensor) -> Sequence[Tensor]:
+            nonlocal inside
+            given = list(leaves)
+            for position, value in zip(positions, tensors, strict=True):
+                given[position] = value
+            real_args, real_kwargs = pytree.tree_unflatten(given, spec)
+            before, inside = inside, True
+            try:
+                results = apply.__get__(None, cls)(*real_args, **real_kwargs)
+            finally:
+                inside = before
+            out_leaves, out_spec = flatten(results)
+            structure.append((out_leaves, out_spec))
+            return [leaf for leaf in out_leaves if isinstance(leaf, Tensor)]
+
+        tensors = [leaves[i] for i in positions]
+        values = iter(torch.ops.ipu.autograd_function(tensors, register_function(call)))
+        out_leaves, out_spec = structure[0]
+        rebuilt = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in out_leaves]
+        return pytree.tree_unflatten(rebuilt, out_spec)
+
+    def refused(self: Tensor, hook: Any) -> Any:
+        raise CompileError(
+            "a hook on a tensor inside the model would not run in the compiled program",
+            hint="write the change of the gradient as a torch.autograd.Function",
+        )
+
+    function.apply = classmethod(recorded)  # type: ignore[assignment]
+    tensor.register_hook = refused  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        function.apply = apply
+        tensor.register_hook = register_hook  # type: ignore[method-assign]
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raise for backward hooks on modules and gradient hooks on parameters: a graph has neither."""
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CompileError(
+                f"the backward hook of module {name or type(module).__name__} would not run in "
+                f"the compiled program",
+                hint="remove the hook, or write it as a torch.autograd.Function",
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CompileError(
+                f"the gradient hook of parameter {name} would not run in the compiled program",
+                hint="remove the hook; clip or scale gradients through the optimiser's options",
+            )

@@ -1,0 +1,80 @@
+"""Define the `ipu::` operators that annotate a model: blocks, the loss, custom autograd functions.
+
+They exist between tracing and the passes that consume them (`placement`, `identity_loss`,
+`differentiate`). Outside a trace the block markers do nothing and `identity_loss` is its reduction.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx.node import has_side_effect
+
+NO_IPU = -1  # `begin_block` without an IPU
+
+_library = torch.library.Library("ipu", "DEF")
+_library.define("begin_block(str name, int ipu) -> ()")
+_library.define("end_block() -> ()")
+_library.define("identity_loss(Tensor x, str reduction) -> Tensor")
+_library.define("autograd_function(Tensor[] tensors, int handle) -> Tensor[]")
+
+
+def _begin_block(name: str, ipu: int) -> None:
+    """Mark the start of a block; a marker computes nothing."""
+
+
+def _end_block() -> None:
+    """Mark the end of a block; a marker computes nothing."""
+
+
+def _identity_loss(x: Tensor, reduction: str) -> Tensor:
+    if reduction == "sum":
+        return x.sum()
+    return x.mean() if reduction == "mean" else x.clone()
+
+
+_functions: dict[int, Callable[..., Sequence[Tensor]]] = {}
+
+
+def _autograd_function(tensors: Sequence[Tensor], handle: int) -> Sequence[Tensor]:
+    return _functions[handle](*tensors)
+
+
+_library.impl("begin_block", _begin_block, "CompositeExplicitAutograd")
+_library.impl("end_block", _end_block, "CompositeExplicitAutograd")
+_library.impl("identity_loss", _identity_loss, "CompositeImplicitAutograd")
+_library.impl("autograd_function", _autograd_function, "CompositeImplicitAutograd")
+
+begin_block = torch.ops.ipu.begin_block.default
+end_block = torch.ops.ipu.end_block.default
+identity_loss_op = torch.ops.ipu.identity_loss.default
+autograd_function_op = torch.ops.ipu.autograd_function.default
+has_side_effect(begin_block)
+has_side_effect(end_block)
+
+
+def register_function(call: Callable[..., Sequence[Tensor]]) -> int:
+    """Keep `call` for as long as graphs may name it; return the handle that graphs hold."""
+    handle = len(_functions)
+    _functions[handle] = call
+    return handle
+
+
+def identity_loss(x: Tensor, reduction: str) -> Tensor:
+    """Mark `x` as the value that training minimises.
+
+    Args:
+        x: any floating-point tensor.
+        reduction: `sum`, `mean`, or `none`, which differentiates the sum of the elements.
+
+    Returns:
+        A 0-dim tensor for `sum` and `mean`, else a copy of `x`.
+
+    Raises:
+        AssertionError: for any other reduction.
+
+    Source: PopTorch user guide, "poptorch.identity_loss".
+    """
+    if reduction not in ("sum", "mean", "none"):
+        raise AssertionError("Unsupported reduction type!")
+    return torch.ops.ipu.identity_loss(x, reduction)

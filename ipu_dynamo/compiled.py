@@ -1,0 +1,305 @@
+"""Offer compiled models to users: `compile_training`, `compile_inference`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.trace import Arguments, Model, read_arguments
+from ipu_dynamo.driver import Compiled, batching, compile_model
+from ipu_dynamo.errors import InputError, IpuError
+from ipu_dynamo.optimizers import Group, describe, export_state, import_state, refresh
+from ipu_dynamo.options import Options
+from ipu_dynamo.program import Program, Update
+from ipu_dynamo.program.narrowing import narrowed
+from ipu_dynamo.runtime.batching import micro_batch_size
+from ipu_dynamo.runtime.engines import Engine, make_engine
+from ipu_dynamo.runtime.executable import Executable
+
+
+class CompiledModel:
+    """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
+
+    The first call compiles; the program is bound to the shapes, types and Python values of that
+    call, and later calls must match them.
+
+    Invariant: with `own_weights` the program computes on copies of the model's tensors, which
+    `read_weights` and `write_weights` exchange; otherwise on the model's tensors themselves.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        loss: int | None = None,
+        own_weights: bool = False,
+    ) -> None:
+        self.model, self.options = model, options
+        self.training = optimizer is not None
+        self._optimizer, self._loss, self._own_weights = optimizer, loss, own_weights
+        self._batching = batching(options, training=self.training)
+        self._groups: tuple[Group, ...] = ()
+        self._seen: list[list[Any]] = []
+        self._example: Arguments | None = None
+        self._compiled: Compiled | None = None
+        self._executable: Executable | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def program(self) -> Program:
+        """The program, once compiled."""
+        return self._ready().program
+
+    @property
+    def functions_compiled(self) -> int:
+        """How many stage functions the engine has compiled so far."""
+        return self._engine.compiled if self._engine else 0
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for calls with arguments like these; they are not run."""
+        self._compile(self._read(args, kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call: `device_iterations` steps, or micro-batches when not training.
+
+        Args:
+            args, kwargs: what the model's forward takes, with as many rows in each tensor as all
+                micro-batches of the call have together.
+
+        Returns:
+            What forward returns, with tensors joined by the output mode.
+        """
+        given = self._read(args, kwargs)
+        if self._executable is None:
+            self._compile(given)
+        else:
+            self._check(given)
+        assert self._executable is not None and self._compiled is not None
+        if self.training:
+            self._follow_optimizer()
+        tensors = dict(zip(given.tensor_names, given.tensors, strict=True))
+        fed = {name: self._prepared(tensor) for name, tensor in tensors.items()}
+        results = self._executable(fed, [group.values for group in self._groups])
+        for output in self._compiled.program.outputs:
+            if output.mutates:
+                tensors[output.name].copy_(results[output.name])
+        positions = range(len(self._compiled.structure.tensors))
+        return self._compiled.structure.rebuild([results[str(i)] for i in positions])
+
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use the numbers of `optimizer` from the next call on, without compiling again.
+
+        Raises:
+            InputError: the update itself would differ: another rule, or other groups.
+        """
+        if self._compiled is not None:
+            self._groups = refresh(self._groups, optimizer, self._parameters())
+        self._optimizer = optimizer
+        self._seen = _numbers_of(optimizer)
+
+    def read_weights(self) -> None:
+        """Copy parameters and buffers from the program to the model."""
+        self._exchange(to_model=True)
+
+    def write_weights(self) -> None:
+        """Copy parameters and buffers from the model to the program."""
+        self._exchange(to_model=False)
+
+    def read_optimizer_state(self) -> None:
+        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
+        assert self._optimizer is not None, "only training has an optimiser"
+        export_state(self._states(), self._groups, self._optimizer, self._parameters())
+
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        return read_arguments(self.model, args, kwargs)
+
+    def _prepared(self, tensor: Tensor) -> Tensor:
+        """The tensor that a stream reads: contiguous, without gradient, narrowed if wanted."""
+        tensor = tensor.detach().contiguous()
+        return narrowed(tensor) if self.options.narrow else tensor
+
+    def _compile(self, given: Arguments) -> None:
+        options = self.options
+        example = _first_micro_batch(given, self._batching.splits)
+        groups: tuple[Group, ...] = ()
+        if self._optimizer is not None:
+            groups = describe(self._optimizer, self._parameters())
+            self._seen = _numbers_of(self._optimizer)
+        compiled = compile_model(
+            self.model, example, options, groups, training=self.training, loss=self._loss
+        )
+        engine = self._engine or make_engine(options.engine)
+        tensors = self._initial_tensors(compiled, groups)
+        executable = Executable(compiled.program, tensors, engine, self._batching)
+        self._engine, self._groups, self._example = engine, groups, given
+        self._compiled, self._executable = compiled, executable
+
+    def _initial_tensors(self, compiled: Compiled, groups: tuple[Group, ...]) -> dict[str, Tensor]:
+        """A tensor for every variable of the program."""
+        held: dict[str, Tensor] = {}
+        for variable in compiled.program.variables:
+            if variable.name in compiled.tensors:
+                tensor = compiled.tensors[variable.name].detach()
+                private = self._own_weights or tensor.dtype != variable.type.dtype
+                held[variable.name] = (
+                    tensor.to(variable.type.dtype, copy=True) if private else tensor
+                )
+            elif variable.kind == "accumulator":
+                like = compiled.tensors[variable.name.removesuffix(".grad")]
+                held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
+        return held | self._initial_states(compiled, groups, held)
+
+    def _initial_states(
+        self, compiled: Compiled, groups: tuple[Group, ...], held: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Optimiser states: what the torch optimiser already has, else their first values."""
+        if self._optimizer is None:
+            return {}
+        known = import_state(groups, self._optimizer, self._parameters())
+        types = {v.name: v.type for v in compiled.program.variables}
+        states: dict[str, Tensor] = {}
+        for update in _updates(compiled.program):
+            specs = {spec.name: spec for spec in update.rule.state_names()}
+            for state, names in update.states:
+                for parameter, name in zip(update.parameters, names, strict=True):
+                    like, spec = held[parameter], specs[state]
+                    if name not in states:
+                        scalar = spec.shape == "scalar"
+                        shape_like = like.new_empty(()) if scalar else like
+                        states[name] = torch.full_like(
+                            shape_like, spec.initial, dtype=types[name].dtype
+                        )
+                    if state in known.get(parameter, {}):
+                        states[name].copy_(known[parameter][state])
+        return states
+
+    def _check(self, given: Arguments) -> None:
+        """Compare structure and Python values with the first call's; streams check tensors."""
+        assert self._example is not None
+        if given.spec != self._example.spec:
+            raise InputError(
+                f"the arguments {', '.join(given.names)} differ in structure from those that "
+                f"the program was compiled for: {', '.join(self._example.names)}",
+                hint="pass the same nesting and keys, or compile again",
+            )
+        for name, new, old in zip(given.names, given.leaves, self._example.leaves, strict=True):
+            if isinstance(new, Tensor) != isinstance(old, Tensor):
+                raise InputError(
+                    f"Type mismatch for {name}: expected {type(old)} but got {type(new)}",
+                    hint="compile again for this call",
+                )
+            if isinstance(new, Tensor):
+                if new.dtype != old.dtype:
+                    raise InputError(
+                        f"Data type mismatch for {name}: expected {old.dtype} but got {new.dtype}",
+                        hint="convert the tensor, or compile again for this type",
+                    )
+            elif new is not old and new != old:
+                raise InputError(
+                    f"Value mismatch for {name}: expected {old!r} but got {new!r}",
+                    hint="Python values are part of the program: compile again, or pass a tensor",
+                )
+
+    def _follow_optimizer(self) -> None:
+        """Take over new numbers from the optimiser's groups, as after a scheduler's step."""
+        assert self._optimizer is not None
+        if _numbers_of(self._optimizer) != self._seen:
+            self.set_optimizer(self._optimizer)
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
+
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        states: dict[str, dict[str, Tensor]] = {}
+        assert self._executable is not None
+        for update in _updates(self._ready().program):
+            for state, names in update.states:
+                for parameter, name in zip(update.parameters, names, strict=True):
+                    states.setdefault(parameter, {})[state] = self._executable.tensor(name)
+        return states
+
+    def _exchange(self, *, to_model: bool) -> None:
+        compiled = self._ready()
+        assert self._executable is not None
+        with torch.no_grad():
+            for variable in compiled.program.variables:
+                if variable.kind not in ("parameter", "buffer"):
+                    continue
+                ours, theirs = self._executable.tensor(variable.name), compiled.tensors
+                target, source = theirs[variable.name], ours
+                if not to_model:
+                    target, source = source, target
+                if target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
+        if not to_model:
+            self._executable.spread()
+
+    def _ready(self) -> Compiled:
+        if self._compiled is None:
+            raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
+        return self._compiled
+
+
+def compile_training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: Options | dict[str, Any] | None = None,
+    *,
+    loss: int | None = None,
+) -> CompiledModel:
+    """Make a whole training step one program: forward, loss, backward, accumulation, update.
+
+    Each call trains the model's parameters in place.
+
+    Args:
+        model: its forward computes the loss, with a torch loss function or `identity_loss`.
+        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over the model's parameters. Changes of
+            its numbers, by a scheduler for instance, act from the next call on.
+        options: see `ipu_dynamo.Options`.
+        loss: index of the returned tensor to minimise, instead of the marked value.
+
+    Example:
+        step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in data:
+            loss = step(x, y)
+    """
+    return CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
+
+
+def compile_inference(
+    model: Model, options: Options | dict[str, Any] | None = None
+) -> CompiledModel:
+    """Make the forward pass one program, on the model's own parameters.
+
+    Args:
+        model: a module or a function on tensors; its train or eval mode is read when compiling.
+        options: see `ipu_dynamo.Options`.
+    """
+    return CompiledModel(model, Options.read(options), optimizer=None)
+
+
+def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
+    """The rows of the first micro-batch of every tensor."""
+    leaves = []
+    for name, leaf in zip(given.names, given.leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            rows = micro_batch_size(name, leaf.shape, splits)
+            leaf = leaf.detach().contiguous()
+            leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
+        leaves.append(leaf)
+    return Arguments(tuple(leaves), given.spec, given.names)
+
+
+def _updates(program: Program) -> list[Update]:
+    return [i for i in program.walk() if isinstance(i, Update)]
+
+
+def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """Everything in the optimiser's groups but the parameters."""
+    return [
+        [value for key, value in group.items() if key != "params"]
+        for group in optimizer.param_groups
+    ]

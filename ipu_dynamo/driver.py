@@ -1,0 +1,76 @@
+"""Compile a model: trace it, run the passes, get the program."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ipu_dynamo.capture.capture import Placeholder, Structure
+from ipu_dynamo.capture.trace import Arguments, Model, trace
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.emit import UpdateGroup
+from ipu_dynamo.passes.pipeline import lower, pipeline
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.batching import Batching
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, and what connects it to the model that it was made from.
+
+    Args:
+        program: what runs.
+        structure: how the program's outputs make up the model's return value.
+        tensors: the model's own tensors, by the name of the variable that they initialise.
+        roles: what each variable and input is, by name.
+    """
+
+    program: Program
+    structure: Structure
+    tensors: Mapping[str, Tensor]
+    roles: Mapping[str, Placeholder]
+
+
+def compile_model(
+    model: Model,
+    example: Arguments,
+    options: Options,
+    groups: Sequence[UpdateGroup] = (),
+    *,
+    training: bool,
+    loss: int | None = None,
+) -> Compiled:
+    """Trace `model` on one micro-batch and lower it.
+
+    Args:
+        example: one micro-batch of every input.
+        groups: the optimiser's groups, when training.
+        loss: index of the returned tensor to minimise; None: the value marked as the loss.
+    """
+    capture = trace(model, example, training=training)
+    passes = pipeline(options, training=training, loss=loss)
+    program = lower(capture, options, groups, passes=passes)
+    log.debug("%s", program)
+    return Compiled(
+        program=program,
+        structure=capture.structure,
+        tensors=capture.tensors,
+        roles={role.name: role for role in capture.placeholders},
+    )
+
+
+def batching(options: Options, *, training: bool) -> Batching:
+    """How a call's tensors split into micro-batches."""
+    groups, size = options.input_groups, options.input_group_size
+    return Batching(
+        iterations=options.device_iterations,
+        accumulation=options.gradient_accumulation if training else 1,
+        replicas=options.replicas,
+        group_of=tuple(
+            r % groups if options.input_groups_orthogonal else r // size
+            for r in range(options.replicas)
+        ),
+    )

@@ -1,0 +1,107 @@
+"""Say what is wrong, where in the user's model, and what to try."""
+
+import os
+import re
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import fx
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n +(.+)')
+_HERE = Path(__file__).parent
+_LIBRARY = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(torch.__file__).parent,
+        _HERE,
+        _HERE.parent / "passes",
+        _HERE.parent / "runtime",
+        _HERE.parent / "poptorch",
+    )
+)
+
+
+class IpuError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class CompileError(IpuError):
+    """The model cannot be compiled as written.
+
+    Args:
+        problem: one clause with its numbers and units; lower case, no full stop.
+        node: the operator at fault; its source line is quoted.
+        where: the source line, when there is no node.
+        hint: an action that the user can take today.
+    """
+
+    def __init__(
+        self, problem: str, *, node: fx.Node | None = None, where: str = "", hint: str = ""
+    ) -> None:
+        lines = [problem]
+        if node is not None:
+            lines.append(f"  node: %{node.name} = {node.target}")
+            where = where or source_line(node)
+        if where:
+            lines.append(f"  from: {where}")
+        if hint:
+            lines.append(f"  try:  {hint}")
+        super().__init__("\n".join(lines))
+        self.problem = problem
+
+
+class InputError(IpuError):
+    """An argument of a call does not fit the compiled program.
+
+    Args:
+        problem: one clause that names the argument, what was expected and what came.
+        hint: an action that the user can take today.
+    """
+
+    def __init__(self, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{problem}\n  try:  {hint}" if hint else problem)
+        self.problem = problem
+
+
+class ExecutionError(IpuError):
+    """An instruction of a program failed while it ran.
+
+    Args:
+        problem: what the operator said.
+        stage: index of the stage that failed.
+        instruction: text of the instruction, as in the printed program.
+        micro_batch: index of the micro-batch within the call, from 0.
+        where: the source line behind the operator.
+    """
+
+    def __init__(
+        self, problem: str, *, stage: int, instruction: str, micro_batch: int, where: str
+    ) -> None:
+        super().__init__(
+            f"{problem}\n  stage: {stage}, micro-batch {micro_batch}\n"
+            f"  in:    {instruction}\n  from:  {where}"
+        )
+        self.stage, self.instruction = stage, instruction
+        self.micro_batch, self.where = micro_batch, where
+
+
+def source_line(node: fx.Node) -> str:
+    """The innermost user frame of `node`, as `model.py:12 in forward: return x @ self.w`."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return _innermost(frames)
+
+
+def raised_at(trace: TracebackType | None) -> str:
+    """The innermost user frame of an exception's traceback, in the form of `source_line`."""
+    frames = traceback.extract_tb(trace)
+    return _innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
+
+
+def _innermost(frames: list[tuple[str, str, str, str]]) -> str:
+    users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
+    if not (users or frames):
+        return "unknown source"
+    file, line, function, text = (users or frames)[-1]
+    return f"{Path(file).name}:{line} in {function}: {text.strip()}"

@@ -1,0 +1,146 @@
+"""Hold the options of the core, checked once where they enter."""
+
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+
+from ipu_dynamo.errors import IpuError
+
+Engine = Literal["auto", "inductor", "eager"]
+OutputMode = Literal["default", "all", "every", "final", "sum"]
+_CHOICES = {
+    "engine": ("auto", "inductor", "eager"),
+    "output_mode": ("default", "all", "every", "final", "sum"),
+    "reduction": ("mean", "sum"),
+    "mean_strategy": ("post", "running", "post_and_loss"),
+}
+_COUNTS = (
+    "device_iterations",
+    "gradient_accumulation",
+    "replicas",
+    "input_group_size",
+    "return_period",
+)
+
+
+class OptionError(IpuError, ValueError):
+    """An option does not exist or has a value that it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One explicit stage: the ids of its blocks, and its IPU (None: the block's, or its number)."""
+
+    blocks: tuple[str, ...]
+    ipu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How blocks become stages, and stages run.
+
+    Args:
+        kind: `pipelined`: stages work on different micro-batches at once, and their order must
+            follow the data; `sharded`: one after the other, any order.
+        auto_stage: stage of a block when `stages` is empty: its IPU's number (`same_as_ipu`), or
+            the next number at its first appearance (`auto_increment`).
+        stages: explicit stages in order.
+        weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
+            as PopTorch does; otherwise its home sends copies and sums the gradients.
+
+    Source: PopTorch user guide, "Parallel execution strategies".
+    """
+
+    kind: Literal["pipelined", "sharded"] = "sharded"
+    auto_stage: Literal["same_as_ipu", "auto_increment"] = "auto_increment"
+    stages: tuple[StageSpec, ...] = ()
+    weights_on_one_ipu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one compilation is told.
+
+    Args:
+        engine: `inductor` compiles stages (needs a C++ compiler), `eager` runs operators one by
+            one and is the reference; `auto` takes the first that works here.
+        device_iterations: steps (training) or micro-batches (inference) per call.
+        gradient_accumulation: micro-batches per replica whose gradients make one update.
+        replicas: copies of the model that work on different data.
+        input_group_size: replicas that read the same data.
+        input_groups_orthogonal: groups are strided (`r % groups`) and not consecutive replicas.
+        output_mode: which micro-batches are returned; `default` is `all` for inference and
+            `final` for training.
+        return_period: with `every`, return each n-th device iteration.
+        reduction: gradients over micro-batches and replicas are averaged or summed.
+        mean_strategy: when an average divides: after the sum (`post`), at every accumulation
+            (`running`), or by the replicas before the backward pass (`post_and_loss`).
+        strategy: how blocks become stages.
+        narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
+            integer parameters and buffers as constants, as PopTorch does.
+
+    Raises:
+        OptionError: for a value that an option cannot have.
+    """
+
+    engine: Engine = "auto"
+    device_iterations: int = 1
+    gradient_accumulation: int = 1
+    replicas: int = 1
+    input_group_size: int = 1
+    input_groups_orthogonal: bool = False
+    output_mode: OutputMode = "default"
+    return_period: int = 1
+    reduction: Literal["mean", "sum"] = "mean"
+    mean_strategy: Literal["post", "running", "post_and_loss"] = "post"
+    strategy: Strategy = field(default_factory=Strategy)
+    narrow: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise OptionError(
+                    f"option {name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}"
+                )
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"option {name} is {value!r}; it counts from 1")
+        if self.replicas % self.input_group_size:
+            raise OptionError(
+                f"option input_group_size is {self.input_group_size}; it must divide the "
+                f"{self.replicas} replicas"
+            )
+        if self.output_mode == "every" and self.device_iterations % self.return_period:
+            raise OptionError(
+                f"option return_period is {self.return_period}; it must be a factor of the "
+                f"{self.device_iterations} device iterations"
+            )
+
+    @classmethod
+    def read(cls, given: "Options | dict[str, Any] | None") -> Self:
+        """Options from a dictionary of their names, as `torch.compile(options=...)` passes them.
+
+        Raises:
+            OptionError: for an unknown name, with the nearest known ones.
+        """
+        if given is None:
+            return cls()
+        if isinstance(given, cls):
+            return given
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(known)
+                raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
+        return cls(**given)  # type: ignore[arg-type]
+
+    @property
+    def input_groups(self) -> int:
+        return self.replicas // self.input_group_size
+
+    def returns(self, training: bool) -> OutputMode:
+        """The output mode that is in force."""
+        if self.output_mode != "default":
+            return self.output_mode
+        return "final" if training else "all"

@@ -1,0 +1,116 @@
+"""Hold the flat graph of a stage; equal graphs are one function, compiled once."""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.program.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A pure stage of computation: tensors in, tensors out; variables are passed like inputs.
+
+    A placeholder with meta["ipu.mutated"] is written in place (an accumulator, a buffer).
+
+    Args:
+        name: unique within the program.
+        key: digest of everything that decides what is computed: operators, their arguments, and
+            dtype, shape and stride of every input. Equal keys compute equal results.
+        inputs, outputs: types in calling order.
+        graph: the computation; not part of comparisons, `key` stands for it.
+    """
+
+    name: str
+    key: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType | None, ...]
+    graph: fx.GraphModule = field(compare=False, repr=False)
+
+    @property
+    def operators(self) -> list[fx.Node]:
+        """The computing nodes, in order."""
+        return [n for n in self.graph.graph.nodes if n.op not in ("placeholder", "output")]
+
+    def listing(self) -> str:
+        """One operator per line, with its type and the user's source line behind it."""
+        lines = []
+        for node in self.operators:
+            call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
+            lines.append(f"{call:<88}  # {source_line(node)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        takes = ", ".join(f"%{n.name}: {t}" for n, t in zip(_placeholders(self.graph), self.inputs))
+        gives = ", ".join(str(t) for t in self.outputs)
+        return f"function @{self.name}({takes}) -> ({gives})"
+
+
+def make_function(name: str, graph: fx.GraphModule) -> Function:
+    """Describe `graph`, whose nodes carry meta["val"] and whose output is a flat tuple."""
+    values = [node.meta["val"] for node in _placeholders(graph)]
+    results = [n.meta["val"] if isinstance(n, fx.Node) else None for n in graph_outputs(graph)]
+    return Function(
+        name=name,
+        key=structural_key(graph),
+        inputs=tuple(TensorType.of(v) for v in values),
+        outputs=tuple(None if v is None else TensorType.of(v) for v in results),
+        graph=graph,
+    )
+
+
+def structural_key(graph: fx.GraphModule) -> str:
+    """A digest that ignores names: equal for graphs that compute the same from the same layout."""
+    number: dict[fx.Node, str] = {}
+    lines = []
+    for node in graph.graph.nodes:
+        args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(number[n]))
+        number[node] = f"%{len(number)}"
+        layout = _layout(node.meta.get("val")) if node.op == "placeholder" else ""
+        lines.append(f"{node.op} {node.target if node.op != 'placeholder' else ''} {args} {layout}")
+    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """The values that `graph` returns, nodes or None."""
+    (result,) = graph.graph.find_nodes(op="output")
+    return tuple(result.args[0])
+
+
+class _Reference(str):
+    """A numbered value that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _layout(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{TensorType.of(value)} stride {tuple(value.stride())} on {value.device.type}"
+    return repr(value)
+
+
+def _type_text(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    return f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
+
+
+def _call_text(node: fx.Node) -> str:
+    args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
+    parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
+    target = node.target
+    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.OpOverload):
+        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    return f"{name}({', '.join(parts)})"

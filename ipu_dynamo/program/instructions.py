@@ -1,0 +1,140 @@
+"""Define the instructions that passes emit and the runtime executes, one line of text each."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ipu_dynamo.program.optimizers import Rule
+from ipu_dynamo.program.types import TensorType
+
+Direction = Literal["forward", "backward", "forward_backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Read the next micro-batch of a host stream into IPU memory."""
+
+    stream: str
+    result: str
+    ipu: int
+
+    def __str__(self) -> str:
+        return f"receive %{self.result} = host.{self.stream}  -> ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Offer a value to a host stream, whose return rule decides whether it is kept."""
+
+    stream: str
+    value: str
+    ipu: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"send host.{self.stream} = %{self.value}  <- ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a value from one IPU to another, which knows it as `result`."""
+
+    value: str
+    result: str
+    type: TensorType
+    src: int
+    dst: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"copy %{self.result} = %{self.value}: {self.type}  ipu{self.src} -> ipu{self.dst}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a function on an IPU.
+
+    Args:
+        function: name of the function.
+        ipu: where it runs.
+        stage: the pipeline stage that it belongs to.
+        direction: which pass of the stage it is.
+        arguments: names of variables and values, in the function's order.
+        results: names that the returned tensors get; None for an output without a tensor.
+        source: first line of the user's model that it computes.
+    """
+
+    function: str
+    ipu: int
+    stage: int
+    direction: Direction
+    arguments: tuple[str, ...]
+    results: tuple[str | None, ...]
+    source: str
+
+    def __str__(self) -> str:
+        results = ", ".join(f"%{name}" if name else "none" for name in self.results)
+        arguments = ", ".join(f"%{name}" for name in self.arguments)
+        return f"({results}) = call @{self.function}({arguments})  on ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sum a value over all replicas, in replica order; every replica gets the sum.
+
+    `average` divides by the number of replicas afterwards.
+    """
+
+    values: tuple[str, ...]
+    ipu: int
+    average: bool = False
+
+    def __str__(self) -> str:
+        kind = "mean" if self.average else "sum"
+        names = ", ".join(f"%{name}" for name in self.values)
+        return f"reduce {kind} over replicas ({names})  on ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Apply one optimiser group's rule to the parameters that live on one IPU.
+
+    Args:
+        rule: the equations; its numbers (learning rate, ...) are read at run time.
+        group: index of the parameter group whose numbers apply.
+        ipu: home of the parameters, their gradients and states.
+        parameters: names of variables.
+        gradients: names of accumulators, aligned with `parameters`.
+        states: for each of the rule's states, the variables that hold it, aligned likewise.
+        divisor: the gradients are divided by it first.
+        clear: set the gradients, which are accumulators, to zero afterwards.
+    """
+
+    rule: Rule
+    group: int
+    ipu: int
+    parameters: tuple[str, ...]
+    gradients: tuple[str, ...]
+    states: tuple[tuple[str, tuple[str, ...]], ...]
+    divisor: int
+    clear: bool
+
+    def __str__(self) -> str:
+        pairs = ", ".join(f"%{p} by %{g}" for p, g in zip(self.parameters, self.gradients))
+        mean = f" / {self.divisor}" if self.divisor != 1 else ""
+        clear = ", clear" if self.clear else ""
+        return f"update group {self.group} {self.rule}{mean}{clear} ({pairs})  on ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Run `body` `count` times; `over` says what is counted."""
+
+    over: Literal["device_iteration", "micro_batch"]
+    count: int
+    body: tuple["Instruction", ...]
+
+    def __str__(self) -> str:
+        return f"repeat {self.count} over {self.over}s"
+
+
+Instruction = Receive | Send | Copy | Call | Reduce | Update | Repeat

@@ -1,0 +1,109 @@
+"""Define the program: what passes emit, what the runtime executes, and what users read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ipu_dynamo.program.function import Function
+from ipu_dynamo.program.instructions import Call, Copy, Instruction, Repeat, Send
+from ipu_dynamo.program.types import byte_text
+from ipu_dynamo.program.values import Input, Output, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An explicit multi-IPU program: one replica's instructions.
+
+    Args:
+        kind: `training` updates parameters, `inference` does not.
+        num_ipus: IPUs of one replica.
+        replicas: how many replicas run the same instructions on different data.
+        variables: what lives between calls, in the order of the user's module.
+        inputs, outputs: host streams.
+        functions: distinct stage functions, by first call.
+        body: the instructions of one call.
+    """
+
+    kind: Literal["training", "inference"]
+    num_ipus: int
+    replicas: int
+    variables: tuple[Variable, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    functions: tuple[Function, ...]
+    body: tuple[Instruction, ...]
+
+    def walk(self) -> Iterator[Instruction]:
+        """Every instruction once, in program order, loops before their bodies."""
+        return _walk(self.body)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(i for i in self.walk() if isinstance(i, Call))
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple(i for i in self.walk() if isinstance(i, Copy))
+
+    @property
+    def num_stages(self) -> int:
+        """How many forward stages the program has."""
+        return len({call.stage for call in self.calls if call.direction != "backward"})
+
+    def short(self) -> str:
+        """Variables by IPU, streams and instructions, without the operators of functions."""
+        return "\n".join(
+            [self._header(), *self._memory(), *self._streams(), *_body_lines(self.body, "  ")]
+        )
+
+    def __str__(self) -> str:
+        functions = [f"{function}\n{function.listing()}" for function in self.functions]
+        variables = [f"  {variable}" for variable in self.variables]
+        return "\n".join(
+            [
+                self._header(),
+                *variables,
+                *self._streams(),
+                *functions,
+                "body",
+                *_body_lines(self.body, "  "),
+            ]
+        )
+
+    def _header(self) -> str:
+        return (
+            f"program {self.kind}: {self.num_stages} stages on {self.num_ipus} IPUs, "
+            f"{self.replicas} replicas, {len(self.functions)} functions"
+        )
+
+    def _streams(self) -> list[str]:
+        return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
+
+    def _memory(self) -> list[str]:
+        lines = []
+        for ipu in range(self.num_ipus):
+            here = [v for v in self.variables if v.ipu == ipu]
+            total = sum(v.type.nbytes for v in here)
+            kinds = dict.fromkeys(v.kind for v in here)
+            counts = ", ".join(f"{sum(v.kind == k for v in here)} {k}" for k in kinds)
+            lines.append(f"  ipu{ipu}: {byte_text(total)} in {len(here)} variables ({counts})")
+        return lines
+
+
+def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    for instruction in body:
+        yield instruction
+        if isinstance(instruction, Repeat):
+            yield from _walk(instruction.body)
+
+
+def _body_lines(body: tuple[Instruction, ...], indent: str) -> list[str]:
+    lines = []
+    for instruction in body:
+        text = f"{indent}{instruction}"
+        if isinstance(instruction, Call | Copy | Send):
+            text = f"{text:<88}  # {instruction.source}"
+        lines.append(text)
+        if isinstance(instruction, Repeat):
+            lines += _body_lines(instruction.body, indent + "  ")
+    return lines

@@ -1,0 +1,64 @@
+"""Describe tensors by dtype and shape, in the short form that programs print."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+import torch
+
+_SHORT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+_LONG = {short: dtype for dtype, short in _SHORT.items()}
+_TEXT = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and shape of a tensor. Prints as `f32[4,8]`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        return cls(tensor.dtype, tuple(int(size) for size in tensor.shape))
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        name = _SHORT.get(self.dtype) or str(self.dtype).removeprefix("torch.")
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Inverse of `str`."""
+        match = _TEXT.fullmatch(text)
+        dtype = match and (_LONG.get(match[1]) or getattr(torch, match[1], None))
+        if not match or not isinstance(dtype, torch.dtype):
+            raise ValueError(f"not a tensor type: {text!r}")
+        return cls(dtype, tuple(int(size) for size in match[2].split(",") if size))
+
+
+def byte_text(nbytes: int) -> str:
+    """`nbytes` as people read it: `512 B`, `1.2 KiB`, `3.4 MiB`."""
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

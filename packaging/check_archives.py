@@ -1,0 +1,81 @@
+"""Check that the wheel and the sdist in a folder hold the packages, and nothing beside them.
+
+Usage: python packaging/check_archives.py dist
+"""
+
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+
+
+def expected_modules() -> dict[str, str]:
+    """Map each file that the wheel must hold to its place in the checkout."""
+    files = {}
+    for package in SETUPTOOLS["packages"]:
+        inside = package.replace(".", "/")
+        folder = SETUPTOOLS["package-dir"].get(package, inside)
+        sources = [*sorted((ROOT / folder).glob("*.py")), ROOT / folder / "py.typed"]
+        for source in sources:
+            if source.exists():
+                files[f"{inside}/{source.name}"] = f"{folder}/{source.name}"
+    return files
+
+
+def check_wheel(path: Path) -> None:
+    """Raise SystemExit if the wheel at `path` lacks a file, has one too many, or has no backend."""
+    with zipfile.ZipFile(path) as wheel:
+        names = {name for name in wheel.namelist() if not name.endswith("/")}
+        (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+        metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+    modules = {name for name in names if not name.startswith(f"{info}/")}
+    compare(path.name, modules, set(expected_modules()))
+    for group, points in PROJECT["project"]["entry-points"].items():
+        for name, value in points.items():
+            need(f"[{group}]\n{name} = {value}" in entry_points, f"{path.name}: no {group} {name}")
+    need(metadata["License-Expression"] == "MIT", f"{path.name}: its licence is not MIT")
+    need(f"{info}/licenses/LICENSE" in names, f"{path.name}: the licence's text is missing")
+
+
+def check_sdist(path: Path) -> None:
+    """Raise SystemExit if the sdist at `path` lacks a file, has one twice, or has a link."""
+    with tarfile.open(path) as sdist:
+        members = [member for member in sdist if not member.isdir()]
+    links = [member.name for member in members if not member.isfile()]
+    need(not links, f"{path.name}: holds links, which not every system can unpack: {links}")
+    names = {member.name.partition("/")[2] for member in members}
+    sources = {name for name in names if name.endswith((".py", "py.typed"))}
+    compare(path.name, sources, set(expected_modules().values()))
+    for name in ("CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"):
+        need(name in names, f"{path.name}: {name} is missing")
+
+
+def compare(archive: str, found: set[str], expected: set[str]) -> None:
+    """Raise SystemExit if the two sets differ."""
+    need(expected <= found, f"{archive}: missing {sorted(expected - found)}")
+    need(found <= expected, f"{archive}: not part of a package: {sorted(found - expected)}")
+
+
+def need(condition: bool, problem: str) -> None:
+    """Raise SystemExit with `problem` unless `condition` holds."""
+    if not condition:
+        raise SystemExit(problem)
+
+
+def main(folder: Path) -> None:
+    """Check the one wheel and the one sdist in `folder`."""
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    check_wheel(wheel)
+    check_sdist(sdist)
+    print(f"{wheel.name} and {sdist.name}: complete, {len(expected_modules())} files each")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

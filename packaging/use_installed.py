@@ -1,0 +1,47 @@
+"""Use an installed ipu_dynamo as a stranger would: both doors, from outside the checkout."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+
+def need(condition: bool, problem: str) -> None:
+    """Raise SystemExit with `problem` unless `condition` holds."""
+    if not condition:
+        raise SystemExit(problem)
+
+
+def check_names() -> None:
+    """Check that the packages come from this environment, and that no other name was taken."""
+    for name in ("passes", "runtime"):
+        need(importlib.util.find_spec(name) is None, f"a package named {name!r} was installed")
+    for name in ("ipu_dynamo", "ipu_dynamo.passes", "ipu_dynamo.runtime", "poptorch"):
+        spec = importlib.util.find_spec(name)
+        need(spec is not None and spec.origin is not None, f"{name} was not installed")
+        need(Path(sys.prefix) in Path(spec.origin).parents, f"{name} comes from {spec.origin}")
+
+
+def check_backend() -> None:
+    """Check that torch.compile finds the backend without an import, and computes the same."""
+    need("ipu" in torch._dynamo.list_backends(), "torch.compile does not list the backend 'ipu'")
+    need("ipu_dynamo" not in sys.modules, "listing the backends imported ipu_dynamo")
+    model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="ipu")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def check_facade() -> None:
+    """Check that a PopTorch program runs, and computes the same."""
+    import poptorch
+
+    model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x))
+
+
+if __name__ == "__main__":
+    check_backend()
+    check_names()
+    check_facade()
+    print(f"both doors open in {sys.prefix}")

@@ -1,0 +1,220 @@
+"""Turn the traced graph into a functional one, with the backward pass when training.
+
+Before   %l = aten.mse_loss(%h, %y)                 high-level operators, in-place changes, modes
+After    %l = aten.mse_loss(...); %g = aten.mse_loss_backward(%one, ...)   functional ATen
+Keeps    values; stages and source lines, on forward and backward nodes.
+Source   PyTorch's AOTAutograd, whose joint graph is the result.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.torch_private import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+    export_joint,
+    fake_mode_of,
+)
+from ipu_dynamo.errors import CompileError
+
+aten = torch.ops.aten
+_STAGE_IN_CUSTOM = "ipu_stage"  # key of node.meta["custom"], which AOTAutograd copies
+
+
+class _Replay(nn.Module):
+    """Run a traced graph so that AOTAutograd sees its nodes' annotations.
+
+    When training, the scalar to differentiate comes first and nothing else carries gradients.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.graph = fx.GraphModule(capture.graph, capture.graph.graph)
+        self.training_pass = capture.training
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        results = fx.Interpreter(self.graph).run(*tensors)
+        if not self.training_pass:
+            return tuple(results)
+        loss, *returned = results
+        scalar = loss if loss.dim() == 0 else loss.sum()
+        return (scalar, *[value.detach() for value in returned])
+
+
+@dataclass(frozen=True)
+class Differentiate:
+    """The pass. `start` is the gradient that the backward pass begins with."""
+
+    start: float = 1.0
+
+    def __call__(self, capture: Capture) -> bool:
+        if any(BACKWARD in node.meta for node in capture.graph.graph.nodes):
+            return False
+        names = [p.name for p in capture.placeholders]
+        if capture.training:
+            assert capture.loss is not None, "the identity_loss pass runs before differentiate"
+            _check_loss(capture, capture.loss)
+            capture.set_returned(
+                [capture.loss, *capture.returned],
+                [OutputRole("value", "loss"), *capture.outputs],
+            )
+        _annotate(capture.graph.graph)
+        joint = _export(capture)
+        _describe(capture, joint, names)
+        capture.loss = None
+        _remove_detach(joint.graph)
+        _start_backward(capture, self.start)
+        joint.graph.eliminate_dead_code()
+        _mark(joint.graph)
+        joint.recompile()
+        return True
+
+
+def _check_loss(capture: Capture, loss: fx.Node) -> None:
+    value = loss.meta["val"]
+    if not value.is_floating_point():
+        raise CompileError(
+            f"the loss has dtype {value.dtype}, which has no gradient",
+            node=loss,
+            hint="compute the loss in floating point",
+        )
+    if not any(p.trainable for p in capture.placeholders):
+        raise CompileError(
+            "the model has no parameter that requires a gradient",
+            node=loss,
+            hint="set requires_grad on what is to be trained, or compile for inference",
+        )
+
+
+def _annotate(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if STAGE in node.meta:
+            node.meta["custom"] = {_STAGE_IN_CUSTOM: node.meta[STAGE]}
+
+
+def _export(capture: Capture) -> fx.GraphModule:
+    """The functional graph, joint when training."""
+    nodes = capture.placeholder_nodes
+    mode = fake_mode_of([node.meta["val"] for node in nodes])
+    with mode:
+        examples = [
+            torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            ).requires_grad_(capture.training and role.trainable)
+            for role, value in zip(
+                capture.placeholders, (node.meta["val"] for node in nodes), strict=True
+            )
+        ]
+    with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
+        return export_joint(_Replay(capture), examples, mode)
+
+
+def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:
+    """Move `capture` to the new graph, with roles read from AOTAutograd's descriptors."""
+    roles = {role.name: role for role in capture.placeholders}
+    placeholders = []
+    for node in joint.graph.find_nodes(op="placeholder"):
+        source = node.meta["desc"]
+        if isinstance(source, PlainAOTInput):
+            placeholders.append(roles[names[source.idx]])
+        elif isinstance(source, TangentAOTInput):
+            placeholders.append(Placeholder("tangent", "tangent"))
+        else:
+            raise CompileError(f"an input of kind {source!r} has no meaning here", node=node)
+    (result,) = joint.graph.find_nodes(op="output")
+    nodes: list[fx.Node | None] = []
+    outputs: list[OutputRole] = []
+    values: dict[int, fx.Node | None] = {}
+    for value, target in zip(result.args[0], result.meta["desc"], strict=True):
+        role = _output_role(target, names)
+        if isinstance(role, int):
+            values[role] = value
+        elif role is not None and isinstance(value, fx.Node):
+            _refuse_changed_parameter(role, roles, value)
+            nodes.append(value)
+            outputs.append(role)
+    first = 1 if capture.training else 0
+    for index, role in enumerate(capture.outputs[first:]):
+        nodes.append(values[index + first])
+        outputs.append(role)
+    if capture.training and not any(role.kind == "gradient" for role in outputs):
+        assert capture.loss is not None
+        raise CompileError(
+            "the loss depends on no parameter that requires a gradient",
+            node=capture.loss,
+            hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
+        )
+    capture.graph, capture.placeholders = joint, tuple(placeholders)
+    capture.set_returned(nodes, outputs)
+
+
+def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
+    """What an output is; an int for the n-th value that the replayed graph returned."""
+    if isinstance(target, PlainAOTOutput):
+        return int(target.idx)
+    if isinstance(target, InputMutationAOTOutput):
+        return OutputRole("mutation", names[target.mutated_input.idx])
+    if isinstance(target, GradAOTOutput):
+        return OutputRole("gradient", names[target.grad_of.idx])
+    if target is None:
+        return None
+    raise CompileError(f"an output of kind {target!r} has no meaning here")
+
+
+def _refuse_changed_parameter(
+    role: OutputRole, roles: dict[str, Placeholder], value: fx.Node
+) -> None:
+    if role.kind == "mutation" and roles[role.name].trainable:
+        raise CompileError(
+            f"forward changes parameter {role.name} in place, which the optimiser updates",
+            node=value,
+            hint="make it a buffer, or change it outside the model",
+        )
+
+
+def _remove_detach(graph: fx.Graph) -> None:
+    """Remove `aten.detach`: without autograd it is its input."""
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _start_backward(capture: Capture, start: float) -> None:
+    """Replace the tangent of the loss, the only one, by a constant."""
+    graph = capture.graph.graph
+    for node, role in capture.roles().items():
+        if role.kind != "tangent":
+            continue
+        value = node.meta["val"]
+        first = next(n for n in graph.nodes if n.op not in ("placeholder",))
+        with graph.inserting_before(first):
+            begin = graph.call_function(
+                aten.full.default,
+                (list(value.shape), start),
+                {"dtype": value.dtype, "device": value.device},
+            )
+        begin.meta = {"val": value, "partitioner_tag": "is_backward"}
+        user = next(iter(node.users), None)
+        if user is not None:
+            begin.meta |= {k: user.meta[k] for k in ("custom", "stack_trace") if k in user.meta}
+        node.replace_all_uses_with(begin)
+        graph.erase_node(node)
+    capture.placeholders = tuple(p for p in capture.placeholders if p.kind != "tangent")
+
+
+def _mark(graph: fx.Graph) -> None:
+    """Write direction and stage, where known, to the nodes' own keys."""
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        node.meta[BACKWARD] = node.meta.get("partitioner_tag") == "is_backward"
+        stage = (node.meta.get("custom") or {}).get(_STAGE_IN_CUSTOM)
+        if stage is not None and not node.meta.get("is_gradient_acc"):
+            node.meta[STAGE] = stage

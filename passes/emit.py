@@ -1,0 +1,314 @@
+"""Write the program: variables with homes, streams, functions, and every copy between IPUs.
+
+Before   parts of the graph, in order, and the optimiser's groups
+After    a Program that says what one replica does in a call
+Keeps    what the parts compute; equal parts become one function.
+Source   PopTorch user guide, "Gradient accumulation" and "Output mode"; spec of 3.4's reductions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture, Placeholder
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, MUTATED, Part, Partitioned, accumulator
+from ipu_dynamo.program import (
+    Call,
+    Copy,
+    Function,
+    Input,
+    Instruction,
+    Output,
+    Program,
+    Receive,
+    Reduce,
+    Repeat,
+    Returns,
+    Send,
+    TensorType,
+    Update,
+    Variable,
+    graph_outputs,
+    make_function,
+)
+from ipu_dynamo.program.optimizers import Rule, StateSpec
+from ipu_dynamo.program.values import Kind
+
+
+class UpdateGroup(Protocol):
+    """A parameter group of an optimiser, as far as a program names it."""
+
+    @property
+    def rule(self) -> Rule: ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]: ...
+
+
+@dataclass
+class _Emitter:
+    """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value."""
+
+    capture: Capture
+    partitioned: Partitioned
+    options: Options
+    groups: Sequence[UpdateGroup]
+    homes: dict[str, int] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
+    local: dict[tuple[str, int], str] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+    before: list[Instruction] = field(default_factory=list)
+    micro_batch: list[Instruction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.roles = {role.name: role for role in self.capture.placeholders}
+        self.values = {role.name: node.meta["val"] for node, role in self.capture.roles().items()}
+        self.sources: dict[str, tuple[int, str, TensorType]] = {}
+        for part in self.partitioned.parts:
+            nodes = dict(zip(part.inputs, part.graph.graph.find_nodes(op="placeholder")))
+            for name, node in nodes.items():
+                role = self.roles.get(name)
+                if role is None or role.kind == "input":
+                    continue
+                self.homes.setdefault(name, part.ipu)
+                if node.meta.get(MUTATED):
+                    self.homes[name] = part.ipu
+                    self.changed.add(name)
+            for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
+                self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
+
+    def variable_type(self, name: str) -> TensorType:
+        return TensorType.of(self.values[name])
+
+    def call_parts(self) -> None:
+        for part in self.partitioned.parts:
+            arguments = tuple(self.argument(name, part.ipu) for name in part.inputs)
+            self.micro_batch.append(self.call(part, arguments))
+            self.copy_results(part)
+            self.send_results(part)
+
+    def argument(self, name: str, ipu: int) -> str:
+        """The name under which `ipu` has a part's input; emits what brings it there."""
+        if (name, ipu) in self.local:
+            return self.local[name, ipu]
+        role = self.roles.get(name)
+        if role is None and name != ACCUMULATION_WEIGHT:
+            return name  # an accumulator, or a value that an earlier part made on this IPU
+        if role is None or role.kind == "input":
+            result = name if not any(n == name for n, _ in self.local) else _on(name, ipu)
+            self.micro_batch.append(Receive(name, result, ipu))
+        elif self.homes[name] == ipu:
+            return name
+        else:
+            result = _on(name, ipu)
+            once = name not in self.changed
+            (self.before if once else self.micro_batch).append(
+                Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
+            )
+            if not once:
+                return result
+        self.local[name, ipu] = result
+        return result
+
+    def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
+        prefix = {"forward": "forward", "backward": "backward", "forward_backward": "step"}
+        function = make_function(f"{prefix[part.direction]}{part.stage}", part.graph)
+        function = self.functions.setdefault(function.key, function)
+        operators = [node for node in function.operators if node.meta.get("stack_trace")]
+        return Call(
+            function=function.name,
+            ipu=part.ipu,
+            stage=part.stage,
+            direction=part.direction,
+            arguments=arguments,
+            results=part.outputs,
+            source=source_line(operators[0]) if operators else "no line of the model",
+        )
+
+    def copy_results(self, part: Part) -> None:
+        """Copy a part's results to the other IPUs that read them later."""
+        later = self.partitioned.parts[self.partitioned.parts.index(part) + 1 :]
+        for name in part.outputs:
+            _, source, type_ = self.sources[name]
+            for ipu in dict.fromkeys(p.ipu for p in later if name in p.inputs):
+                if ipu != part.ipu and (name, ipu) not in self.local:
+                    self.local[name, ipu] = _on(name, ipu)
+                    self.micro_batch.append(
+                        Copy(name, _on(name, ipu), type_, part.ipu, ipu, source)
+                    )
+
+    def send_results(self, part: Part) -> None:
+        streams = [(str(i), name) for i, name in enumerate(self.partitioned.returned)]
+        streams += list(self.partitioned.changed.items())
+        for stream, name in streams:
+            if name in part.outputs:
+                self.micro_batch.append(Send(stream, name, part.ipu, self.sources[name][1]))
+
+    def update(self) -> list[Instruction]:
+        """What follows the micro-batches of a step: copies home, reductions, updates."""
+        options = self.options
+        result: list[Instruction] = []
+        local: dict[str, str] = {}
+        for part in self.partitioned.parts:
+            for name in part.gradients:
+                local[name], home = accumulator(name), self.homes[name]
+                if part.ipu != home:
+                    local[name] = _on(accumulator(name), home)
+                    type_, why = self.variable_type(name), f"gradient of {name}"
+                    copy = Copy(accumulator(name), local[name], type_, part.ipu, home, why)
+                    result.append(copy)
+        for index, group in enumerate(self.groups):
+            for ipu in sorted(set(self.capture.ipus.values())):
+                names = tuple(n for n in group.parameters if n in local and self.homes[n] == ipu)
+                if not names:
+                    continue
+                gradients = tuple(local[n] for n in names)
+                if options.replicas > 1:
+                    result.append(Reduce(gradients, ipu))
+                clear = options.gradient_accumulation > 1
+                divisor = _divisor(options)
+                states = tuple(
+                    (spec.name, tuple(_state(index, ipu, name, spec) for name in names))
+                    for spec in group.rule.state_names()
+                )
+                update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+                result.append(update)
+        return result
+
+    def variables(self) -> list[Variable]:
+        options = self.options
+        found = []
+        for role in self.capture.placeholders:
+            if role.name in self.homes:
+                kind: Kind = role.kind  # type: ignore[assignment]
+                own = options.replicas > 1 and role.name in self.changed
+                type_ = self.variable_type(role.name)
+                found.append(Variable(role.name, type_, kind, self.homes[role.name], not own))
+        for part in self.partitioned.parts:
+            for name in part.gradients:
+                type_ = self.variable_type(name)
+                alone = options.replicas == 1
+                found.append(Variable(accumulator(name), type_, "accumulator", part.ipu, alone))
+        for index, group in enumerate(self.groups):
+            found += self.states(index, group)
+        return found
+
+    def states(self, index: int, group: UpdateGroup) -> list[Variable]:
+        found: dict[str, Variable] = {}
+        trained = {name for part in self.partitioned.parts for name in part.gradients}
+        for name in group.parameters:
+            if name not in trained:
+                continue
+            ipu, type_ = self.homes[name], self.variable_type(name)
+            for spec in group.rule.state_names():
+                shape = () if spec.shape == "scalar" else type_.shape
+                state = _state(index, ipu, name, spec)
+                held = TensorType(spec.dtype or type_.dtype, shape)
+                found.setdefault(state, Variable(state, held, "state", ipu))
+        return list(found.values())
+
+    def inputs(self) -> list[Input]:
+        received = {i.stream for i in self.micro_batch if isinstance(i, Receive)}
+        streams = [
+            Input(role.name, self.variable_type(role.name))
+            for role in self.capture.placeholders
+            if role.kind == "input"
+        ]
+        if ACCUMULATION_WEIGHT in received:
+            streams.append(
+                Input(ACCUMULATION_WEIGHT, TensorType(torch.float32, ()), "accumulation")
+            )
+        return streams
+
+    def outputs(self) -> list[Output]:
+        mode: Returns = self.options.returns(self.capture.training)  # type: ignore[assignment]
+        varying = _varying(self.capture)
+        nodes = [
+            (node, role)
+            for node, role in zip(self.capture.returned, self.capture.outputs, strict=True)
+            if node is not None
+        ]
+        found = []
+        for node, role in nodes:
+            type_ = TensorType.of(node.meta["val"])
+            if role.kind == "value":
+                returns = mode if node in varying else "once"
+                found.append(Output(role.name, type_, returns, self.options.return_period))
+            elif role.name in self.partitioned.changed:
+                found.append(Output(role.name, type_, "all", mutates=True))
+        return found
+
+
+def emit(
+    capture: Capture, partitioned: Partitioned, options: Options, groups: Sequence[UpdateGroup] = ()
+) -> Program:
+    """The pass. `groups` are the optimiser's, empty for inference."""
+    emitter = _Emitter(capture, partitioned, options, groups)
+    emitter.call_parts()
+    micro_batches = tuple(emitter.micro_batch)
+    if capture.training:
+        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches)
+        step = (*emitter.before, accumulate, *emitter.update())
+        body: tuple[Instruction, ...] = (
+            Repeat("device_iteration", options.device_iterations, step),
+        )
+    else:
+        loop = Repeat("micro_batch", options.device_iterations, micro_batches)
+        body = (*emitter.before, loop)
+    return Program(
+        kind="training" if capture.training else "inference",
+        num_ipus=max(capture.ipus.values()) + 1,
+        replicas=options.replicas,
+        variables=tuple(emitter.variables()),
+        inputs=tuple(emitter.inputs()),
+        outputs=tuple(emitter.outputs()),
+        functions=tuple(emitter.functions.values()),
+        body=body,
+    )
+
+
+def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
+    """The variable that holds a state; parameters that step together share a scalar one."""
+    owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
+    return f"{owner}.{spec.name}"
+
+
+def _on(name: str, ipu: int) -> str:
+    return f"{name}.on{ipu}"
+
+
+def _divisor(options: Options) -> int:
+    """What the summed gradients are divided by before the update."""
+    if options.reduction == "sum":
+        return 1
+    parts = {
+        "post": options.gradient_accumulation * options.replicas,
+        "running": options.replicas,
+        "post_and_loss": options.gradient_accumulation,
+    }
+    return parts[options.mean_strategy]
+
+
+def _varying(capture: Capture) -> set[fx.Node]:
+    """Nodes that depend on an input, a floating-point parameter or buffer, or a random number."""
+    varying = {node for node, role in capture.roles().items() if _varies(role, node)}
+    for node in capture.graph.graph.nodes:
+        target = node.target
+        random = (
+            isinstance(target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in target.tags
+        )
+        if random or varying.intersection(node.all_input_nodes):
+            varying.add(node)
+    return varying
+
+
+def _varies(role: Placeholder, node: fx.Node) -> bool:
+    if role.kind == "constant":
+        return False
+    return role.kind == "input" or bool(node.meta["val"].is_floating_point())

@@ -1,0 +1,95 @@
+"""Hold the order of the passes, on one page, and run them."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipu_dynamo.capture.capture import Capture, Pass
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.differentiate import Differentiate
+from ipu_dynamo.passes.emit import UpdateGroup, emit
+from ipu_dynamo.passes.identity_loss import IdentityLoss
+from ipu_dynamo.passes.partition import Accumulation, Partition
+from ipu_dynamo.passes.place_gradients import place_gradients
+from ipu_dynamo.passes.placement import Placement
+from ipu_dynamo.passes.precision import Precision
+from ipu_dynamo.program import Program
+
+log = logging.getLogger(__name__)
+DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the graph after each pass
+
+
+def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tuple[Pass, ...]:
+    """The passes from a traced model to a placed, differentiated graph, in order.
+
+    `partition` and `emit`, which turn that graph into a program, follow in `lower`.
+    """
+    accumulation, iterations = options.gradient_accumulation, options.device_iterations
+    return (
+        Placement(options.strategy, accumulation if training else iterations),
+        IdentityLoss(loss),
+        Precision(options.narrow),
+        Differentiate(_start_gradient(options)),
+        place_gradients,
+    )
+
+
+def lower(
+    capture: Capture,
+    options: Options,
+    groups: Sequence[UpdateGroup] = (),
+    *,
+    passes: Sequence[Pass],
+) -> Program:
+    """Run `passes`, cut the graph into stages, and write the program.
+
+    Raises:
+        CompileError: from the pass that finds the fault; a note names it.
+    """
+    dump = _Dump(os.environ.get(DUMP))
+    dump.write("traced", str(capture.graph.graph))
+    for one in passes:
+        name = getattr(one, "__name__", repr(one))
+        try:
+            changed = one(capture)
+        except CompileError as error:
+            error.add_note(f"in pass {name}")
+            raise
+        if changed:
+            capture.check()
+        log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
+        dump.write(name.partition("(")[0], str(capture.graph.graph))
+    partitioned = Partition(_accumulation(options))(capture)
+    program = emit(capture, partitioned, options, groups)
+    dump.write("program", str(program))
+    return program
+
+
+class _Dump:
+    """Write numbered files to a folder; nothing without a folder."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = Path(folder) if folder else None
+        self.count = 0
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, text: str) -> None:
+        if self.folder is not None:
+            (self.folder / f"{self.count:02}_{name.lower()}.txt").write_text(text + "\n")
+            self.count += 1
+
+
+def _start_gradient(options: Options) -> float:
+    if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
+        return 1.0 / options.replicas
+    return 1.0
+
+
+def _accumulation(options: Options) -> Accumulation:
+    if options.gradient_accumulation == 1:
+        return "store"
+    running = options.reduction == "mean" and options.mean_strategy == "running"
+    return "running" if running else "sum"

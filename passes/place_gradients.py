@@ -1,0 +1,55 @@
+"""Give every node of the joint graph a stage, and make the stages' order follow the data.
+
+Before   %g = aten.add(%g3, %g0)                    a sum of gradients, made by autograd: no stage
+After    %g = aten.add(%g3, %g0)                    with meta["ipu.stage"] = 0, the earliest
+Keeps    the graph; only meta["ipu.stage"] and meta["ipu.backward"] change.
+Source   PopTorch user guide, "Annotation tools": a gradient runs where its forward operator runs.
+"""
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+
+
+def slot(stage: int, backward: bool, stages: int) -> int:
+    """When a node runs within a micro-batch, from 0; the last stage's two passes are one slot."""
+    return 2 * (stages - 1) - stage if backward else stage
+
+
+def stage_of_slot(index: int, stages: int) -> int:
+    """The stage that runs in a slot."""
+    return index if index < stages else 2 * (stages - 1) - index
+
+
+def plan(capture: Capture) -> dict[fx.Node, int]:
+    """The slot of every operator: its stage's own, or later where it reads a later result."""
+    stages = max(capture.ipus) + 1
+    slots: dict[fx.Node, int] = {}
+    unknown: list[fx.Node] = []
+    for node in capture.graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        given = [slots[source] for source in node.all_input_nodes if source in slots]
+        stage = node.meta.get(STAGE)
+        if stage is not None:
+            given.append(slot(stage, node.meta[BACKWARD], stages))
+        if given:
+            slots[node] = max(given)
+        else:
+            unknown.append(node)
+    for node in reversed(unknown):
+        slots[node] = min((slots[user] for user in node.users if user in slots), default=0)
+    return slots
+
+
+def place_gradients(capture: Capture) -> bool:
+    """The pass."""
+    stages = max(capture.ipus) + 1
+    changed = False
+    for node, index in plan(capture).items():
+        stage, backward = stage_of_slot(index, stages), node.meta[BACKWARD]
+        late = index >= stages
+        if node.meta.get(STAGE) != stage or (late and not backward):
+            node.meta[STAGE], node.meta[BACKWARD] = stage, backward or late
+            changed = True
+    return changed

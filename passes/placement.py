@@ -1,0 +1,241 @@
+"""Turn block markers into stages, and stages into IPUs.
+
+Before   ipu.begin_block("encoder", 1); %h = aten.linear(%x, %w, %b); ipu.end_block()
+After    %h = aten.linear(%x, %w, %b)               with meta["ipu.stage"] = 1
+Keeps    every operator and its order.
+Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies".
+"""
+
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.capture.markers import NO_IPU, begin_block, end_block
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import Strategy
+
+
+class BlockError(CompileError, AssertionError):
+    """A block's id or IPU does not fit the strategy."""
+
+
+class PipelineSizeError(CompileError):
+    """Too few micro-batches to fill the pipeline.
+
+    Args:
+        stages: forward stages of the model.
+        required: the least number of micro-batches.
+        given: the number that the options ask for.
+        training: accumulated micro-batches count, else device iterations.
+    """
+
+    def __init__(self, *, stages: int, required: int, given: int, training: bool) -> None:
+        what = "gradient_accumulation" if training else "device_iterations"
+        super().__init__(
+            f"a pipeline of {stages} stages needs at least {required} micro-batches, got {given}",
+            hint=f"set {what} to {required} or more, or use a sharded strategy",
+        )
+        self.stages, self.required, self.training = stages, required, training
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The decision: a stage for every operator, an IPU for every stage, markers to remove."""
+
+    stages: dict[fx.Node, int]
+    ipus: dict[int, int]
+    markers: tuple[fx.Node, ...]
+    pipeline_stages: int
+
+
+@dataclass
+class _Blocks:
+    """What is known of the blocks begun so far: their ids, stage numbers and IPUs."""
+
+    strategy: Strategy
+    numbers: dict[str, int]
+    automatic: dict[str, str]
+    first_number: int = 0
+
+    def begin(self, marker: fx.Node) -> tuple[int, int]:
+        """Stage number and IPU of the block that `marker` begins."""
+        name, ipu = str(marker.args[0]), int(marker.args[1])  # type: ignore[arg-type]
+        name = self._identify(name)
+        stage = self._stage(name, ipu, marker)
+        explicit = self.strategy.stages[stage].ipu if self.strategy.stages else None
+        if explicit is not None:
+            return stage, explicit
+        return stage, stage if ipu == NO_IPU else ipu
+
+    def _identify(self, name: str) -> str:
+        """The block's id: its own, or the next number for one without ("" or "#...")."""
+        if name and not name.startswith("#"):
+            return name
+        key = name or f"anonymous {len(self.automatic)}"
+        return self.automatic.setdefault(key, str(len(self.automatic)))
+
+    def _stage(self, name: str, ipu: int, marker: fx.Node) -> int:
+        if self.strategy.stages:
+            for number, stage in enumerate(self.strategy.stages):
+                if name in stage.blocks:
+                    return number
+            known = [block for stage in self.strategy.stages for block in stage.blocks]
+            raise BlockError(
+                f"Unknown Block '{name}' list of expected Blocks: {known}",
+                node=marker,
+                hint="name the block in one of the strategy's stages",
+            )
+        if name not in self.numbers:
+            if self.strategy.auto_stage == "auto_increment":
+                self.numbers[name] = self.first_number + len(self.numbers)
+            elif ipu == NO_IPU:
+                raise BlockError(
+                    f"poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for "
+                    f"block {name}",
+                    node=marker,
+                    hint="give the block an ipu_id, or select AutoStage.AutoIncrement",
+                )
+            else:
+                self.numbers[name] = ipu
+        return self.numbers[name]
+
+
+def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
+    """Decide where every operator runs. Reads the graph, changes nothing."""
+    blocks = _Blocks(strategy, {}, {})
+    ranks: dict[fx.Node, int] = {}  # stage number, or visit number when sharded
+    ipus: dict[int, int] = {0: 0}
+    markers: list[fx.Node] = []
+    current: int | None = 0
+    previous_ipu, visits, pipeline_stages = 0, 0, 1
+    for node in graph.nodes:
+        if node.target is begin_block:
+            markers.append(node)
+            if len(markers) == 1 and ranks:
+                blocks.first_number = 1
+            stage, ipu = blocks.begin(node)
+            pipeline_stages += ipu != previous_ipu
+            visits += ipu != previous_ipu
+            previous_ipu = ipu
+            current = stage if strategy.kind == "pipelined" else visits
+            if not ranks:
+                ipus.pop(0, None)
+            if ipus.setdefault(current, ipu) != ipu:
+                raise CompileError(
+                    f"block {node.args[0]!r} on IPU {ipu} and earlier blocks on IPU "
+                    f"{ipus[current]} have the same pipeline stage {current}, but different "
+                    f"virtual graph ids",
+                    node=node,
+                    hint="give blocks of one stage one IPU, or use AutoStage.AutoIncrement",
+                )
+        elif node.target is end_block:
+            markers.append(node)
+            current = None
+        elif _computes(node):
+            if current is None:
+                raise CompileError(
+                    "No active Block, all the ops must belong to a Block",
+                    node=node,
+                    hint="begin another block before this operator",
+                )
+            ranks[node] = current
+        elif node.target is getitem:
+            ranks[node] = ranks[node.args[0]]
+    if strategy.kind == "pipelined":
+        _check_order(ranks)
+    order = sorted(set(ranks.values()))
+    dense = _merge(order, ipus)
+    return Placed(
+        stages={node: dense[rank] for node, rank in ranks.items()},
+        ipus={dense[rank]: ipus[rank] for rank in order} or {0: 0},
+        markers=tuple(markers),
+        pipeline_stages=pipeline_stages,
+    )
+
+
+def apply(capture: Capture, placed: Placed) -> None:
+    """Write the stages to the nodes and remove the markers."""
+    for node, stage in placed.stages.items():
+        node.meta[STAGE] = stage
+    for marker in placed.markers:
+        capture.graph.graph.erase_node(marker)
+    capture.ipus = dict(placed.ipus)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The pass. `micro_batches` run per update (training) or per call (inference)."""
+
+    strategy: Strategy
+    micro_batches: int
+
+    def __call__(self, capture: Capture) -> bool:
+        if any(STAGE in node.meta for node in capture.graph.graph.nodes):
+            return False
+        placed = plan(capture.graph.graph, self.strategy)
+        self._check_size(placed, capture.training)
+        apply(capture, placed)
+        if self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu:
+            _check_weights(capture)
+        return True
+
+    def _check_size(self, placed: Placed, training: bool) -> None:
+        if self.strategy.kind != "pipelined":
+            return
+        stages = placed.pipeline_stages
+        required = 2 * stages - 1 if training else stages
+        if self.micro_batches < required:
+            raise PipelineSizeError(
+                stages=stages, required=required, given=self.micro_batches, training=training
+            )
+
+
+def _computes(node: fx.Node) -> bool:
+    """An operator; switches of the gradient or autocast mode are none."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+def _merge(order: list[int], ipus: dict[int, int]) -> dict[int, int]:
+    """Number the used stages from 0; neighbours on one IPU are one stage."""
+    dense: dict[int, int] = {}
+    last: int | None = None
+    for rank in order:
+        same = last is not None and ipus[last] == ipus[rank]
+        dense[rank] = len(set(dense.values())) - (1 if same else 0)
+        last = rank
+    return dense
+
+
+def _check_order(ranks: dict[fx.Node, int]) -> None:
+    """Raise when an operator of a pipeline reads the result of a later stage."""
+    for node, stage in ranks.items():
+        for source in node.all_input_nodes:
+            if ranks.get(source, stage) > stage:
+                raise CompileError(
+                    f"pipeline stage {stage} reads %{source.name}, a result of the later stage "
+                    f"{ranks[source]}",
+                    node=node,
+                    hint="number stages along the data flow (AutoStage.AutoIncrement), or use "
+                    "ShardedExecution",
+                )
+
+
+def _check_weights(capture: Capture) -> None:
+    """Raise when two IPUs of a pipeline read one parameter or buffer."""
+    for node, role in capture.roles().items():
+        if role.kind not in ("parameter", "buffer"):
+            continue
+        readers = {
+            capture.ipus[user.meta[STAGE]]: user for user in node.users if STAGE in user.meta
+        }
+        if len(readers) > 1:
+            raise CompileError(
+                f"Can not copy variable tensor {role.name} between virtual graphs when "
+                f"pipelining. All pipeline stages using this tensor should be on the same "
+                f"graph. It is read on IPUs {sorted(readers)}",
+                node=readers[max(readers)],
+                hint="put the layers that share it on one IPU",
+            )

@@ -1,0 +1,89 @@
+"""Take structures of tensors apart and put them together, classes of the user's included."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from poptorch.errors import createPoptorchError
+
+
+class ICustomArgParser(ABC):
+    """How objects of one class are taken apart and put together."""
+
+    @abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterator[Tensor]:
+        """The tensors of `struct`, always in the same order."""
+
+    @abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
+        """An object like `original_structure` with the next tensors of the iterator.
+
+        It takes from the iterator as many as `yieldTensors` gives, in that order.
+        """
+
+
+_parsers: dict[type, ICustomArgParser] = {}
+
+
+def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
+    """Let objects of a class be arguments and results of models.
+
+    Args:
+        arg_data_type: the class; objects of subclasses are treated alike.
+        arg_parser: None forgets the class.
+    """
+    if arg_parser is None:
+        _parsers.pop(arg_data_type, None)
+    elif isinstance(arg_parser, ICustomArgParser):
+        _parsers[arg_data_type] = arg_parser
+    else:
+        raise createPoptorchError(
+            f"the parser of {arg_data_type.__name__} must be an object of a class derived from "
+            f"poptorch.ICustomArgParser, got {arg_parser!r}"
+        )
+
+
+def registerGeometricCustomArgParsers() -> None:
+    """Do nothing: no add-on for graph networks is known. PopTorch programs may call it."""
+
+
+def custom_parser(data_type: type) -> ICustomArgParser | None:
+    """The parser of a class: its own, or that of the base class that was registered first."""
+    if data_type in _parsers:
+        return _parsers[data_type]
+    for known, parser in _parsers.items():
+        if issubclass(data_type, known):
+            return parser
+    return None
+
+
+def tensors_of(struct: Any) -> Iterator[Any]:
+    """The leaves of `struct` in order: tensors, and whatever is no container."""
+    parser = custom_parser(type(struct))
+    if parser is not None:
+        yield from parser.yieldTensors(struct)
+    elif isinstance(struct, dict):
+        for value in struct.values():
+            yield from tensors_of(value)
+    elif isinstance(struct, list | tuple):
+        for value in struct:
+            yield from tensors_of(value)
+    else:
+        yield struct
+
+
+def rebuilt(struct: Any, leaves: Iterator[Any]) -> Any:
+    """A structure like `struct` with the next leaves, in the order of `tensors_of`."""
+    parser = custom_parser(type(struct))
+    if parser is not None:
+        return parser.reconstruct(struct, leaves)
+    if isinstance(struct, dict):
+        values = {key: rebuilt(value, leaves) for key, value in struct.items()}
+        return values if type(struct) is dict else type(struct)(values)
+    if isinstance(struct, tuple) and hasattr(struct, "_fields"):  # a named tuple
+        return type(struct)(*(rebuilt(value, leaves) for value in struct))
+    if isinstance(struct, list | tuple):
+        return type(struct)(rebuilt(value, leaves) for value in struct)
+    return next(leaves)

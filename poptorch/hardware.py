@@ -1,0 +1,54 @@
+"""Answer what hardware is there: none, unless the environment says to pretend.
+
+The answers decide nothing else: no feature, check or result depends on them.
+"""
+
+import os
+
+from poptorch.errors import createPoptorchError, require
+
+MOST_IPUS = 64  # of one process
+_GENERATIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
+_UNKNOWN_GENERATION = -1
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Whether `num_ipus` IPUs are present. With IPU_DYNAMO_HARDWARE=1: up to 64 are."""
+    present = os.environ.get("IPU_DYNAMO_HARDWARE") == "1"
+    return present and not ipu_model_from_environment() and num_ipus <= MOST_IPUS
+
+
+def ipuHardwareVersion() -> int:
+    """The generation: 1 (Mk1), 2 (Mk2), 21 (Mk2 with FP8), -1 if unknown."""
+    require(ipuHardwareIsAvailable(), "No IPU hardware available on this system")
+    return ipu_generation()
+
+
+def ipu_generation() -> int:
+    """The generation that POPTORCH_IPU_MODEL_VERSION configures, by default 2."""
+    name = os.environ.get("POPTORCH_IPU_MODEL_VERSION") or "ipu2"
+    if name in _GENERATIONS:
+        return _GENERATIONS[name]
+    if "ipu:" in name:
+        return _UNKNOWN_GENERATION
+    raise createPoptorchError(
+        f"Invalid IPU model version {name!r} in POPTORCH_IPU_MODEL_VERSION: "
+        f"choose one of {', '.join(_GENERATIONS)}"
+    )
+
+
+def ipu_model_from_environment() -> bool:
+    """Whether POPTORCH_IPU_MODEL or POPTORCH_SMALL_IPU_MODEL selects the IPU Model."""
+    names = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+    return any(_is_enabled(name) for name in names)
+
+
+def _is_enabled(variable: str) -> bool:
+    """Whether an environment variable holds an integer other than 0."""
+    text = os.environ.get(variable, "").strip()
+    try:
+        return bool(int(text or "0"))
+    except ValueError as error:
+        raise createPoptorchError(
+            f"{variable} must be an integer, got {text!r}: set it to 0 or 1"
+        ) from error

@@ -1,0 +1,143 @@
+"""Share what all optimizers of this package have: own attributes and the device's state."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from poptorch.errors import require
+from poptorch.optim.variable import VariableAttributes
+
+State = dict[str, Any]
+_ACCUMULATION_TYPES = (torch.float16, torch.float32)
+_KEYS = ("ipu_state", "ipu_param")
+
+
+class DeviceState(Protocol):
+    """What an executor gives to `Optimizer.connect` while it holds the optimizer's state."""
+
+    def read_optimizer_state(self) -> State:
+        """The device's state: `ipu_state` and `ipu_param`, each from names to tensors."""
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The part that the optimizers of this package share.
+
+    An executor that trains with an optimizer calls `connect` once, sets `host_state_is_dirty`
+    after each training call, and before a call uploads `get_state_dict()` and clears
+    `ipu_state_is_dirty` where that is set.
+
+    Invariant: not both flags are set. `ipu_state_is_dirty`: the device's copy is out of date;
+    `host_state_is_dirty`: the host's copy is.
+    """
+
+    _OWN: ClassVar[Mapping[str, Any]] = {}  # arguments that torch's class lacks -> defaults
+
+    variable_attrs: VariableAttributes
+    ipu_state_is_dirty: bool
+    host_state_is_dirty: bool
+    _device: DeviceState | None
+    _ipu: State
+
+    def _construct(
+        self,
+        parent: type[torch.optim.Optimizer],
+        params: Any,
+        arguments: Mapping[str, Any],
+        **more: Any,
+    ) -> None:
+        """Set the optimizer up from what its constructor was called with.
+
+        Args:
+            parent: torch's class, which takes the arguments that it knows.
+            params: parameters or groups of them.
+            arguments: all other arguments by name; None stands for "not given".
+            more: arguments for `parent` that the constructor does not have.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None}
+        known = inspect.signature(parent).parameters
+        for_parent = {name: given[name] for name in given if name in known}
+        parent.__init__(self, params, **for_parent, **more)
+        for name, default in self._OWN.items():
+            setattr(self, name, given.get(name, default))
+        self._check_accumulation_types()
+        self.variable_attrs = VariableAttributes(given, {*self.defaults, *arguments})
+        self._device = None
+        self._ipu = dict.fromkeys(_KEYS)
+        self.ipu_state_is_dirty = self.host_state_is_dirty = False
+
+    def _check_accumulation_types(self) -> None:
+        for name in self._OWN:
+            if name.endswith("accum_type"):
+                require(
+                    getattr(self, name) in _ACCUMULATION_TYPES,
+                    "Accumulation types must be either torch.float32 or torch.float16 "
+                    f"({name} is {getattr(self, name)})",
+                )
+
+    # the device's state
+
+    def connect(self, device: DeviceState | None) -> None:
+        """Let `device` hold the state from now on; None: nobody, after a last read."""
+        self.get_state_dict()
+        self._device = device
+
+    def has_state(self) -> bool:
+        """Whether there is a state that came from a device or a checkpoint."""
+        return any(self._ipu[key] for key in _KEYS)
+
+    def get_state_dict(self) -> State:
+        """The device's state, read from it where that is newer; Nones where there is none."""
+        if self.host_state_is_dirty and self._device is not None:
+            state = self._device.read_optimizer_state()
+            self._ipu = {key: state[key] for key in _KEYS}
+            self.host_state_is_dirty = False
+        return dict(self._ipu)
+
+    def set_state_dict(self, state: State) -> None:
+        """Replace the device's state; the executor uploads it before its next call."""
+        if not all(key in state for key in _KEYS):
+            raise RuntimeError(
+                "Only IPU optimizer states can be loaded onto the IPU. The dictionary lacks "
+                f"{' or '.join(key for key in _KEYS if key not in state)}"
+            )
+        if not any(state[key] for key in _KEYS):
+            raise RuntimeError(
+                "Cannot load optimizer state dictionary because it is empty. It was made before "
+                "the model was compiled"
+            )
+        self._ipu = {key: state[key] for key in _KEYS}
+        self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
+
+    def state_dict(self) -> State:
+        """Torch's state and groups, and `ipu_state` and `ipu_param` of the device."""
+        return {**super().state_dict(), **self.get_state_dict()}
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Restore torch's part at once, and the device's part before the next call of a model."""
+        self.set_state_dict(state_dict)
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in _KEYS})
+
+    # copying and pickling
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: self.__dict__[name] for name in self._OWN}
+        return {
+            **super().__getstate__(),
+            **own,
+            "variable_attrs": self.variable_attrs.copy(),
+            "_ipu": self.get_state_dict(),
+            "ipu_state_is_dirty": self.has_state(),
+            "host_state_is_dirty": False,
+            "_device": None,
+        }
+
+
+def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A constructor's `locals()` without what is no setting."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("self", "params", "__class__")
+    }

@@ -1,0 +1,135 @@
+"""Say what each option does, for the guide and for whoever compiles.
+
+Every setter carries its effect; `poptorch.options.table` collects them.
+"""
+
+import functools
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+
+from poptorch._logging import logger
+
+
+class Effect(StrEnum):
+    """What an option changes."""
+
+    COMPUTES = "computes"  # the computation or its results
+    MACHINE = "machine"  # only the machine model: memory plan, cycles, schedule, profile
+    RECORDED = "recorded"  # nothing: it is checked, kept and shown
+    HOST = "host"  # the host: data loading, files, logging, wrapping
+
+
+# Options whose effect is still to come. Until then they are recorded; those that would change
+# results say so when they are set. An option leaves this set with the change that makes it work.
+PENDING = frozenset(
+    {
+        "Precision.enableFloatingPointExceptions",
+        "Precision.enableStochasticRounding",
+        "Precision.setPartialsType",
+        "TensorLocations.numIOTiles",
+        "TensorLocations.setAccumulatorLocation",
+        "TensorLocations.setActivationLocation",
+        "TensorLocations.setOptimizerLocation",
+        "TensorLocations.setWeightLocation",
+        "Training.setAutomaticLossScaling",
+        "_Popart.autoRecomputation",
+        "_Popart.automaticLossScalingSettings.binEdgeLocation",
+        "_Popart.automaticLossScalingSettings.enabled",
+        "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
+        "_Popart.automaticLossScalingSettings.updatePeriod",
+        "_Popart.cachePath",
+        "_Popart.convolutionOptions",
+        "_Popart.defaultPrefetchBufferingDepth",
+        "_Popart.enableEngineCaching",
+        "_Popart.enableFloatingPointChecks",
+        "_Popart.enableOutlining",
+        "_Popart.enableStableNorm",
+        "_Popart.enableStochasticRounding",
+        "_Popart.engineOptions",
+        "_Popart.instrumentWithHardwareCycleCounter",
+        "_Popart.numIOTiles",
+        "_Popart.partialsChunk",
+        "_Popart.partialsTypeMatMuls",
+        "_Popart.saveInitializersToFile",
+        "_Popart.syntheticDataMode",
+        "_Popart.updatableNamedBuffers",
+        "anchorTensor",
+        "appendToLocationExcludes",
+        "disableModuleNamescope",
+        "enableExecutableCaching",
+        "enableProfiling",
+        "enableStableNorm",
+        "enableSyntheticData",
+        "logCycleCount",
+        "logDir",
+        "modelName",
+        "setAvailableMemoryProportion",
+        "sourceLocationExcludes",
+        "syncPattern",
+        "updatableNamedBuffers",
+    }
+)
+
+
+class Settable(Protocol):
+    """What a setter is called on."""
+
+    _PREFIX: ClassVar[str]  # how the object is reached from an `Options`, such as "Training."
+
+    def checkIsFrozen(self) -> None:
+        """Raise if nothing may change any more."""
+
+
+_Owner = TypeVar("_Owner", bound=Settable)
+_Arguments = ParamSpec("_Arguments")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_EFFECT = "__ipu_dynamo_effect__"
+
+
+def setter(
+    effect: Effect,
+) -> Callable[
+    [Callable[Concatenate[_Owner, _Arguments], None]],
+    Callable[Concatenate[_Owner, _Arguments], _Owner],
+]:
+    """Make a method a setter: it carries `effect`, refuses frozen options and can be chained."""
+
+    def decorate(
+        method: Callable[Concatenate[_Owner, _Arguments], None],
+    ) -> Callable[Concatenate[_Owner, _Arguments], _Owner]:
+        @has_effect(effect)
+        @functools.wraps(method)
+        def call(owner: _Owner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Owner:
+            owner.checkIsFrozen()
+            method(owner, *args, **kwargs)
+            if any(args) or any(kwargs.values()):
+                warn_if_pending(owner._PREFIX + method.__name__, effect)
+            return owner
+
+        return call
+
+    return decorate
+
+
+def has_effect(effect: Effect) -> Callable[[_Method], _Method]:
+    """Note the effect of a method that is no ordinary setter."""
+
+    def decorate(method: _Method) -> _Method:
+        setattr(method, _EFFECT, effect)
+        return method
+
+    return decorate
+
+
+def effect_of(method: object) -> Effect | None:
+    """The effect that a setter carries, None for any other method."""
+    return getattr(method, _EFFECT, None)
+
+
+def warn_if_pending(accessor: str, effect: Effect) -> None:
+    """Say that an option which would change results does not do so yet."""
+    if effect is Effect.COMPUTES and accessor in PENDING:
+        logger.warning(
+            "poptorch.Options.%s is recorded only: this version computes without it", accessor
+        )

@@ -1,0 +1,113 @@
+"""Choose what is written, shown and kept on the host."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+import ipu_dynamo.errors
+from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
+from poptorch.options.container import OptionsDict
+from poptorch.options.effects import Effect, setter
+from poptorch.options.popart import _PopartOptions
+
+_UNLIMITED = 2**64 - 1
+_PACKAGES = (__file__, ipu_dynamo.errors.__file__, torch.__file__)
+
+
+def default_location_excludes() -> list[str]:
+    """Parts of file names whose frames are not the user's: this package, the core, and torch."""
+    ours, core, theirs = (Path(file).parent for file in _PACKAGES)
+    return [str(ours.parent), str(core), str(theirs)]
+
+
+class HostOptions(OptionsDict):
+    """The setters of `Options` that concern files, logs and what is shown."""
+
+    _popart: _PopartOptions
+    _source_location_excludes: list[str]
+    _relax_optimizer_checks: bool
+    _show_progress_bar: bool
+    _module_namescope_enabled: bool
+
+    @setter(Effect.HOST)
+    def logDir(self, log_dir: str) -> None:
+        """Choose the folder of files about a compilation or run; it is created when needed."""
+        self.set(log_dir=log_dir)
+
+    @setter(Effect.HOST)
+    def maxRepeatLogs(self, max_lines: int | None) -> None:
+        """Write an identical message at most so often; None: always."""
+        self.set(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
+
+    @setter(Effect.MACHINE)
+    def modelName(self, name: str) -> None:
+        """Choose the folder of profile reports, instead of "training" or "inference"."""
+        self.createOrSet(model_name=name)
+
+    @setter(Effect.HOST)
+    def enableExecutableCaching(self, path: str | None) -> None:
+        """Keep compiled programs in folder `path`; None or "" keeps none."""
+        if path:
+            self._popart.store("cachePath", path)
+        self._popart.store("enableEngineCaching", bool(path))
+
+    @setter(Effect.MACHINE)
+    def logCycleCount(self, log_cycle_count: bool) -> None:
+        """Count the cycles of each call."""
+        self._popart.store("instrumentWithHardwareCycleCounter", log_cycle_count)
+
+    @setter(Effect.MACHINE)
+    def enableProfiling(self, profile_dir: str | None = None) -> None:
+        """Write a report of the program's memory and cycles below `profile_dir`, by default ".".
+
+        What POPLAR_ENGINE_OPTIONS says about the same settings goes first.
+        """
+        wanted = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": profile_dir or ".",
+            "autoReport.all": "true",
+        }
+        for name in wanted.keys() & _engine_options_of_environment().keys():
+            logger.warning(
+                "POPLAR_ENGINE_OPTIONS sets %s, which goes before enableProfiling()", name
+            )
+        self._popart.merge("engineOptions", **wanted)
+
+    @setter(Effect.MACHINE)
+    def disableModuleNamescope(self) -> None:
+        """Name operators without the path of their module."""
+        self._module_namescope_enabled = False
+
+    @setter(Effect.HOST)
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> None:
+        """Say at level DEBUG, and not as a warning, that an optimizer attribute is ignored."""
+        self._relax_optimizer_checks = relax
+
+    @setter(Effect.HOST)
+    def showCompilationProgressBar(self, show: bool = True) -> None:
+        """Show a progress bar while compiling."""
+        self._show_progress_bar = show
+
+    @setter(Effect.HOST)
+    def sourceLocationExcludes(self, excludes: list[str]) -> None:
+        """Skip frames of these files when an operator is traced back to the user's code."""
+        self._source_location_excludes = list(excludes)
+
+    @setter(Effect.HOST)
+    def appendToLocationExcludes(self, *excludes: str) -> None:
+        """Skip frames of these files too."""
+        self._source_location_excludes = [*self._source_location_excludes, *excludes]
+
+
+def _engine_options_of_environment() -> dict[str, str]:
+    text = os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise createPoptorchError(
+            f"POPLAR_ENGINE_OPTIONS must be a JSON object, got {text!r}: {error}"
+        ) from error
+    return dict(options)

@@ -1,0 +1,20 @@
+"""Answer for the options of tracing, of which none is left."""
+
+from typing import ClassVar
+
+from poptorch._logging import logger
+from poptorch.options.container import OptionsDict
+from poptorch.options.effects import Effect, setter
+
+
+class _JitOptions(OptionsDict):
+    """`Options.Jit`."""
+
+    _PREFIX: ClassVar[str] = "Jit."
+
+    @setter(Effect.RECORDED)
+    def traceModel(self, trace_model: bool) -> None:
+        """Refuse the old tracer: the model is always dispatched once."""
+        logger.warning("Jit.traceModel is deprecated: remove the call")
+        if trace_model:
+            raise ValueError("traceModel(True) is not available: models are traced by dispatch")

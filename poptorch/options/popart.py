@@ -1,0 +1,72 @@
+"""Pass settings of the lower layers through, by their own names."""
+
+import copy
+from typing import Any, ClassVar, Self
+
+from poptorch._logging import logger
+from poptorch.errors import require
+from poptorch.options.effects import Effect, has_effect, setter, warn_if_pending
+from poptorch.options.session import effect_of_key
+
+
+class _PopartOptions:
+    """Settings by key. Any key is taken here; a compilation refuses those that do not exist."""
+
+    _PREFIX: ClassVar[str] = "_Popart."
+
+    def __init__(self) -> None:
+        self._is_frozen = False
+        self.options: dict[str, Any] = {
+            "instrumentWithHardwareCycleCounter": False,
+            "rearrangeAnchorsOnHost": False,
+        }
+
+    @has_effect(Effect.RECORDED)
+    def set(self, key: str, value: Any) -> Self:
+        """Set one key; the table of options lists what each does."""
+        self.store(key, value)
+        if key == "logDir":
+            logger.warning("_Popart logDir is ignored: use poptorch.Options.logDir()")
+        if value:
+            warn_if_pending(self._PREFIX + key, effect_of_key(key))
+        return self
+
+    @setter(Effect.MACHINE)
+    def setEngineOptions(self, engine_options: dict[str, str]) -> None:
+        """Set the options of the engine, all at once."""
+        self.store("engineOptions", engine_options)
+
+    @setter(Effect.RECORDED)
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> None:
+        """Switch rewriting patterns on or off by name, on top of a level's own choice."""
+        require(isinstance(level, int), f"level must be an int, got {level!r}")
+        require(isinstance(patterns, dict), f"patterns must be a dict, got {patterns!r}")
+        self.store("patterns_level", level)
+        self.store("patterns", patterns)
+
+    def store(self, key: str, value: Any) -> None:
+        """Set one key without a word, for setters that stand for it."""
+        self.checkIsFrozen()
+        self.options[key] = value
+
+    def merge(self, key: str, **values: str) -> None:
+        """Add to the dictionary that is stored under a key."""
+        self.store(key, {**self.options.get(key, {}), **values})
+
+    def checkIsFrozen(self) -> None:
+        """Raise if nothing may change any more."""
+        if self._is_frozen:
+            raise AttributeError("Can't modify frozen Options: change a clone()")
+
+    def _set_frozen(self, frozen: bool) -> None:
+        self._is_frozen = frozen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = self.__class__()
+        memo[id(self)] = twin
+        twin.options = copy.deepcopy(self.options, memo)
+        return twin
+
+    def __repr__(self) -> str:
+        values = (f"{key}={self.options[key]!r}" for key in sorted(self.options))
+        return f"{type(self).__name__}({', '.join(values)})"

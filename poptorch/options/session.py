@@ -1,0 +1,151 @@
+"""Know the settings of the lower layers: which exist, of which type, and what they do."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
+from poptorch.options.effects import Effect
+
+_BOOLS = """
+    aliasZeroCopy automaticLossScalingSettings.enabled
+    batchSerializationSettings.concatOnExecutionPhaseChange
+    batchSerializationSettings.concatOnPipelineStageChange
+    batchSerializationSettings.concatOnVirtualGraphChange compileEngine constantWeights
+    decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+    disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs
+    enableEngineCaching enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks
+    enableFullyConnectedPass enableGradientAccumulation enableInplaceAmbiguityChecking
+    enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax enableOutlining
+    enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
+    enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
+    enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
+    exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+    groupNormStridedChannelGrouping instrumentWithHardwareCycleCounter opxAliasChecking
+    opxModifyChecking rearrangeAnchorsOnHost rearrangeStreamsOnHost
+    replicatedCollectivesSettings.mergeAllReduceCollectives
+    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+    scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions useHostCopyOps
+    auto_round_num_ipus broadcast_buffers separate_backward_phase serial_phases_execution use_model
+"""
+_INTEGERS = """
+    accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType
+    accumulationFactor autoRecomputation autodiffSettings.stitchStrategy
+    automaticLossScalingSettings.gradientTensorTrackingMethod
+    automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule
+    batchSerializationSettings.factor batchSerializationSettings.method
+    batchSerializationSettings.transformContext compilationProgressTotal defaultBufferingDepth
+    defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
+    finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+    meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
+    numIOTiles partialsChunk patterns_level subgraphCopyingStrategy swapLimitScheduler
+    syntheticDataMode transitiveClosureOptimizationThreshold virtualGraphMode
+    accumulation_and_replication_reduction_type connection_type device_iterations
+    distributed_process_id execution_mode gradient_accumulation input_cgt input_group_size ipu_id ipu_version
+    max_repeat_logs num_distributed_processes output_mode output_return_period random_seed
+    replication_factor sync_pattern tensors_liveness
+"""
+_FLOATS = """
+    automaticLossScalingSettings.binEdgeLocation
+    automaticLossScalingSettings.thresholdUpperCountProportion outlineSequenceBreakCost
+    outlineThreshold timeLimitScheduler
+"""
+_STRINGS = """
+    cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls
+    saveInitializersToFile serializedPoprithmsShiftGraphsDir log_dir model_name
+"""
+_LISTS = """
+    accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks
+    hardwareInstrumentations updatableNamedBuffers
+"""
+_DICTIONARIES = """
+    convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns reportOptions
+    anchored_tensors available_memory_proportion ipuof_configs location_accumulator
+    location_activation location_optimizer location_weight
+"""
+
+_KEYS = {
+    "bool": frozenset(_BOOLS.split()),
+    "int": frozenset(_INTEGERS.split()),
+    "float": frozenset(_FLOATS.split()),
+    "string": frozenset(_STRINGS.split()),
+    "list": frozenset(_LISTS.split()),
+    "dict": frozenset(_DICTIONARIES.split()),
+}
+_OF_TYPES = ((bool, "bool"), (int, "int"), (float, "float"), (str, "string"))
+
+_EFFECTS = {
+    Effect.COMPUTES: """
+        automaticLossScalingSettings.binEdgeLocation automaticLossScalingSettings.enabled
+        automaticLossScalingSettings.thresholdUpperCountProportion
+        automaticLossScalingSettings.updatePeriod convolutionOptions enableFloatingPointChecks
+        enableStableNorm enableStochasticRounding partialsChunk partialsTypeMatMuls
+        syntheticDataMode updatableNamedBuffers
+    """,
+    Effect.MACHINE: """
+        autoRecomputation defaultPrefetchBufferingDepth enableOutlining engineOptions
+        instrumentWithHardwareCycleCounter numIOTiles
+    """,
+    Effect.HOST: "cachePath enableEngineCaching saveInitializersToFile",
+}
+_EFFECT_OF = {key: effect for effect, keys in _EFFECTS.items() for key in keys.split()}
+
+
+def popart_keys() -> tuple[str, ...]:
+    """The keys that `_Popart.set` is for, sorted."""
+    names = {key for keys in _KEYS.values() for key in keys}
+    return tuple(sorted(key for key in names if "_" not in key))
+
+
+def effect_of_key(key: str) -> Effect:
+    """What a key of `_Popart.set` changes."""
+    return _EFFECT_OF.get(key, Effect.RECORDED)
+
+
+def check_session(options: Mapping[str, Any]) -> None:
+    """Check every key and type of `Options.toDict()`, and log each at level DEBUG.
+
+    Raises:
+        poptorch.Error: for an unknown key, or a value of a type that no option has.
+    """
+    for name, value in options.items():
+        kind = _kind(name, value)
+        if name not in _KEYS[kind] and not (kind == "int" and name in _KEYS["float"]):
+            raise createPoptorchError(f"Unknown {kind} option {name}{_expected(name)}")
+        for line in _lines(name, value):
+            logger.debug("poptorch.Options %s", line)
+
+
+def _kind(name: str, value: Any) -> str:
+    for type_, kind in _OF_TYPES:
+        if isinstance(value, type_):
+            return kind
+    if isinstance(value, dict):
+        return "dict"
+    if isinstance(value, set | frozenset | list | tuple) and all(
+        isinstance(item, str | int) for item in value
+    ):
+        return "list"
+    raise createPoptorchError(
+        f"Unknown value type {type(value).__name__} for option {name}: use bool, int, float, str, "
+        "a list or set of int or str, or a dict of str to str"
+    )
+
+
+def _expected(name: str) -> str:
+    kinds = [kind for kind, names in _KEYS.items() if name in names]
+    return f": it takes a {kinds[0]}" if kinds else ""
+
+
+def _lines(name: str, value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        return [f"set {name}[{key}] to {_text(item)}" for key, item in value.items()]
+    if isinstance(value, set | frozenset | list | tuple):
+        return [f"added {item} to {name}" for item in value]
+    return [f"set {name} to value {_text(value)}"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, int) else str(value)

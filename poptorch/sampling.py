@@ -1,0 +1,148 @@
+"""Choose which samples make which item of a data loader, and which process sees them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from poptorch.arg_parsers import rebuilt, tensors_of
+from poptorch.errors import createPoptorchError
+
+
+class ProcessSampler(Sampler[int]):
+    """Indices of the samples that one of several processes sees.
+
+    Without `drop_last` every sample is seen by one process. With it, every process sees as many
+    whole items; which samples are left over then alternates from epoch to epoch when shuffling,
+    so that two epochs see them all.
+
+    Invariant: all processes draw the same permutations, because they share seed and epoch.
+
+    Args:
+        length: samples of the whole data set.
+        item_size: samples per item of one process.
+        process, processes: this process, and how many there are.
+        drop_last: leave out what does not fill an item in every process.
+        seed: of the permutations; None keeps the samples in order.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        item_size: int,
+        *,
+        process: int,
+        processes: int,
+        drop_last: bool,
+        seed: int | None,
+    ) -> None:
+        self._length = length
+        if drop_last:
+            self._size = item_size * (length // (item_size * processes))
+            self._start = process * self._size
+            self._left_over = length - self._size * processes
+        else:
+            each, more = divmod(length, processes)
+            self._size = each + (process < more)
+            self._start = process * each + min(process, more)
+            self._left_over = 0
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._skip_first = False
+        self._missed: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        if self._generator is None:
+            return iter(range(self._start, self._start + self._size))
+        order: list[int] = torch.randperm(self._length, generator=self._generator).tolist()
+        if self._skip_first:
+            self._bring_in_what_was_missed(order)
+            start = self._start + self._left_over
+        else:
+            self._missed = set(order[self._length - self._left_over :])
+            start = self._start
+        self._skip_first = not self._skip_first
+        return iter(order[start : start + self._size])
+
+    def _bring_in_what_was_missed(self, order: list[int]) -> None:
+        """Exchange skipped samples that the last epoch left out too for ones that it had."""
+        spare = (
+            place
+            for place in range(self._left_over, self._length)
+            if order[place] not in self._missed
+        )
+        for place in range(self._left_over):
+            if order[place] in self._missed:
+                other = next(spare)
+                order[place], order[other] = order[other], order[place]
+
+
+class GroupedBatches(Sampler[list[Any]]):
+    """Several consecutive batches of another sampler at a time.
+
+    Args:
+        batches: the other sampler.
+        group: how many.
+        drop_last: leave out a shorter last group.
+    """
+
+    def __init__(self, batches: Iterable[Any], group: int, *, drop_last: bool) -> None:
+        self._batches, self._group, self._drop_last = batches, group, drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(cast(Sized, self._batches)), self._group)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        group: list[Any] = []
+        for batch in self._batches:
+            group.append(batch)
+            if len(group) == self._group:
+                yield group
+                group = []
+        if group and not self._drop_last:
+            yield group
+
+
+class Batches(Dataset[Any]):
+    """A data set whose samples are collated batches of another one's samples.
+
+    What it does not have itself it takes from the other data set.
+
+    Args:
+        samples: the other data set.
+        collate: makes a batch of a list of samples.
+    """
+
+    def __init__(self, samples: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._samples, self._collate = samples, collate
+
+    def __getitem__(self, indices: Iterable[Any]) -> Any:
+        if hasattr(self._samples, "__getitems__"):
+            return self._collate(self._samples.__getitems__(indices))
+        return self._collate([self._samples[index] for index in indices])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_samples":
+            raise AttributeError(name)
+        return getattr(self._samples, name)
+
+
+def concatenated(batches: list[Any]) -> Any:
+    """One structure like each of `batches`, their tensors joined along the first dimension."""
+    columns = zip(*(list(tensors_of(batch)) for batch in batches), strict=True)
+    return rebuilt(batches[0], iter([_joined(column) for column in columns]))
+
+
+def _joined(tensors: tuple[Any, ...]) -> Tensor:
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise createPoptorchError(
+                f"batches can only be joined if they are made of tensors, got a "
+                f"{type(tensor).__name__}: return tensors from collate_fn"
+            )
+    return torch.cat(tensors)

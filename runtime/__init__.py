@@ -1,0 +1,1 @@
+"""Run programs: engines make callables of functions, an executable runs the instructions."""

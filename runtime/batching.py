@@ -1,0 +1,125 @@
+"""Split a call's tensors into micro-batches, and put returned micro-batches together.
+
+D device iterations, A accumulation steps, G input groups and R replicas: a call's input has
+D*A*G*B rows in the order [D, A, G, B]; outputs have the order [D, A, R, B].
+Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Output modes".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.program import Input, Output
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How many micro-batches a call has, and which replica gets which.
+
+    Args:
+        iterations: D.
+        accumulation: A.
+        replicas: R.
+        group_of: for each replica, the input group that it reads.
+    """
+
+    iterations: int
+    accumulation: int
+    replicas: int
+    group_of: tuple[int, ...]
+
+    @property
+    def groups(self) -> int:
+        return max(self.group_of) + 1
+
+    @property
+    def splits(self) -> int:
+        """Micro-batches in each input: D*A*G."""
+        return self.iterations * self.accumulation * self.groups
+
+    def split(self, stream: Input, tensor: Tensor) -> Sequence[Tensor]:
+        """Views of `tensor`, one per micro-batch, in the order [D, A, G].
+
+        Raises:
+            InputError: `tensor` has not the dtype, or not `splits` times the rows, of `stream`.
+        """
+        shape = stream.type.shape
+        full = (self.splits * shape[0], *shape[1:]) if shape else ()
+        if tensor.dtype != stream.type.dtype:
+            raise InputError(
+                f"Data type mismatch for {stream.name}: expected {stream.type.dtype} but got "
+                f"{tensor.dtype}",
+                hint="convert the tensor, or compile again for this type",
+            )
+        if tuple(tensor.shape) != full:
+            raise InputError(
+                f"Shape mismatch for {stream.name}: expected {torch.Size(full)} but got "
+                f"{tensor.shape}",
+                hint="the program is compiled for one shape: drop or pad the last batch, or "
+                "compile again for this one",
+            )
+        if self.splits == 1:
+            return (tensor,)
+        return tensor.view(self.splits, *shape).unbind(0)
+
+    def kept(self, output: Output) -> list[list[bool]]:
+        """For each device iteration and accumulation step, whether its value is needed."""
+        keep = []
+        for iteration in range(self.iterations):
+            last = iteration == self.iterations - 1
+            row = []
+            for step in range(self.accumulation):
+                match output.returns:
+                    case "all" | "sum":
+                        needed = True
+                    case "every":
+                        needed = (iteration + 1) % output.period == 0
+                    case "final":
+                        needed = last and step == self.accumulation - 1
+                    case "once":
+                        needed = iteration == step == 0
+                row.append(needed)
+            keep.append(row)
+        return keep
+
+
+def micro_batch_size(name: str, shape: Sequence[int], splits: int) -> int:
+    """Rows of one micro-batch of an input of `shape`.
+
+    Raises:
+        InputError: the rows do not divide into `splits` micro-batches.
+    """
+    rows = shape[0] if shape else 1
+    if rows % splits:
+        raise InputError(
+            f"the {rows} rows of input {name}, of shape {list(shape)}, do not divide into "
+            f"{splits} micro-batches",
+            hint="rows must be a multiple of device iterations x gradient accumulation x input "
+            "groups",
+        )
+    return rows // splits
+
+
+def join(output: Output, values: Sequence[Tensor], replicas: int) -> Tensor:
+    """The returned tensor, from the kept micro-batches in the order [D, A, R].
+
+    `sum` adds up each replica's micro-batches and then keeps one per replica.
+    """
+    if output.returns == "once":
+        return values[0].clone()
+    if output.returns == "sum":
+        values = [_total(values[replica::replicas]) for replica in range(replicas)]
+    if len(values) == 1:
+        return values[0].contiguous()
+    return torch.stack(list(values)) if values[0].dim() == 0 else torch.cat(list(values))
+
+
+def _total(values: Sequence[Tensor]) -> Tensor:
+    """The sum in micro-batch order, in the values' own dtype."""
+    total = values[0].clone()
+    for value in values[1:]:
+        total += value
+    return total

@@ -1,0 +1,301 @@
+"""Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import (
+    Call,
+    Copy,
+    Function,
+    Instruction,
+    Program,
+    Receive,
+    Reduce,
+    Repeat,
+    Send,
+    Update,
+)
+from ipu_dynamo.runtime.batching import Batching, join
+from ipu_dynamo.runtime.blame import explain
+from ipu_dynamo.runtime.engines import Engine, Stage
+from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
+from ipu_dynamo.runtime.update import ParameterUpdate
+from ipu_dynamo.runtime.update_scale import GradientScale
+
+Numbers = Sequence[Sequence[float]]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A call, prepared: where its arguments lie, where its results go, which values end with it."""
+
+    stage: Stage
+    arguments: Callable[[list[Any]], tuple[Tensor, ...]]
+    results: tuple[int | None, ...]
+    dead: tuple[int, ...]
+    call: Call
+    function: Function
+
+
+class Executable:
+    """A program bound to the tensors of its variables.
+
+    Invariant: variables are read and written in the tensors given at construction; between calls
+    accumulators of several micro-batches are zero, and no value of a micro-batch is held. One
+    call at a time may run.
+
+    Args:
+        program: what to run.
+        tensors: for every variable, the tensor that holds it on the first replica. Replicated
+            variables are shared by all replicas; the others are copied for each.
+        engine: makes callables of the program's functions.
+        batching: how the caller's tensors split into micro-batches.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        engine: Engine,
+        batching: Batching,
+    ) -> None:
+        self.program, self.batching = program, batching
+        before, loop, after = _sections(program)
+        self._slots = _number(program, (*before, *loop, *after))
+        self._values = [self._bind(tensors, first=r == 0) for r in range(batching.replicas)]
+        self._steps = self._prepare(loop, engine)
+        self._receives = [i for i in loop if isinstance(i, Receive)]
+        self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
+        self._sends = self._prepare_sends(loop)
+        self._updates = self._prepare_updates(after)
+
+    def tensor(self, name: str, replica: int = 0) -> Tensor:
+        """The tensor that holds a variable on a replica."""
+        value: Tensor = self._values[replica][self._slots[name]]
+        return value
+
+    def spread(self) -> None:
+        """Copy the first replica's values to the variables that every replica has for itself."""
+        for variable in self.program.variables:
+            if not variable.replicated and variable.kind != "accumulator":
+                for replica in range(1, self.batching.replicas):
+                    self.tensor(variable.name, replica).copy_(self.tensor(variable.name))
+
+    def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
+        """Run one call.
+
+        Args:
+            inputs: the caller's tensor for every input stream of the host.
+            numbers: for each update group, the values of its rule's hyper-parameters.
+
+        Returns:
+            The joined tensor of every output stream.
+
+        Raises:
+            InputError: a tensor does not fit its stream.
+            ExecutionError: an operator failed. The program can be called again; parameters and
+                optimiser state are those after the last complete step.
+        """
+        streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
+        chunks = [streams[receive.stream] for receive in self._receives]
+        collected: list[list[Tensor]] = [[] for _ in self.program.outputs]
+        batching = self.batching
+        with torch.no_grad():
+            try:
+                for iteration in range(batching.iterations):
+                    for accumulation in range(batching.accumulation):
+                        self._micro_batch(iteration, accumulation, chunks, collected)
+                    for update in self._updates:
+                        update(numbers)
+            except BaseException:
+                self._clear_accumulators()
+                raise
+            finally:
+                self._forget()
+        return {
+            output.name: join(output, values, batching.replicas)
+            for output, values in zip(self.program.outputs, collected, strict=True)
+        }
+
+    def _micro_batch(
+        self,
+        iteration: int,
+        accumulation: int,
+        chunks: list[Sequence[Tensor]],
+        collected: list[list[Tensor]],
+    ) -> None:
+        """Run the stages once on every replica."""
+        position = iteration * self.batching.accumulation + accumulation
+        for values, group in zip(self._values, self.batching.group_of):
+            micro_batch = position * self.batching.groups + group
+            for slot, views in zip(self._receive_slots, chunks):
+                values[slot] = views[micro_batch]
+            for step in self._steps:
+                arguments = list(step.arguments(values))
+                try:
+                    results = step.stage(arguments)
+                except Exception as error:
+                    given = step.arguments(values)
+                    raise explain(error, step.call, step.function, given, micro_batch) from error
+                for result_slot, result in zip(step.results, results):
+                    if result_slot is not None:
+                        values[result_slot] = result
+                for dead in step.dead:
+                    values[dead] = None
+            for index, slot, kept in self._sends:
+                if kept[iteration][accumulation]:
+                    collected[index].append(values[slot])
+
+    def _chunks(self, stream: Any, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """The micro-batches of a stream, by position in the call."""
+        if stream.source == "host":
+            return self.batching.split(stream, inputs[stream.name])
+        b = self.batching
+        weights = [torch.tensor(1.0 / (k + 1)) for k in range(b.accumulation)]
+        return [w for _ in range(b.iterations) for w in weights for _ in range(b.groups)]
+
+    def _bind(self, tensors: Mapping[str, Tensor], *, first: bool) -> list[Any]:
+        values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
+        for variable in self.program.variables:
+            given = tensors[variable.name]
+            if not (first or variable.replicated):
+                given = given.detach().clone()
+            values[self._slots[variable.name]] = given.detach()
+        return values
+
+    def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[_Step]:
+        functions = {f.name: (f, engine.compile(f)) for f in self.program.functions}
+        calls = [i for i in loop if isinstance(i, Call)]
+        last: dict[int, int] = {}
+        for index, call in enumerate(calls):
+            names = (*call.arguments, *(name for name in call.results if name))
+            last |= {self._slots[name]: index for name in names}
+        kept = {self._slots[v.name] for v in self.program.variables}
+        kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
+        steps = []
+        for index, call in enumerate(calls):
+            function, stage = functions[call.function]
+            slots = [self._slots[name] for name in call.arguments]
+            results = tuple(self._slots[name] if name else None for name in call.results)
+            dead = tuple(s for s, end in last.items() if end == index and s not in kept)
+            steps.append(_Step(stage, _picker(slots), results, dead, call, function))
+        return steps
+
+    def _prepare_sends(
+        self, loop: Sequence[Instruction]
+    ) -> list[tuple[int, int, list[list[bool]]]]:
+        """For every output stream: its index, the slot of its value, and when it is kept."""
+        values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
+        return [
+            (index, values[output.name], self.batching.kept(output))
+            for index, output in enumerate(self.program.outputs)
+        ]
+
+    def _prepare_updates(self, after: Sequence[Instruction]) -> list[Callable[[Numbers], None]]:
+        prepared: list[Callable[[Numbers], None]] = []
+        for instruction in after:
+            if isinstance(instruction, Reduce):
+                prepared.append(self._reduction(instruction))
+            elif isinstance(instruction, Update):
+                prepared.append(self._update(instruction))
+        return prepared
+
+    def _reduction(self, instruction: Reduce) -> Callable[[Numbers], None]:
+        first, *others = (
+            [self.tensor(name, r) for name in instruction.values]
+            for r in range(self.batching.replicas)
+        )
+
+        def run(_: Numbers) -> None:
+            for tensors in others:
+                foreach_add_(first, tensors)
+
+        return run
+
+    def _update(self, instruction: Update) -> Callable[[Numbers], None]:
+        parameters = [self.tensor(name) for name in instruction.parameters]
+        gradients = [self.tensor(name) for name in instruction.gradients]
+        states = {
+            state: [self.tensor(name) for name in names] for state, names in instruction.states
+        }
+        step = ParameterUpdate(
+            instruction.rule,
+            parameters,
+            gradients,
+            states,
+            scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
+            zero_gradients=instruction.clear,
+        )
+        group = instruction.group
+        others = [
+            self.tensor(name, replica)
+            for replica in range(1, self.batching.replicas)
+            for name in instruction.gradients
+            if instruction.clear
+        ]
+
+        def run(numbers: Numbers) -> None:
+            step(numbers[group])
+            if others:
+                foreach_zero_(others)
+
+        return run
+
+    def _clear_accumulators(self) -> None:
+        """Drop the gradients of an incomplete step."""
+        for variable in self.program.variables:
+            if variable.kind == "accumulator":
+                for replica in range(self.batching.replicas):
+                    self.tensor(variable.name, replica).zero_()
+
+    def _forget(self) -> None:
+        """Drop every value of the last micro-batch."""
+        held = {self._slots[v.name] for v in self.program.variables}
+        for values in self._values:
+            for slot in range(len(values)):
+                if slot not in held:
+                    values[slot] = None
+
+
+def _sections(
+    program: Program,
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """What is done before, in, and after the micro-batches of a step."""
+    body = program.body
+    if len(body) == 1 and isinstance(body[0], Repeat) and body[0].over == "device_iteration":
+        body = body[0].body
+    (position,) = (i for i, instruction in enumerate(body) if isinstance(instruction, Repeat))
+    loop = body[position]
+    assert isinstance(loop, Repeat)
+    return body[:position], loop.body, body[position + 1 :]
+
+
+def _number(program: Program, instructions: Sequence[Instruction]) -> dict[str, int]:
+    """A slot for every name; on one device a copy is the same tensor, so it has the same slot."""
+    slots = {variable.name: slot for slot, variable in enumerate(program.variables)}
+    for instruction in instructions:
+        match instruction:
+            case Receive(result=name):
+                slots.setdefault(name, len(set(slots.values())))
+            case Call(results=names):
+                for name in names:
+                    if name:
+                        slots.setdefault(name, len(set(slots.values())))
+            case Copy(value=value, result=name):
+                slots[name] = slots[value]
+    return slots
+
+
+def _picker(slots: Sequence[int]) -> Callable[[list[Any]], tuple[Tensor, ...]]:
+    """A function that takes the values of `slots` out of a list."""
+    if len(slots) == 1:
+        (slot,) = slots
+        return lambda values: (values[slot],)
+    if not slots:
+        return lambda values: ()
+    return itemgetter(*slots)

@@ -1,0 +1,84 @@
+"""Reach the private names of torch that the runtime is built on, in one place.
+
+They may change with any release: this file is what to check first when the supported range of
+torch (here and in `pyproject.toml`) moves.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+import torch._inductor
+
+if not "2.13" <= torch.__version__ < "2.14":
+    raise ImportError(
+        f"ipu_dynamo calls private operators of PyTorch 2.13, and this is {torch.__version__}: "
+        "install torch>=2.13,<2.14"
+    )
+
+fused_sgd_: Callable[..., None] = torch._fused_sgd_
+fused_adam_: Callable[..., None] = torch._fused_adam_
+fused_adamw_: Callable[..., None] = torch._fused_adamw_
+
+foreach_add_: Callable[..., None] = torch._foreach_add_
+foreach_addcdiv_: Callable[..., None] = torch._foreach_addcdiv_
+foreach_addcmul_: Callable[..., None] = torch._foreach_addcmul_
+foreach_copy_: Callable[..., None] = torch._foreach_copy_
+foreach_div_: Callable[..., None] = torch._foreach_div_
+foreach_lerp_: Callable[..., None] = torch._foreach_lerp_
+foreach_neg_: Callable[..., None] = torch._foreach_neg_
+foreach_sqrt_: Callable[..., None] = torch._foreach_sqrt_
+foreach_zero_: Callable[..., None] = torch._foreach_zero_
+
+
+def foreach_scale_(tensors: list[torch.Tensor], factor: float) -> None:
+    """Multiply by a number, rounding the products only.
+
+    `torch._foreach_mul_` of PyTorch 2.13 also rounds the number to float16 on the CPU.
+    """
+    if tensors[0].is_cpu:
+        for tensor in tensors:
+            tensor.mul_(factor)
+    else:
+        torch._foreach_mul_(tensors, factor)
+
+
+def has_fused_sgd(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `fused_sgd_` updates tensors of `dtype` on `device`.
+
+    On the CPU it does not for float16 and bfloat16: the vectorised loop of PyTorch 2.13.0 updates
+    the momentum and never stores the parameter.
+    """
+    return device.type != "cpu" or dtype in (torch.float32, torch.float64)
+
+
+def standalone_compile(
+    graph: torch.fx.GraphModule, examples: list[torch.Tensor], settings: dict[str, object]
+) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]:
+    """Compile a flat graph for tensors laid out as `examples`; shapes and strides are fixed.
+
+    The result checks shapes and strides when called, but no dtypes.
+    """
+    bare = copy.deepcopy(graph)
+    for node in bare.graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+    with torch.no_grad():
+        artifact = torch._inductor.standalone_compile(
+            bare,
+            examples,
+            dynamic_shapes="from_example_inputs",
+            options={"config_patches": settings},
+        )
+    compiled = artifact._compiled_fn
+
+    def stage(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        return compiled(*arguments)  # type: ignore[no-any-return]
+
+    return stage
+
+
+def cpp_compiler_names() -> tuple[str, ...]:
+    """The programs that Inductor tries as its C++ compiler, in order."""
+    configured = torch._inductor.config.cpp.cxx
+    names = configured if isinstance(configured, list | tuple) else (configured,)
+    return tuple(name for name in names if name) or ("g++",)

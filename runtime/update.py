@@ -1,0 +1,104 @@
+"""Perform an optimiser step in place: prepared once, a call only launches operators."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program.optimizers import SGD, Adam, RMSprop, Rule
+from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
+from ipu_dynamo.runtime.update_adam import AdamUpdate
+from ipu_dynamo.runtime.update_rmsprop import RMSpropUpdate
+from ipu_dynamo.runtime.update_scale import GradientNorms, GradientScale
+from ipu_dynamo.runtime.update_sgd import SGDUpdate
+from ipu_dynamo.runtime.update_tensors import Batch, batches, distinct
+
+
+class ParameterUpdate:
+    """The update of one group's parameters on one device.
+
+    Invariant: it reads and writes the memory of the tensors it was made from, for its whole life.
+    Calls need no `torch.no_grad`, and one at a time may run.
+
+    Args:
+        rule: the equations.
+        parameters, gradients: aligned lists. A parameter whose gradient is None is left alone,
+            and so are its states. A call overwrites the gradients.
+        states: for every state of the rule, by its name, a list aligned with `parameters`;
+            `runtime.update_tensors.new_states` makes them.
+        scale: what the gradients are divided by; None for 1.
+        zero_gradients: set the gradients to zero afterwards.
+
+    Raises:
+        ValueError: tensors that do not fit each other, or are not real floating-point ones.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        states: Mapping[str, Sequence[Tensor]],
+        *,
+        scale: GradientScale | None = None,
+        zero_gradients: bool = False,
+    ) -> None:
+        parts = batches(rule, parameters, gradients, states)
+        divisor = None if scale is None else scale.tensor
+        self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
+        self._counters = distinct([t for batch in parts for t in batch.states.get("step", [])])
+        # As a Python number it would become a tensor again for every counter of every step.
+        self._one = torch.ones((), device=parts[0].device if parts else "cpu")
+        live = [g.detach() for g in gradients if g is not None]
+        self._zeroed = live if zero_gradients else []
+
+    def __call__(self, values: Sequence[float]) -> None:
+        """Make a step with `values`, the numbers of `rule.hyperparameters` in that order.
+
+        The learning rate may be a 0-dim tensor; one that is not on the CPU is waited for.
+        """
+        if self._counters:
+            foreach_add_(self._counters, self._one, alpha=1.0)
+        for part in self._parts:
+            part(*values)
+        if self._zeroed:
+            foreach_zero_(self._zeroed)
+
+    def reload(self) -> None:
+        """Take notice that the states were overwritten, by a checkpoint for instance."""
+        for part in self._parts:
+            part.reload()
+
+
+class OptimizerStep:
+    """One optimiser step on one device that clips by the norm over all groups.
+
+    Args:
+        updates: one per group, all made with `scale`.
+        scale: made with a rule to clip by.
+        norms: of all gradients of all updates.
+    """
+
+    def __init__(
+        self, updates: Sequence[ParameterUpdate], scale: GradientScale, norms: GradientNorms
+    ) -> None:
+        self._updates, self._scale, self._norms = tuple(updates), scale, norms
+
+    def __call__(self, values: Sequence[Sequence[float]]) -> None:
+        """Make a step; `values` holds the numbers of every group."""
+        self._scale.clip(self._norms())
+        for update, numbers in zip(self._updates, values, strict=True):
+            update(numbers)
+
+
+def _implement(
+    rule: Rule, batch: Batch, scale: Tensor | None
+) -> SGDUpdate | AdamUpdate | RMSpropUpdate:
+    match rule:
+        case SGD():
+            return SGDUpdate(rule, batch, scale)
+        case Adam():
+            return AdamUpdate(rule, batch, scale)
+        case RMSprop():
+            return RMSpropUpdate(rule, batch, scale)
+    raise NotImplementedError(f"the runtime has no update for {rule}")

@@ -1,0 +1,75 @@
+"""Set up every test: hypothesis profiles, threads, Inductor's folder, the CUDA marker, --json."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+from tests.json_report import JsonReport
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+# One folder for all workers and runs: what one compiled, the others load. Set before the first use.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / "build" / "inductor"))
+if IN_WORKER:
+    torch.set_num_threads(1)  # the workers share the cores; so do the pools that Inductor starts
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("ci", COMMON, max_examples=25, derandomize=True)
+settings.register_profile("all", COMMON, max_examples=1000)
+settings.load_profile("ci")  # unless --hypothesis-profile names another
+INDUCTOR_EXAMPLES = {"ci": 5, "all": 50}  # a compilation takes a second, an eager example does not
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--json", type=Path, help="write the outcome of every test into this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("json")) and not IN_WORKER:
+        config.pluginmanager.register(JsonReport(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Draw as many examples of a property as its markers `inductor` and `examples` allow.
+
+    A function that is parametrized with engines is one object, so its settings change by the call.
+    """
+    function = getattr(item, "obj", None)
+    function = getattr(function, "__func__", function)
+    if not is_hypothesis_test(function):
+        return (yield)
+    own = function._hypothesis_internal_use_settings
+    limits = [own.max_examples]
+    limits += [marker.args[0] for marker in item.iter_markers("examples")]
+    if item.get_closest_marker("inductor"):
+        limits.append(INDUCTOR_EXAMPLES.get(settings.get_current_profile_name(), 5))
+    function._hypothesis_internal_use_settings = settings(own, max_examples=min(limits))
+    try:
+        return (yield)
+    finally:
+        function._hypothesis_internal_use_settings = own
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_code() -> Iterator[None]:
+    """Reset Dynamo after a test that used it, so that none meets the guards of another."""
+    yield
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils and utils.counters["frames"]:
+        torch._dynamo.reset()
+        utils.counters.clear()
