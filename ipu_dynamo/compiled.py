@@ -77,7 +77,8 @@ class CompiledModel:
             self._compile(given)
         else:
             self._check(given)
-        assert self._executable is not None and self._compiled is not None
+        assert self._executable is not None
+        assert self._compiled is not None
         if self.training:
             self._follow_optimizer()
         tensors = dict(zip(given.tensor_names, given.tensors, strict=True))

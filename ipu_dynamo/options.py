@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from ipu_dynamo.errors import IpuError
 
@@ -118,7 +118,7 @@ class Options:
             )
 
     @classmethod
-    def read(cls, given: "Options | dict[str, Any] | None") -> Self:
+    def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
         """Options from a dictionary of their names, as `torch.compile(options=...)` passes them.
 
         Raises:
@@ -126,14 +126,14 @@ class Options:
         """
         if given is None:
             return cls()
-        if isinstance(given, cls):
+        if isinstance(given, Options):
             return given
         known = [f.name for f in fields(cls)]
         for name in given:
             if name not in known:
                 near = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(known)
                 raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
-        return cls(**given)  # type: ignore[arg-type]
+        return cls(**given)
 
     @property
     def input_groups(self) -> int:

@@ -160,12 +160,18 @@ def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
     if isinstance(target, PlainAOTOutput):
         return int(target.idx)
     if isinstance(target, InputMutationAOTOutput):
-        return OutputRole("mutation", names[target.mutated_input.idx])
+        return OutputRole("mutation", names[_index(target.mutated_input)])
     if isinstance(target, GradAOTOutput):
-        return OutputRole("gradient", names[target.grad_of.idx])
+        return OutputRole("gradient", names[_index(target.grad_of)])
     if target is None:
         return None
     raise CompileError(f"an output of kind {target!r} has no meaning here")
+
+
+def _index(source: Any) -> int:
+    """Position of an input among those that the replayed graph takes."""
+    assert isinstance(source, PlainAOTInput), f"the replay takes plain inputs, not {source!r}"
+    return source.idx
 
 
 def _refuse_changed_parameter(

@@ -70,7 +70,8 @@ class _Emitter:
         self.values = {role.name: node.meta["val"] for node, role in self.capture.roles().items()}
         self.sources: dict[str, tuple[int, str, TensorType]] = {}
         for part in self.partitioned.parts:
-            nodes = dict(zip(part.inputs, part.graph.graph.find_nodes(op="placeholder")))
+            placeholders = part.graph.graph.find_nodes(op="placeholder")
+            nodes = dict(zip(part.inputs, placeholders, strict=True))
             for name, node in nodes.items():
                 role = self.roles.get(name)
                 if role is None or role.kind == "input":

@@ -266,6 +266,8 @@ def _repeat(node: fx.Node) -> bool:
         return True
     if not is_view(node):
         return False
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return True  # a list of views, of which one is wanted
     base = root(node)
     return base.op == "placeholder" or numel(node.meta["val"]) >= numel(base.meta["val"])
 

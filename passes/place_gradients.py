@@ -6,6 +6,8 @@ Keeps    the graph; only meta["ipu.stage"] and meta["ipu.backward"] change.
 Source   PopTorch user guide, "Annotation tools": a gradient runs where its forward operator runs.
 """
 
+import operator
+
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
@@ -28,6 +30,9 @@ def plan(capture: Capture) -> dict[fx.Node, int]:
     unknown: list[fx.Node] = []
     for node in capture.graph.graph.nodes:
         if node.op in ("placeholder", "output"):
+            continue
+        if node.target is operator.getitem and node.args[0] in slots:
+            slots[node] = slots[node.args[0]]  # one result of an operator: where that runs
             continue
         given = [slots[source] for source in node.all_input_nodes if source in slots]
         stage = node.meta.get(STAGE)

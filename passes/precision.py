@@ -56,8 +56,8 @@ class _Narrowing:
 
     def rewrite(self, node: fx.Node) -> None:
         target = node.target
-        node.args = map_aggregate(node.args, _narrow_dtype)  # type: ignore[assignment]
-        node.kwargs = map_aggregate(node.kwargs, _narrow_dtype)  # type: ignore[assignment]
+        node.args = map_aggregate(node.args, _narrow_dtype)
+        node.kwargs = map_aggregate(node.kwargs, _narrow_dtype)
         if target is not getitem and not isinstance(target, torch._ops.OpOverload):
             return
         if isinstance(target, torch._ops.OpOverload) and not _takes_any_integer(target):
@@ -77,7 +77,7 @@ class _Narrowing:
                 return argument
             return map_arg(argument, lambda n: self.widened(n, node) if n in self.wide else n)
 
-        node.args = tuple(widened(a, n) for a, n in zip(node.args, names))
+        node.args = tuple(widened(a, n) for a, n in zip(node.args, names, strict=False))
         node.kwargs = {name: widened(a, name) for name, a in node.kwargs.items()}
 
     def widened(self, source: fx.Node, user: fx.Node) -> fx.Node:

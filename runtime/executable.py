@@ -131,9 +131,9 @@ class Executable:
     ) -> None:
         """Run the stages once on every replica."""
         position = iteration * self.batching.accumulation + accumulation
-        for values, group in zip(self._values, self.batching.group_of):
+        for values, group in zip(self._values, self.batching.group_of, strict=True):
             micro_batch = position * self.batching.groups + group
-            for slot, views in zip(self._receive_slots, chunks):
+            for slot, views in zip(self._receive_slots, chunks, strict=True):
                 values[slot] = views[micro_batch]
             for step in self._steps:
                 arguments = list(step.arguments(values))
@@ -142,7 +142,7 @@ class Executable:
                 except Exception as error:
                     given = step.arguments(values)
                     raise explain(error, step.call, step.function, given, micro_batch) from error
-                for result_slot, result in zip(step.results, results):
+                for result_slot, result in zip(step.results, results, strict=True):
                     if result_slot is not None:
                         values[result_slot] = result
                 for dead in step.dead:
@@ -283,9 +283,8 @@ def _number(program: Program, instructions: Sequence[Instruction]) -> dict[str, 
             case Receive(result=name):
                 slots.setdefault(name, len(set(slots.values())))
             case Call(results=names):
-                for name in names:
-                    if name:
-                        slots.setdefault(name, len(set(slots.values())))
+                for given in filter(None, names):
+                    slots.setdefault(given, len(set(slots.values())))
             case Copy(value=value, result=name):
                 slots[name] = slots[value]
     return slots

@@ -5,7 +5,7 @@ torch (here and in `pyproject.toml`) moves.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch._inductor
@@ -53,7 +53,7 @@ def has_fused_sgd(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def standalone_compile(
-    graph: torch.fx.GraphModule, examples: list[torch.Tensor], settings: dict[str, object]
+    graph: torch.fx.GraphModule, examples: list[torch.Tensor], settings: Mapping[str, object]
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]:
     """Compile a flat graph for tensors laid out as `examples`; shapes and strides are fixed.
 
@@ -65,9 +65,9 @@ def standalone_compile(
     with torch.no_grad():
         artifact = torch._inductor.standalone_compile(
             bare,
-            examples,
+            list(examples),
             dynamic_shapes="from_example_inputs",
-            options={"config_patches": settings},
+            options={"config_patches": dict(settings)},
         )
     compiled = artifact._compiled_fn
 

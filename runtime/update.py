@@ -1,6 +1,7 @@
 """Perform an optimiser step in place: prepared once, a call only launches operators."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,9 +47,8 @@ class ParameterUpdate:
         parts = batches(rule, parameters, gradients, states)
         divisor = None if scale is None else scale.tensor
         self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
-        self._counters = distinct([t for batch in parts for t in batch.states.get("step", [])])
-        # As a Python number it would become a tensor again for every counter of every step.
-        self._one = torch.ones((), device=parts[0].device if parts else "cpu")
+        steps = [step for batch in parts for step in batch.states.get("step", [])]
+        self._count = _counting(distinct(steps))
         live = [g.detach() for g in gradients if g is not None]
         self._zeroed = live if zero_gradients else []
 
@@ -57,8 +57,7 @@ class ParameterUpdate:
 
         The learning rate may be a 0-dim tensor; one that is not on the CPU is waited for.
         """
-        if self._counters:
-            foreach_add_(self._counters, self._one, alpha=1.0)
+        self._count()
         for part in self._parts:
             part(*values)
         if self._zeroed:
@@ -89,6 +88,16 @@ class OptimizerStep:
         self._scale.clip(self._norms())
         for update, numbers in zip(self._updates, values, strict=True):
             update(numbers)
+
+
+def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
+    """What adds 1 to every counter; as a Python number, 1 would become a tensor at every step."""
+    if not counters:
+        return lambda: None
+    one = torch.ones((), device=counters[0].device)
+    if len(counters) == 1:
+        return partial(counters[0].add_, one)
+    return partial(foreach_add_, counters, one, alpha=1.0)
 
 
 def _implement(

@@ -93,7 +93,7 @@ class Capture:
 
     @property
     def output_node(self) -> fx.Node:
-        (node,) = self.graph.graph.find_nodes(op="output")
+        node: fx.Node = self.graph.graph.output_node()
         return node
 
     @property

@@ -64,7 +64,7 @@ def custom_functions_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        function.apply = apply
+        function.apply = apply  # type: ignore[method-assign]
         tensor.register_hook = register_hook  # type: ignore[method-assign]
 
 

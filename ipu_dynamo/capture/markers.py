@@ -77,4 +77,5 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     """
     if reduction not in ("sum", "mean", "none"):
         raise AssertionError("Unsupported reduction type!")
-    return torch.ops.ipu.identity_loss(x, reduction)
+    marked: Tensor = torch.ops.ipu.identity_loss(x, reduction)
+    return marked

@@ -66,9 +66,10 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
     names = _positional_names(model, len(args))
     paths, spec = flatten_with_path((tuple(args), dict(kwargs)))
     leaf_names = []
-    for (group, key, *rest), _ in paths:
-        first = names[key.idx] if group.idx == 0 else str(key.key)
-        leaf_names.append(first + key_text(tuple(rest)))
+    for path, _ in paths:
+        group, key = (getattr(entry, "idx", None) for entry in path[:2])
+        first = names[key] if group == 0 and key is not None else str(path[1].key)  # type: ignore[attr-defined]
+        leaf_names.append(first + key_text(path[2:]))
     return Arguments(tuple(leaf for _, leaf in paths), spec, tuple(leaf_names))
 
 
@@ -171,7 +172,7 @@ def _swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
         if tensor is not None
     ]
     for _, _, slot, name, tensor in slots:
-        slot[name] = swaps[id(tensor)]  # type: ignore[assignment]
+        slot[name] = swaps[id(tensor)]
     try:
         yield
         for kind, path, slot, name, tensor in slots:
@@ -197,7 +198,7 @@ def _finish_outputs(capture: Capture) -> None:
     """Describe the returned tuple, and turn the output into a flat tuple."""
     nodes = list(capture.output_node.args[0])  # type: ignore[arg-type]
     roles = [OutputRole("value", str(i)) for i in range(len(nodes))]
-    capture.set_returned(nodes, roles)  # type: ignore[arg-type]
+    capture.set_returned(nodes, roles)
 
 
 def _lift_constants(capture: Capture, model: Model) -> None:

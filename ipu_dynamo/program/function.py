@@ -46,7 +46,9 @@ class Function:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        takes = ", ".join(f"%{n.name}: {t}" for n, t in zip(_placeholders(self.graph), self.inputs))
+        takes = ", ".join(
+            f"%{n.name}: {t}" for n, t in zip(_placeholders(self.graph), self.inputs, strict=True)
+        )
         gives = ", ".join(str(t) for t in self.outputs)
         return f"function @{self.name}({takes}) -> ({gives})"
 

@@ -6,6 +6,7 @@ from typing import Literal
 from ipu_dynamo.program.optimizers import Rule
 from ipu_dynamo.program.types import TensorType
 
+_PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
 Direction = Literal["forward", "backward", "forward_backward"]
 
 
@@ -119,7 +120,9 @@ class Update:
     clear: bool
 
     def __str__(self) -> str:
-        pairs = ", ".join(f"%{p} by %{g}" for p, g in zip(self.parameters, self.gradients))
+        pairs = ", ".join(
+            f"%{p} by %{g}" for p, g in zip(self.parameters, self.gradients, strict=True)
+        )
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
         clear = ", clear" if self.clear else ""
         return f"update group {self.group} {self.rule}{mean}{clear} ({pairs})  on ipu{self.ipu}"
@@ -134,7 +137,7 @@ class Repeat:
     body: tuple["Instruction", ...]
 
     def __str__(self) -> str:
-        return f"repeat {self.count} over {self.over}s"
+        return f"repeat {self.count} over {_PLURAL[self.over]}"
 
 
 Instruction = Receive | Send | Copy | Call | Reduce | Update | Repeat

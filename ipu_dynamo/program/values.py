@@ -1,4 +1,4 @@
-"""Describe what a program holds between instructions: variables, and streams from and to the host."""
+"""Describe what a program holds between instructions: variables, and streams to the host."""
 
 from dataclasses import dataclass
 from typing import Literal
