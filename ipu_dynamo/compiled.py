@@ -1,6 +1,6 @@
 """Offer compiled models to users: `compile_training`, `compile_inference`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
 
+Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
+
 
 class CompiledModel:
     """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
@@ -26,6 +28,15 @@ class CompiledModel:
 
     Invariant: with `own_weights` the program computes on copies of the model's tensors, which
     `read_weights` and `write_weights` exchange; otherwise on the model's tensors themselves.
+
+    Args:
+        model, options: what to compile, and how.
+        optimizer: what updates the parameters; None: nothing does, this is no training.
+        loss: index of the returned tensor to minimise; None: the value marked as the loss.
+        own_weights: compute on copies.
+        describe: reads the optimiser's groups, given the model's parameters by name.
+        live: follow the optimiser: its numbers before each call, and its state when compiling.
+            Otherwise its numbers are read when compiling and by `set_optimizer` only.
     """
 
     def __init__(
@@ -36,10 +47,13 @@ class CompiledModel:
         optimizer: torch.optim.Optimizer | None,
         loss: int | None = None,
         own_weights: bool = False,
+        describe: Describe = describe,
+        live: bool = True,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
         self._optimizer, self._loss, self._own_weights = optimizer, loss, own_weights
+        self._describe, self._live = describe, live
         self._batching = batching(options, training=self.training)
         self._groups: tuple[Group, ...] = ()
         self._seen: list[list[Any]] = []
@@ -79,7 +93,7 @@ class CompiledModel:
             self._check(given)
         assert self._executable is not None
         assert self._compiled is not None
-        if self.training:
+        if self.training and self._live:
             self._follow_optimizer()
         tensors = dict(zip(given.tensor_names, given.tensors, strict=True))
         fed = {name: self._prepared(tensor) for name, tensor in tensors.items()}
@@ -97,7 +111,8 @@ class CompiledModel:
             InputError: the update itself would differ: another rule, or other groups.
         """
         if self._compiled is not None:
-            self._groups = refresh(self._groups, optimizer, self._parameters())
+            parameters = self._parameters()
+            self._groups = refresh(self._groups, optimizer, parameters, read=self._describe)
         self._optimizer = optimizer
         self._seen = _numbers_of(optimizer)
 
@@ -105,9 +120,9 @@ class CompiledModel:
         """Copy parameters and buffers from the program to the model."""
         self._exchange(to_model=True)
 
-    def write_weights(self) -> None:
-        """Copy parameters and buffers from the model to the program."""
-        self._exchange(to_model=False)
+    def write_weights(self, names: Collection[str] | None = None) -> None:
+        """Copy parameters and buffers, or those with the given names, to the program."""
+        self._exchange(to_model=False, names=names)
 
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
@@ -127,14 +142,15 @@ class CompiledModel:
         example = _first_micro_batch(given, self._batching.splits)
         groups: tuple[Group, ...] = ()
         if self._optimizer is not None:
-            groups = describe(self._optimizer, self._parameters())
+            groups = self._describe(self._optimizer, self._parameters())
             self._seen = _numbers_of(self._optimizer)
         compiled = compile_model(
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
         engine = self._engine or make_engine(options.engine)
         tensors = self._initial_tensors(compiled, groups)
-        executable = Executable(compiled.program, tensors, engine, self._batching)
+        seed = _seed(compiled.program) if options.seed is None else options.seed
+        executable = Executable(compiled.program, tensors, engine, self._batching, seed)
         self._engine, self._groups, self._example = engine, groups, given
         self._compiled, self._executable = compiled, executable
 
@@ -159,7 +175,7 @@ class CompiledModel:
         """Optimiser states: what the torch optimiser already has, else their first values."""
         if self._optimizer is None:
             return {}
-        known = import_state(groups, self._optimizer, self._parameters())
+        known = import_state(groups, self._optimizer, self._parameters()) if self._live else {}
         types = {v.name: v.type for v in compiled.program.variables}
         states: dict[str, Tensor] = {}
         for update in _updates(compiled.program):
@@ -222,12 +238,14 @@ class CompiledModel:
                     states.setdefault(parameter, {})[state] = self._executable.tensor(name)
         return states
 
-    def _exchange(self, *, to_model: bool) -> None:
+    def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
         compiled = self._ready()
         assert self._executable is not None
         with torch.no_grad():
             for variable in compiled.program.variables:
                 if variable.kind not in ("parameter", "buffer"):
+                    continue
+                if names is not None and variable.name not in names:
                     continue
                 ours, theirs = self._executable.tensor(variable.name), compiled.tensors
                 target, source = theirs[variable.name], ours
@@ -292,6 +310,12 @@ def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
             leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
         leaves.append(leaf)
     return Arguments(tuple(leaves), given.spec, given.names)
+
+
+def _seed(program: Program) -> int:
+    """A seed from torch's generator, for a program that draws random numbers."""
+    draws = any(stream.source == "random" for stream in program.inputs)
+    return int(torch.randint(2**62, ()).item()) if draws else 0
 
 
 def _updates(program: Program) -> list[Update]:

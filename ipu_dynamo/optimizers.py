@@ -76,16 +76,19 @@ def refresh(
     optimizer: Optimizer,
     parameters: Mapping[str, Tensor],
     *,
-    treat_as: type[Optimizer] | None = None,
+    read: Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]] = describe,
 ) -> tuple[Group, ...]:
     """Read the numbers of `groups` again from `optimizer`, the same one or another.
+
+    Args:
+        read: what `groups` were read with.
 
     Raises:
         InputError: the update would have to be compiled again: another class or flag, or
             parameters that joined, left or changed groups.
         CompileError: as `describe`.
     """
-    new = describe(optimizer, parameters, treat_as=treat_as)
+    new = read(optimizer, parameters)
     again = "compile the model again with this optimizer"
     if len(new) != len(groups):
         problem = f"the optimizer has {len(new)} parameter groups, the program {len(groups)}"

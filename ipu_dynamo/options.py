@@ -1,5 +1,6 @@
 """Hold the options of the core, checked once where they enter."""
 
+import math
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -75,9 +76,13 @@ class Options:
         reduction: gradients over micro-batches and replicas are averaged or summed.
         mean_strategy: when an average divides: after the sum (`post`), at every accumulation
             (`running`), or by the replicas before the backward pass (`post_and_loss`).
+        loss_scale: the loss is multiplied by it in the backward pass, and gradients are divided by
+            it before the update: it moves half-precision gradients to a better range.
         strategy: how blocks become stages.
         narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
             integer parameters and buffers as constants, as PopTorch does.
+        seed: of the random numbers; None takes one from torch's generator when compiling. A
+            program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -93,8 +98,10 @@ class Options:
     return_period: int = 1
     reduction: Literal["mean", "sum"] = "mean"
     mean_strategy: Literal["post", "running", "post_and_loss"] = "post"
+    loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
     narrow: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -106,6 +113,8 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise OptionError(f"option {name} is {value!r}; it counts from 1")
+        if not 0.0 < self.loss_scale < math.inf:
+            raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
         if self.replicas % self.input_group_size:
             raise OptionError(
                 f"option input_group_size is {self.input_group_size}; it must divide the "

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.torch_private import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -23,9 +23,9 @@ from ipu_dynamo.capture.torch_private import (
     fake_mode_of,
 )
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.carry_stages import read_stages, write_stages
 
 aten = torch.ops.aten
-_STAGE_IN_CUSTOM = "ipu_stage"  # key of node.meta["custom"], which AOTAutograd copies
 
 
 class _Replay(nn.Module):
@@ -65,14 +65,14 @@ class Differentiate:
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
-        _annotate(capture.graph.graph)
+        write_stages(capture.graph.graph)
         joint = _export(capture)
         _describe(capture, joint, names)
         capture.loss = None
         _remove_detach(joint.graph)
         _start_backward(capture, self.start)
         joint.graph.eliminate_dead_code()
-        _mark(joint.graph)
+        read_stages(capture)
         joint.recompile()
         return True
 
@@ -91,12 +91,6 @@ def _check_loss(capture: Capture, loss: fx.Node) -> None:
             node=loss,
             hint="set requires_grad on what is to be trained, or compile for inference",
         )
-
-
-def _annotate(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if STAGE in node.meta:
-            node.meta["custom"] = {_STAGE_IN_CUSTOM: node.meta[STAGE]}
 
 
 def _export(capture: Capture) -> fx.GraphModule:
@@ -213,14 +207,3 @@ def _start_backward(capture: Capture, start: float) -> None:
         node.replace_all_uses_with(begin)
         graph.erase_node(node)
     capture.placeholders = tuple(p for p in capture.placeholders if p.kind != "tangent")
-
-
-def _mark(graph: fx.Graph) -> None:
-    """Write direction and stage, where known, to the nodes' own keys."""
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        node.meta[BACKWARD] = node.meta.get("partitioner_tag") == "is_backward"
-        stage = (node.meta.get("custom") or {}).get(_STAGE_IN_CUSTOM)
-        if stage is not None and not node.meta.get("is_gradient_acc"):
-            node.meta[STAGE] = stage

@@ -74,9 +74,9 @@ class _Emitter:
             nodes = dict(zip(part.inputs, placeholders, strict=True))
             for name, node in nodes.items():
                 role = self.roles.get(name)
-                if role is None or role.kind == "input":
+                if role is None or role.kind in ("input", "random_key"):
                     continue
-                self.homes.setdefault(name, part.ipu)
+                self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
                 if node.meta.get(MUTATED):
                     self.homes[name] = part.ipu
                     self.changed.add(name)
@@ -100,7 +100,7 @@ class _Emitter:
         role = self.roles.get(name)
         if role is None and name != ACCUMULATION_WEIGHT:
             return name  # an accumulator, or a value that an earlier part made on this IPU
-        if role is None or role.kind == "input":
+        if role is None or role.kind in ("input", "random_key"):
             result = name if not any(n == name for n, _ in self.local) else _on(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu))
         elif self.homes[name] == ipu:
@@ -215,10 +215,11 @@ class _Emitter:
 
     def inputs(self) -> list[Input]:
         received = {i.stream for i in self.micro_batch if isinstance(i, Receive)}
+        sources = {"input": "host", "random_key": "random"}
         streams = [
-            Input(role.name, self.variable_type(role.name))
+            Input(role.name, self.variable_type(role.name), sources[role.kind])  # type: ignore[arg-type]
             for role in self.capture.placeholders
-            if role.kind == "input"
+            if role.kind in sources
         ]
         if ACCUMULATION_WEIGHT in received:
             streams.append(
@@ -262,7 +263,7 @@ def emit(
         loop = Repeat("micro_batch", options.device_iterations, micro_batches)
         body = (*emitter.before, loop)
     return Program(
-        kind="training" if capture.training else "inference",
+        kind=capture.alone or ("training" if capture.training else "inference"),
         num_ipus=max(capture.ipus.values()) + 1,
         replicas=options.replicas,
         variables=tuple(emitter.variables()),
@@ -283,16 +284,15 @@ def _on(name: str, ipu: int) -> str:
     return f"{name}.on{ipu}"
 
 
-def _divisor(options: Options) -> int:
-    """What the summed gradients are divided by before the update."""
-    if options.reduction == "sum":
-        return 1
+def _divisor(options: Options) -> float:
+    """What the summed gradients are divided by before the update; an int without a loss scale."""
     parts = {
         "post": options.gradient_accumulation * options.replicas,
         "running": options.replicas,
         "post_and_loss": options.gradient_accumulation,
     }
-    return parts[options.mean_strategy]
+    count = parts[options.mean_strategy] if options.reduction == "mean" else 1
+    return count if options.loss_scale == 1.0 else count * options.loss_scale
 
 
 def _varying(capture: Capture) -> set[fx.Node]:
@@ -312,4 +312,4 @@ def _varying(capture: Capture) -> set[fx.Node]:
 def _varies(role: Placeholder, node: fx.Node) -> bool:
     if role.kind == "constant":
         return False
-    return role.kind == "input" or bool(node.meta["val"].is_floating_point())
+    return role.kind in ("input", "random_key") or bool(node.meta["val"].is_floating_point())

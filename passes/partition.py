@@ -169,10 +169,11 @@ class _Cutter:
         old.meta[MUTATED] = True
 
     def deliver(self, node: fx.Node, taken: set[fx.Node]) -> str:
-        """Make a value that is returned to the host an output; give it memory of its own."""
+        """Make a value that is returned to the host an output; give it memory of its own, unless
+        the caller wants aliases."""
         base = root(node)
         index = self.slots.get(node, min(self.slots.values(), default=0))
-        if base.op != "placeholder" and base not in taken:
+        if self.capture.aliases or (base.op != "placeholder" and base not in taken):
             taken.add(base)
             self.drafts[index].outputs.setdefault(node.name, self.value(node, index))
             return node.name
@@ -212,6 +213,7 @@ class Partition:
     accumulation: Accumulation
 
     def __call__(self, capture: Capture) -> Partitioned:
+        _rename_values(capture)
         cutter = _Cutter(capture)
         cutter.drafts.setdefault(0, _Draft())
         cutter.fill()
@@ -238,12 +240,20 @@ class Partition:
         return Partitioned(tuple(parts), tuple(returned), changed)
 
 
+def _rename_values(capture: Capture) -> None:
+    """Rename nodes that are called like an input or a variable: parts find values by name."""
+    taken = {role.name for role in capture.placeholders}
+    for node in capture.graph.graph.nodes:
+        if node.op != "placeholder" and node.name in taken:
+            node._rename(f"{node.name}_value")
+
+
 def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
     last = cutter.stages - 1
     stage = index if index <= last else 2 * last - index
     direction: Direction = "forward" if index < last else "backward"
     if index == last:
-        direction = "forward_backward" if capture.training else "forward"
+        direction = capture.alone or ("forward_backward" if capture.training else "forward")
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None
     graph = fx.GraphModule(torch.nn.Module(), draft.graph)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ipu_dynamo.capture.capture import Capture, Pass
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import UpdateGroup, emit
 from ipu_dynamo.passes.identity_loss import IdentityLoss
@@ -15,6 +16,7 @@ from ipu_dynamo.passes.partition import Accumulation, Partition
 from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
+from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,14 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         IdentityLoss(loss),
         Precision(options.narrow),
         Differentiate(_start_gradient(options)),
+        random_streams,
         place_gradients,
     )
+
+
+def lone_pipeline() -> tuple[Pass, ...]:
+    """The passes for a graph that was placed and differentiated outside, by AOTAutograd."""
+    return (read_stages, place_gradients)
 
 
 def lower(
@@ -48,7 +56,7 @@ def lower(
     Raises:
         CompileError: from the pass that finds the fault; a note names it.
     """
-    dump = _Dump(os.environ.get(DUMP))
+    dump = _Dump(os.environ.get(DUMP), capture.alone)
     dump.write("traced", str(capture.graph.graph))
     for one in passes:
         name = getattr(one, "__name__", repr(one))
@@ -68,10 +76,10 @@ def lower(
 
 
 class _Dump:
-    """Write numbered files to a folder; nothing without a folder."""
+    """Write numbered files to a folder, or to `part` inside it; nothing without a folder."""
 
-    def __init__(self, folder: str | None) -> None:
-        self.folder = Path(folder) if folder else None
+    def __init__(self, folder: str | None, part: str | None) -> None:
+        self.folder = Path(folder, part or "") if folder else None
         self.count = 0
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,8 +92,8 @@ class _Dump:
 
 def _start_gradient(options: Options) -> float:
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
-        return 1.0 / options.replicas
-    return 1.0
+        return options.loss_scale / options.replicas
+    return options.loss_scale
 
 
 def _accumulation(options: Options) -> Accumulation:

@@ -142,7 +142,7 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
                     hint="begin another block before this operator",
                 )
             ranks[node] = current
-        elif node.target is getitem:
+        elif node.target is getitem and node.args[0] in ranks:
             ranks[node] = ranks[node.args[0]]
     if strategy.kind == "pipelined":
         _check_order(ranks)
@@ -194,8 +194,24 @@ class Placement:
 
 
 def _computes(node: fx.Node) -> bool:
-    """An operator; switches of the gradient or autocast mode are none."""
-    return isinstance(node.target, torch._ops.OpOverload)
+    """An operator, or in Dynamo's graphs a call that gives tensors; switches of modes are none."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return True
+    if node.target is getitem and not isinstance(_example(node.args[0]), torch.Tensor):
+        return False  # takes a result out of a tuple
+    return node.op in ("call_function", "call_method") and _gives_tensor(node)
+
+
+def _gives_tensor(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph has a tensor, or a tuple with one, as its value."""
+    value = _example(node)
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, tuple | list) and any(isinstance(v, torch.Tensor) for v in value)
+    )
+
+
+def _example(node: object) -> object:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
 
 
 def _merge(order: list[int], ipus: dict[int, int]) -> dict[int, int]:

@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.torch_private import fake_mode_of
+from ipu_dynamo.passes.insert import call, evaluate
 from ipu_dynamo.program.narrowing import NARROW
 
 aten = torch.ops.aten
@@ -63,7 +64,7 @@ class _Narrowing:
         if isinstance(target, torch._ops.OpOverload) and not _takes_any_integer(target):
             self.widen_arguments(node, target)
         before = node.meta["val"]
-        node.meta["val"] = _evaluate(node)
+        node.meta["val"] = evaluate(node)
         if isinstance(before, Tensor) and before.dtype in NARROW:
             self.narrow_result(node)
 
@@ -98,10 +99,7 @@ class _Narrowing:
         self.wide.add(narrow)
 
     def cast(self, source: fx.Node, dtype: torch.dtype, origin: fx.Node) -> fx.Node:
-        result = self.graph.call_function(aten.to.dtype, (source, dtype))
-        result.meta = {k: origin.meta[k] for k in (STAGE, "stack_trace") if k in origin.meta}
-        result.meta["val"] = _evaluate(result)
-        return result
+        return call(self.graph, aten.to.dtype, source, dtype, origin=origin)
 
 
 @dataclass(frozen=True)
@@ -165,14 +163,6 @@ def _takes_any_integer(target: torch._ops.OpOverload) -> bool:
 
 def _narrow_dtype(argument: Any) -> Any:
     return NARROW.get(argument, argument) if isinstance(argument, torch.dtype) else argument
-
-
-def _evaluate(node: fx.Node) -> Any:
-    """The fake value of a call, from the fake values of its arguments."""
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-    mode = fake_mode_of([source.meta["val"] for source in node.all_input_nodes])
-    with mode, torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _as_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 """Turn a program's functions into callables: compiled by Inductor, or run operator by operator."""
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -8,14 +9,16 @@ from functools import cache
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.program import Function
+from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
 Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
+ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
+_ENGINES = ("auto", "inductor", "eager")
 _compiling = threading.Lock()  # Inductor compiles one thing at a time
 
 
@@ -69,11 +72,20 @@ class InductorEngine:
         if not function.operators:
             return EagerEngine().compile(function)
         with _compiling:
-            return standalone_compile(function.graph, examples, self._settings)
+            run = standalone_compile(function.graph, examples, self._settings)
+        return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
 
 
 def make_engine(name: str) -> Engine:
-    """The engine called `name`; `auto`: Inductor where a C++ compiler is found, else eager."""
+    """The engine called `name`.
+
+    `auto`: the one that the environment variable IPU_DYNAMO_ENGINE names (`auto`, `inductor` or
+    `eager`), else Inductor where a C++ compiler is found, else eager.
+    """
+    if name == "auto":
+        name = os.environ.get(ENGINE) or "auto"
+        if name not in _ENGINES:
+            raise IpuError(f"{ENGINE} is {name!r}: choose one of {', '.join(_ENGINES)}")
     if name == "eager":
         return EagerEngine()
     if _compiler() is not None:
@@ -93,6 +105,38 @@ def _compiler() -> str | None:
     if found is None:
         log.warning("no C++ compiler found: stages run on the eager engine, operator by operator")
     return found
+
+
+def _laid_out(run: Stage, strides: Sequence[tuple[int, ...] | None]) -> Stage:
+    """`run`, with results in the memory layout that the functions which read them expect.
+
+    Inductor mostly keeps the layout of eager PyTorch, but not always (`cat` of transposed parts).
+    The first call finds the results that differ; they are copied from then on.
+    """
+    wrong: list[int] | None = None
+
+    def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        nonlocal wrong
+        results = run(arguments)
+        if wrong is None:
+            pairs = zip(results, strides, strict=True)
+            wrong = [i for i, (t, s) in enumerate(pairs) if t is not None and t.stride() != s]
+        if not wrong:
+            return results
+        fixed = list(results)
+        for i in wrong:
+            found, stride = fixed[i], strides[i]
+            assert found is not None
+            assert stride is not None
+            fixed[i] = found.new_empty_strided(found.shape, stride).copy_(found)
+        return fixed
+
+    return stage
+
+
+def _stride(result: object) -> tuple[int, ...] | None:
+    """The memory layout of a function's output node; None for an output without a tensor."""
+    return tuple(result.meta["val"].stride()) if isinstance(result, fx.Node) else None
 
 
 def _example(value: Tensor) -> Tensor:

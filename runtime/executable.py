@@ -1,45 +1,21 @@
 """Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import (
-    Call,
-    Copy,
-    Function,
-    Instruction,
-    Program,
-    Receive,
-    Reduce,
-    Repeat,
-    Send,
-    Update,
-)
+from ipu_dynamo.program import Input, Instruction, Program, Receive, Reduce, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
-from ipu_dynamo.runtime.blame import explain
-from ipu_dynamo.runtime.engines import Engine, Stage
+from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.random_keys import random_keys
+from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_steps, sections
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_scale import GradientScale
 
 Numbers = Sequence[Sequence[float]]
-
-
-@dataclass(slots=True)
-class _Step:
-    """A call, prepared: where its arguments lie, where its results go, which values end with it."""
-
-    stage: Stage
-    arguments: Callable[[list[Any]], tuple[Tensor, ...]]
-    results: tuple[int | None, ...]
-    dead: tuple[int, ...]
-    call: Call
-    function: Function
 
 
 class Executable:
@@ -55,6 +31,7 @@ class Executable:
             variables are shared by all replicas; the others are copied for each.
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
+        seed: of the random streams, which `seed` and `calls` determine.
     """
 
     def __init__(
@@ -63,16 +40,19 @@ class Executable:
         tensors: Mapping[str, Tensor],
         engine: Engine,
         batching: Batching,
+        seed: int = 0,
     ) -> None:
         self.program, self.batching = program, batching
-        before, loop, after = _sections(program)
-        self._slots = _number(program, (*before, *loop, *after))
+        self.seed, self.calls = seed, 0
+        cut = sections(program)
+        loop = cut.loop
+        self._slots = number_slots(program)
         self._values = [self._bind(tensors, first=r == 0) for r in range(batching.replicas)]
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
-        self._updates = self._prepare_updates(after)
+        self._updates = self._prepare_updates(cut.after)
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -117,6 +97,7 @@ class Executable:
                 raise
             finally:
                 self._forget()
+        self.calls += 1
         return {
             output.name: join(output, values, batching.replicas)
             for output, values in zip(self.program.outputs, collected, strict=True)
@@ -131,33 +112,34 @@ class Executable:
     ) -> None:
         """Run the stages once on every replica."""
         position = iteration * self.batching.accumulation + accumulation
-        for values, group in zip(self._values, self.batching.group_of, strict=True):
-            micro_batch = position * self.batching.groups + group
+        for replica, values in enumerate(self._values):
+            micro_batch = position * self.batching.replicas + replica
             for slot, views in zip(self._receive_slots, chunks, strict=True):
                 values[slot] = views[micro_batch]
-            for step in self._steps:
-                arguments = list(step.arguments(values))
-                try:
-                    results = step.stage(arguments)
-                except Exception as error:
-                    given = step.arguments(values)
-                    raise explain(error, step.call, step.function, given, micro_batch) from error
-                for result_slot, result in zip(step.results, results, strict=True):
-                    if result_slot is not None:
-                        values[result_slot] = result
-                for dead in step.dead:
-                    values[dead] = None
+            run_steps(self._steps, values, micro_batch)
             for index, slot, kept in self._sends:
                 if kept[iteration][accumulation]:
                     collected[index].append(values[slot])
 
-    def _chunks(self, stream: Any, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """The micro-batches of a stream, by position in the call."""
-        if stream.source == "host":
-            return self.batching.split(stream, inputs[stream.name])
+    def _chunks(self, stream: Input, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
         b = self.batching
-        weights = [torch.tensor(1.0 / (k + 1)) for k in range(b.accumulation)]
-        return [w for _ in range(b.iterations) for w in weights for _ in range(b.groups)]
+        if stream.source == "random":
+            return random_keys(
+                seed=self.seed,
+                call=self.calls,
+                iterations=b.iterations,
+                accumulation=b.accumulation,
+                replicas=b.replicas,
+            )
+        if stream.source == "accumulation":
+            weights = [torch.tensor(1.0 / (k + 1)) for k in range(b.accumulation)]
+            return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
+        views = b.split(stream, inputs[stream.name])
+        if b.groups == b.replicas:
+            return views
+        steps = range(b.iterations * b.accumulation)
+        return [views[step * b.groups + group] for step in steps for group in b.group_of]
 
     def _bind(self, tensors: Mapping[str, Tensor], *, first: bool) -> list[Any]:
         values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
@@ -168,23 +150,10 @@ class Executable:
             values[self._slots[variable.name]] = given.detach()
         return values
 
-    def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[_Step]:
-        functions = {f.name: (f, engine.compile(f)) for f in self.program.functions}
-        calls = [i for i in loop if isinstance(i, Call)]
-        last: dict[int, int] = {}
-        for index, call in enumerate(calls):
-            names = (*call.arguments, *(name for name in call.results if name))
-            last |= {self._slots[name]: index for name in names}
-        kept = {self._slots[v.name] for v in self.program.variables}
+    def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
+        kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        steps = []
-        for index, call in enumerate(calls):
-            function, stage = functions[call.function]
-            slots = [self._slots[name] for name in call.arguments]
-            results = tuple(self._slots[name] if name else None for name in call.results)
-            dead = tuple(s for s, end in last.items() if end == index and s not in kept)
-            steps.append(_Step(stage, _picker(slots), results, dead, call, function))
-        return steps
+        return prepare_steps(self.program, engine, self._slots, kept)
 
     def _prepare_sends(
         self, loop: Sequence[Instruction]
@@ -260,41 +229,3 @@ class Executable:
             for slot in range(len(values)):
                 if slot not in held:
                     values[slot] = None
-
-
-def _sections(
-    program: Program,
-) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """What is done before, in, and after the micro-batches of a step."""
-    body = program.body
-    if len(body) == 1 and isinstance(body[0], Repeat) and body[0].over == "device_iteration":
-        body = body[0].body
-    (position,) = (i for i, instruction in enumerate(body) if isinstance(instruction, Repeat))
-    loop = body[position]
-    assert isinstance(loop, Repeat)
-    return body[:position], loop.body, body[position + 1 :]
-
-
-def _number(program: Program, instructions: Sequence[Instruction]) -> dict[str, int]:
-    """A slot for every name; on one device a copy is the same tensor, so it has the same slot."""
-    slots = {variable.name: slot for slot, variable in enumerate(program.variables)}
-    for instruction in instructions:
-        match instruction:
-            case Receive(result=name):
-                slots.setdefault(name, len(set(slots.values())))
-            case Call(results=names):
-                for given in filter(None, names):
-                    slots.setdefault(given, len(set(slots.values())))
-            case Copy(value=value, result=name):
-                slots[name] = slots[value]
-    return slots
-
-
-def _picker(slots: Sequence[int]) -> Callable[[list[Any]], tuple[Tensor, ...]]:
-    """A function that takes the values of `slots` out of a list."""
-    if len(slots) == 1:
-        (slot,) = slots
-        return lambda values: (values[slot],)
-    if not slots:
-        return lambda values: ()
-    return itemgetter(*slots)

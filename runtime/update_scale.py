@@ -23,7 +23,7 @@ class GradientScale:
     Args:
         divisor: micro-batches times replicas for an average, times the loss scale if there is one.
         clip: the rule for large norms, if there is one.
-        dtype: float32 is applied by the fused operators at no cost. float64 gradients whose
+        dtype: float32 is applied by the fused operators in their own pass. float64 gradients whose
             divisor float32 cannot hold, or which are clipped, want float64.
     """
 

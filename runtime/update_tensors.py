@@ -49,7 +49,7 @@ class Batch:
     def scale_by(self, divisor: Tensor | None) -> Tensor | None:
         """Arrange that gradients are divided; return what is left for the fused operator to do.
 
-        The operators divide at no cost, but only by a float32 number: others are divided by here.
+        The operators divide in their own pass, but only by a float32 number: `load` does the rest.
         """
         if divisor is None or divisor.dtype == torch.float32:
             return divisor

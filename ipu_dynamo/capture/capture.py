@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
 
-PlaceholderKind = Literal["parameter", "buffer", "constant", "input", "tangent"]
+PlaceholderKind = Literal["parameter", "buffer", "constant", "input", "random_key", "tangent"]
 OutputKind = Literal["value", "mutation", "gradient"]
 
 
@@ -76,6 +76,10 @@ class Capture:
         loss: the node that training minimises; known after the `identity_loss` pass, gone after
             `differentiate`.
         ipus: IPU of each stage; set by the `placement` pass.
+        alone: which pass this is, when forward and backward are two programs that autograd
+            connects; None when one program has all of it.
+        homes: IPUs of variables that another program has placed.
+        aliases: returned values may share memory with inputs and with each other.
     """
 
     graph: fx.GraphModule
@@ -86,6 +90,9 @@ class Capture:
     training: bool
     loss: fx.Node | None = None
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
+    alone: Literal["forward", "backward"] | None = None
+    homes: Mapping[str, int] = field(default_factory=dict)
+    aliases: bool = False
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:

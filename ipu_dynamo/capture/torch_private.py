@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -14,12 +16,17 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import (
+    default_partition,
+    min_cut_rematerialization_partition,
+)
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
@@ -31,7 +38,11 @@ __all__ = [
     "InputMutationAOTOutput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "RestartAnalysis",
+    "ShortenTraceback",
     "TangentAOTInput",
+    "aot_cache_forced",
+    "compile_passes",
     "export_joint",
     "fake_mode",
     "fake_mode_of",
@@ -39,8 +50,12 @@ __all__ = [
     "flatten_with_path",
     "is_fake",
     "key_text",
+    "marked_dynamic",
+    "mkldnn_enabled",
+    "outside_tracing",
     "pytree",
     "seen_as_compiling",
+    "source_name",
     "to_fake",
     "trace_once",
 ]
@@ -112,3 +127,88 @@ def seen_as_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
+
+
+def compile_passes(
+    gm: fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    inference: Compiler,
+    recompute: bool,
+) -> Callable[..., Any]:
+    """Functionalise and differentiate Dynamo's graph, and hand each flat graph to its compiler.
+
+    The backward graph is compiled at once, so that its errors do not wait for `backward()`.
+
+    Args:
+        recompute: let backward repeat cheap operators of forward instead of saving their results.
+    """
+    compiler = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition if recompute else default_partition,
+        keep_inference_input_mutations=False,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
+        if _holds_lstm(gm):
+            # oneDNN's LSTM as one operator saves tensors that AOTAutograd cannot handle.
+            stack.enter_context(_mkldnn(enabled=False))
+        return compiler(gm, examples)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def outside_tracing(*, mkldnn: bool) -> Iterator[None]:
+    """Leave AOTAutograd's tracing, to work with real tensors and to compile them.
+
+    Args:
+        mkldnn: whether oneDNN was enabled before `compile_passes`, see `mkldnn_enabled`.
+    """
+    with unset_fake_temporarily(), tracing(None), _mkldnn(enabled=mkldnn):
+        yield
+
+
+def mkldnn_enabled() -> bool:
+    return bool(torch._C._get_mkldnn_enabled())
+
+
+def aot_cache_forced() -> bool:
+    """Whether AOTAutograd would answer from its own cache, which knows no stages and options."""
+    return bool(torch._functorch.config.force_autograd_cache)
+
+
+def source_name(node: fx.Node) -> str:
+    """Where Dynamo found the placeholder `node`, as a Python expression over `L` and `G`."""
+    source = getattr(node, "_dynamo_source", None)
+    return str(source.name) if source is not None else node.name
+
+
+def marked_dynamic(value: object) -> list[int]:
+    """Dimensions of a tensor that the user marked with `torch._dynamo.mark_dynamic`."""
+    return sorted(getattr(value, "_dynamo_dynamic_indices", ()))
+
+
+def _holds_lstm(gm: fx.GraphModule) -> bool:
+    return any(
+        getattr(node.target, "__name__", "") == "lstm"
+        for module in gm.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
+
+
+@contextmanager
+def _mkldnn(*, enabled: bool) -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

@@ -116,7 +116,7 @@ class Update:
     parameters: tuple[str, ...]
     gradients: tuple[str, ...]
     states: tuple[tuple[str, tuple[str, ...]], ...]
-    divisor: int
+    divisor: float
     clear: bool
 
     def __str__(self) -> str:

@@ -15,7 +15,8 @@ class Program:
     """An explicit multi-IPU program: one replica's instructions.
 
     Args:
-        kind: `training` updates parameters, `inference` does not.
+        kind: `training` updates parameters, `inference` does not; `forward` and `backward` are
+            the two passes of a model whose loss and update are outside.
         num_ipus: IPUs of one replica.
         replicas: how many replicas run the same instructions on different data.
         variables: what lives between calls, in the order of the user's module.
@@ -24,7 +25,7 @@ class Program:
         body: the instructions of one call.
     """
 
-    kind: Literal["training", "inference"]
+    kind: Literal["training", "inference", "forward", "backward"]
     num_ipus: int
     replicas: int
     variables: tuple[Variable, ...]
@@ -47,8 +48,8 @@ class Program:
 
     @property
     def num_stages(self) -> int:
-        """How many forward stages the program has."""
-        return len({call.stage for call in self.calls if call.direction != "backward"})
+        """How many stages the program has; a stage's two passes count once."""
+        return len({call.stage for call in self.calls})
 
     def short(self) -> str:
         """Variables by IPU, streams and instructions, without the operators of functions."""

@@ -5,6 +5,11 @@ from typing import Literal
 
 from ipu_dynamo.program.types import TensorType
 
+_GENERATED = {
+    "host": "",
+    "accumulation": "  1 / (k + 1) at accumulation step k",
+    "random": "  from seed, call, micro-batch and replica",
+}
 Kind = Literal["parameter", "buffer", "constant", "accumulator", "state"]
 Returns = Literal["all", "every", "final", "sum", "once"]
 
@@ -40,16 +45,16 @@ class Input:
     Args:
         name: the argument's name with its path, as in `batch['x'][0]`.
         type: dtype and shape of one micro-batch.
-        source: the caller's `host` tensor, or 1 / (k + 1) at `accumulation` step k.
+        source: the caller's `host` tensor; or 1 / (k + 1) at `accumulation` step k; or a new key
+            for `random` numbers, on every replica.
     """
 
     name: str
     type: TensorType
-    source: Literal["host", "accumulation"] = "host"
+    source: Literal["host", "accumulation", "random"] = "host"
 
     def __str__(self) -> str:
-        generated = "" if self.source == "host" else "  1 / (k + 1) at accumulation step k"
-        return f"input %{self.name}: {self.type}{generated}"
+        return f"input %{self.name}: {self.type}{_GENERATED[self.source]}"
 
 
 @dataclass(frozen=True, slots=True)

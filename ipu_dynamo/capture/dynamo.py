@@ -1,0 +1,273 @@
+"""Describe what Dynamo and AOTAutograd hand over: the captured graph, and its flat passes."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.markers import begin_block, end_block
+from ipu_dynamo.capture.torch_private import (
+    PlainAOTInput,
+    TangentAOTInput,
+    fake_mode,
+    flatten,
+    marked_dynamic,
+    source_name,
+    to_fake,
+)
+from ipu_dynamo.errors import CompileError, source_line
+
+aten = torch.ops.aten
+_MARKERS = {torch.ops.ipu.begin_block: begin_block, torch.ops.ipu.end_block: end_block}
+_IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def read_markers(gm: fx.GraphModule) -> list[fx.Node]:
+    """Give the block markers of Dynamo's graph the form in which passes know them.
+
+    Raises:
+        CompileError: a marker stands inside a higher-order operator, or alone in the graph.
+    """
+    found = []
+    for module in _graphs(gm):
+        for node in module.graph.nodes:
+            if node.target in _MARKERS:
+                node.target = _MARKERS[node.target]
+            if node.target not in _MARKERS.values():
+                continue
+            node.meta.setdefault("val", None)
+            found.append(node)
+            if module is not gm:
+                raise CompileError(
+                    "a block begins or ends inside a checkpoint, a condition or another operator "
+                    "that holds a graph of its own",
+                    node=node,
+                    hint="put the block around the whole of it",
+                )
+    if found and not any(_works(node) for node in gm.graph.nodes):
+        raise CompileError(
+            "nothing is computed between this block's begin or end and the next graph break, so "
+            "what the block holds would run outside the program",
+            node=found[0],
+            hint="compile with fullgraph=True to see why PyTorch breaks the graph inside the block",
+        )
+    return found
+
+
+def specialise(gm: fx.GraphModule, examples: Sequence[object]) -> None:
+    """Fix every symbolic size to its value in this call; another size then compiles again.
+
+    Raises:
+        CompileError: the user asked for a dynamic dimension.
+    """
+    for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
+        if dimensions := marked_dynamic(example):
+            raise CompileError(
+                f"dimension {dimensions[0]} of {_readable(source_name(node))} is marked as "
+                f"dynamic, and programs have static shapes",
+                hint="leave out torch._dynamo.mark_dynamic: each new size compiles once",
+            )
+        for value in (example, node.meta.get("example_value")):
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                _fix(value)
+            elif isinstance(value, Tensor):
+                for size in (*value.shape, *value.stride(), value.storage_offset()):
+                    _fix(size)
+
+
+def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Placeholder]:
+    """The role of each input of Dynamo's graph, under a name of its own."""
+    roles: list[Placeholder] = []
+    taken: set[str] = set()
+    for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
+        source = source_name(node)
+        name = _readable(source)
+        while name in taken:
+            name += "'"
+        taken.add(name)
+        if isinstance(example, nn.Parameter):
+            roles.append(Placeholder(name, "parameter", example.requires_grad))
+        elif "._buffers[" in source:
+            roles.append(Placeholder(name, "buffer"))
+        else:
+            roles.append(Placeholder(name, "input"))
+    return roles
+
+
+@dataclass
+class FlatPass:
+    """A forward or backward graph as a capture, and how it is called.
+
+    Args:
+        arguments: names in calling order; constants of the graph follow the caller's.
+        constants: the tensors of those.
+        results: for each returned value the name of an argument or of a `value` output, or None.
+    """
+
+    capture: Capture
+    arguments: list[str] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+    results: list[str | None] = field(default_factory=list)
+
+
+def read_pass(
+    graph: fx.GraphModule,
+    roles: Sequence[Placeholder],
+    known: Mapping[str, Placeholder],
+) -> FlatPass:
+    """Describe a graph that AOTAutograd made.
+
+    Args:
+        roles: the inputs of Dynamo's graph.
+        known: roles of the forward graph's placeholders, by node name; backward reads some again.
+
+    Raises:
+        CompileError: the graph has an operator or a size that programs cannot have.
+    """
+    _refuse_unsupported(graph)
+    _remove_detach(graph.graph)
+    capture = Capture(
+        graph=graph,
+        placeholders=(),
+        outputs=(),
+        tensors={},
+        structure=Structure(flatten(())[1], (), ()),
+        training=False,
+        aliases=True,
+    )
+    flat = FlatPass(capture)
+    placeholders = []
+    for node in capture.placeholder_nodes:
+        role = _role(node, roles, known)
+        flat.arguments.append(role.name)
+        if isinstance(node.meta["val"], Tensor):
+            placeholders.append(role)
+        else:
+            graph.graph.erase_node(node)  # a size, which is part of the program
+    for role, tensor in _lift_constants(capture):
+        placeholders.append(role)
+        flat.arguments.append(role.name)
+        flat.constants.append(tensor)
+    capture.placeholders = tuple(placeholders)
+    capture.tensors = {
+        role.name: node.meta["val"] for node, role in capture.roles().items() if role.kind != "input"
+    }
+    _describe_outputs(flat)
+    graph.recompile()
+    return flat
+
+
+def _describe_outputs(flat: FlatPass) -> None:
+    """Return each computed value once; the caller has the arguments among the results itself."""
+    capture = flat.capture
+    names = {node: role.name for node, role in capture.roles().items()}
+    kept: dict[fx.Node, str] = {}
+    for node in capture.returned:
+        if not isinstance(node, fx.Node):
+            if node is not None:
+                raise CompileError(f"the model returns {node!r}, which is no tensor")
+            flat.results.append(None)
+        elif node in names:
+            flat.results.append(names[node])
+        else:
+            flat.results.append(kept.setdefault(node, f"output {len(kept)}"))
+    capture.set_returned(list(kept), [OutputRole("value", name) for name in kept.values()])
+
+
+def _role(
+    node: fx.Node, roles: Sequence[Placeholder], known: Mapping[str, Placeholder]
+) -> Placeholder:
+    if node.name in known:
+        return known[node.name]
+    source = node.meta.get("desc")
+    if isinstance(source, PlainAOTInput):
+        return roles[source.idx]
+    if isinstance(source, TangentAOTInput):
+        return Placeholder(f"gradient of output {node.name.rpartition('_')[2]}", "input")
+    return Placeholder(node.name, "input")
+
+
+def _lift_constants(capture: Capture) -> Iterator[tuple[Placeholder, Tensor]]:
+    """Turn tensors that the graph holds into placeholders, after all others."""
+    graph = capture.graph.graph
+    for node in list(graph.find_nodes(op="get_attr")):
+        value = getattr(capture.graph, str(node.target))
+        last = next(reversed(capture.placeholder_nodes), None)
+        with graph.inserting_after(last) if last else graph.inserting_before(None):
+            lifted = graph.placeholder(str(node.target).lstrip("_"))
+        lifted.meta["val"] = node.meta["val"] if "val" in node.meta else to_fake(fake_mode(), value)
+        node.replace_all_uses_with(lifted)
+        graph.erase_node(node)
+        yield Placeholder(lifted.name, "constant"), value.detach()
+
+
+def _refuse_unsupported(graph: fx.GraphModule) -> None:
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CompileError(
+                f"operator {node.target} holds a graph or an effect of its own, which programs "
+                f"cannot have yet",
+                node=node,
+                hint="replace it (torch.cond by torch.where), or leave it out of the model",
+            )
+        if node.op == "output" or (node.op == "placeholder" and node.users):
+            continue
+        for value in _values(node.meta.get("val")):
+            if any(isinstance(size, torch.SymInt) for size in getattr(value, "shape", (value,))):
+                raise CompileError(
+                    "the shape of a result depends on the values of a tensor",
+                    node=node,
+                    hint="programs have static shapes: mask with torch.where, pad to the largest "
+                    "size, or move this out of the compiled model",
+                )
+
+
+def _remove_detach(graph: fx.Graph) -> None:
+    """Read what is detached instead: inside the flat graph nothing is differentiated.
+
+    Returned values stay, since a detached output must not be the same tensor as its source.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _values(value: object) -> Sequence[object]:
+    return value if isinstance(value, tuple | list) else (value,)
+
+
+def _works(node: fx.Node) -> bool:
+    return node.op.startswith("call") and node.target not in _MARKERS.values()
+
+
+def _graphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
+    return [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
+
+
+def _fix(size: object) -> None:
+    """Specialise a symbol, which makes its present value a guard."""
+    convert: dict[type, Callable[[object], object]] = {
+        torch.SymInt: int,
+        torch.SymFloat: float,
+        torch.SymBool: bool,
+    }
+    if type(size) in convert:
+        convert[type(size)](size)
+
+
+def _readable(source: str) -> str:
+    """A source as users write it: `L['self']._modules['fc']._parameters['bias']` is `fc.bias`."""
+    text = _IN_MODULE.sub(r".\1", source)
+    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text)
+    return text.removeprefix("self.")
+
+
+def last_block(markers: Sequence[fx.Node]) -> str | None:
+    """Where the block began that is still open at the end of the graph, or None."""
+    if not markers or markers[-1].target is end_block:
+        return None
+    return source_line(markers[-1])
