@@ -72,6 +72,8 @@ class Differentiate:
         _remove_detach(joint.graph)
         _start_backward(capture, self.start)
         joint.graph.eliminate_dead_code()
+        for node in joint.graph.nodes:
+            node.meta.setdefault("val", None)  # assertions give no value
         read_stages(capture)
         joint.recompile()
         return True
@@ -131,7 +133,7 @@ def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None
         if isinstance(role, int):
             values[role] = value
         elif role is not None and isinstance(value, fx.Node):
-            _refuse_changed_parameter(role, roles, value)
+            _refuse_change(role, roles, value)
             nodes.append(value)
             outputs.append(role)
     first = 1 if capture.training else 0
@@ -168,10 +170,17 @@ def _index(source: Any) -> int:
     return source.idx
 
 
-def _refuse_changed_parameter(
-    role: OutputRole, roles: dict[str, Placeholder], value: fx.Node
-) -> None:
-    if role.kind == "mutation" and roles[role.name].trainable:
+def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.Node) -> None:
+    if role.kind != "mutation":
+        return
+    if roles[role.name].kind == "constant":
+        raise CompileError(
+            f"forward changes the tensor {role.name} in place, which is neither an input nor "
+            f"registered in the model",
+            node=value,
+            hint="make it a buffer with register_buffer, or pass it as an input",
+        )
+    if roles[role.name].trainable:
         raise CompileError(
             f"forward changes parameter {role.name} in place, which the optimiser updates",
             node=value,

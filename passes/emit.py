@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture, Placeholder
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, MUTATED, Part, Partitioned, accumulator
+from ipu_dynamo.passes.random_streams import draws
 from ipu_dynamo.program import (
     Call,
     Copy,
@@ -108,6 +109,12 @@ class _Emitter:
         else:
             result = _on(name, ipu)
             once = name not in self.changed
+            if not once and self.options.strategy.kind == "pipelined":
+                raise CompileError(
+                    f"buffer {name} changes on IPU {self.homes[name]} and is read on IPU {ipu}, "
+                    f"which works on another micro-batch then",
+                    hint="put what reads and writes it on one IPU, or use the sharded strategy",
+                )
             (self.before if once else self.micro_batch).append(
                 Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
             )
@@ -299,12 +306,7 @@ def _varying(capture: Capture) -> set[fx.Node]:
     """Nodes that depend on an input, a floating-point parameter or buffer, or a random number."""
     varying = {node for node, role in capture.roles().items() if _varies(role, node)}
     for node in capture.graph.graph.nodes:
-        target = node.target
-        random = (
-            isinstance(target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in target.tags
-        )
-        if random or varying.intersection(node.all_input_nodes):
+        if draws(node) or varying.intersection(node.all_input_nodes):
             varying.add(node)
     return varying
 

@@ -30,15 +30,19 @@ class PipelineSizeError(CompileError):
         required: the least number of micro-batches.
         given: the number that the options ask for.
         training: accumulated micro-batches count, else device iterations.
+        num_ipus: IPUs that the model wants.
     """
 
-    def __init__(self, *, stages: int, required: int, given: int, training: bool) -> None:
+    def __init__(
+        self, *, stages: int, required: int, given: int, training: bool, num_ipus: int
+    ) -> None:
         what = "gradient_accumulation" if training else "device_iterations"
         super().__init__(
             f"a pipeline of {stages} stages needs at least {required} micro-batches, got {given}",
             hint=f"set {what} to {required} or more, or use a sharded strategy",
         )
         self.stages, self.required, self.training = stages, required, training
+        self.num_ipus = num_ipus
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,11 @@ class Placement:
         required = 2 * stages - 1 if training else stages
         if self.micro_batches < required:
             raise PipelineSizeError(
-                stages=stages, required=required, given=self.micro_batches, training=training
+                stages=stages,
+                required=required,
+                given=self.micro_batches,
+                training=training,
+                num_ipus=max(placed.ipus.values()) + 1,
             )
 
 

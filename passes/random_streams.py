@@ -134,7 +134,7 @@ def _randn(d: _Drawing) -> tuple[fx.Node, ...]:
 
 def _uniform(d: _Drawing) -> tuple[fx.Node, ...]:
     low, high = _completed(d.node.args[1:], (0.0, 1.0))
-    span = d.op(aten.mul.Tensor, d.fraction(_shape(d)), high - low)  # type: ignore[operator]
+    span = d.op(aten.mul.Tensor, d.fraction(_shape(d)), high - low)
     return (d.as_result(d.op(aten.add.Tensor, span, low)),)
 
 
@@ -231,12 +231,22 @@ _DRAW: dict[Any, Callable[[_Drawing], tuple[fx.Node, ...]]] = {
 
 def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
     """The random operators, in graph order."""
-    return tuple(
-        node
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    return tuple(node for node in graph.nodes if draws(node))
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers; attention without dropout does not."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return given != 0.0
 
 
 def random_streams(capture: Capture) -> bool:

@@ -40,6 +40,11 @@ class Batching:
         """Micro-batches in each input: D*A*G."""
         return self.iterations * self.accumulation * self.groups
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that run in a call: D*A*R."""
+        return self.iterations * self.accumulation * self.replicas
+
     def split(self, stream: Input, tensor: Tensor) -> Sequence[Tensor]:
         """Views of `tensor`, one per micro-batch, in the order [D, A, G].
 

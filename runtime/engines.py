@@ -28,8 +28,12 @@ class Engine(Protocol):
     name: str
     compiled: int
 
-    def compile(self, function: Function) -> Stage:
-        """A callable on a list of tensors, which it may empty."""
+    def compile(self, function: Function, threads: int | None = None) -> Stage:
+        """A callable on a list of tensors, which it may empty.
+
+        Args:
+            threads: intra-op threads of whoever calls it; None is torch's number.
+        """
 
 
 class EagerEngine:
@@ -40,7 +44,7 @@ class EagerEngine:
     def __init__(self) -> None:
         self.compiled = 0
 
-    def compile(self, function: Function) -> Stage:
+    def compile(self, function: Function, threads: int | None = None) -> Stage:
         self.compiled += 1
         run = function.graph.forward
 
@@ -61,9 +65,12 @@ class InductorEngine:
 
     def __init__(self) -> None:
         self.compiled = 0
-        self._settings = {"emulate_precision_casts": True, "fallback_random": True}
+        self._settings: dict[str, bool | int] = {
+            "emulate_precision_casts": True,
+            "fallback_random": True,
+        }
 
-    def compile(self, function: Function) -> Stage:
+    def compile(self, function: Function, threads: int | None = None) -> Stage:
         self.compiled += 1
         examples = [
             torch.zeros(()).new_empty(0) if value is None else _example(value)
@@ -71,8 +78,9 @@ class InductorEngine:
         ]
         if not function.operators:
             return EagerEngine().compile(function)
+        settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
         with _compiling:
-            run = standalone_compile(function.graph, examples, self._settings)
+            run = standalone_compile(function.graph, examples, settings)
         return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
 
 

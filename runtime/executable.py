@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Input, Instruction, Program, Receive, Reduce, Send, Update
+from ipu_dynamo.program import Call, Input, Instruction, Program, Receive, Reduce, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.random_keys import random_keys
-from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_steps, sections
+from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
+from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.timeline import Timeline
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_scale import GradientScale
+from ipu_dynamo.runtime.workers import run_side_by_side
 
 Numbers = Sequence[Sequence[float]]
 
@@ -32,6 +35,13 @@ class Executable:
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
         seed: of the random streams, which `seed` and `calls` determine.
+        workers: at most so many threads; None is one for each IPU of every replica. One runs
+            the micro-batches one after the other.
+        threads: intra-op threads of each worker; None is torch's number.
+
+    Attributes:
+        schedule: which worker runs what, in which order.
+        timeline: set it to record when every task runs.
     """
 
     def __init__(
@@ -41,13 +51,21 @@ class Executable:
         engine: Engine,
         batching: Batching,
         seed: int = 0,
+        workers: int | None = 1,
+        threads: int | None = None,
     ) -> None:
         self.program, self.batching = program, batching
         self.seed, self.calls = seed, 0
+        self.timeline: Timeline | None = None
         cut = sections(program)
         loop = cut.loop
         self._slots = number_slots(program)
         self._values = [self._bind(tensors, first=r == 0) for r in range(batching.replicas)]
+        training = program.kind == "training"
+        self._rounds = batching.iterations if training else 1
+        self._per_round = batching.accumulation if training else batching.iterations
+        self.schedule = _schedule(loop, self._per_round, batching.replicas, workers)
+        self._threads = threads
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
@@ -83,43 +101,57 @@ class Executable:
         """
         streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
         chunks = [streams[receive.stream] for receive in self._receives]
-        collected: list[list[Tensor]] = [[] for _ in self.program.outputs]
         batching = self.batching
+        collected: list[list[Tensor | None]] = [
+            [None] * batching.micro_batches for _ in self.program.outputs
+        ]
         with torch.no_grad():
             try:
-                for iteration in range(batching.iterations):
-                    for accumulation in range(batching.accumulation):
-                        self._micro_batch(iteration, accumulation, chunks, collected)
+                for number in range(self._rounds):
+                    self._run_round(number, chunks, collected)
                     for update in self._updates:
                         update(numbers)
             except BaseException:
                 self._clear_accumulators()
                 raise
-            finally:
-                self._forget()
         self.calls += 1
         return {
-            output.name: join(output, values, batching.replicas)
+            output.name: join(output, [v for v in values if v is not None], batching.replicas)
             for output, values in zip(self.program.outputs, collected, strict=True)
         }
 
-    def _micro_batch(
-        self,
-        iteration: int,
-        accumulation: int,
-        chunks: list[Sequence[Tensor]],
-        collected: list[list[Tensor]],
+    def _run_round(
+        self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
     ) -> None:
-        """Run the stages once on every replica."""
-        position = iteration * self.batching.accumulation + accumulation
-        for replica, values in enumerate(self._values):
-            micro_batch = position * self.batching.replicas + replica
-            for slot, views in zip(self._receive_slots, chunks, strict=True):
-                values[slot] = views[micro_batch]
-            run_steps(self._steps, values, micro_batch)
-            for index, slot, kept in self._sends:
-                if kept[iteration][accumulation]:
-                    collected[index].append(values[slot])
+        """Run the micro-batches between two updates; all of the call, when there are none."""
+        replicas, last = self.batching.replicas, len(self._steps) - 1
+        width = self._per_round * replicas
+        held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
+
+        def work(task: Task) -> None:
+            place = task.micro_batch * replicas + task.replica
+            position = number * width + place
+            if task.call == 0:
+                values = held[place] = list(self._values[task.replica])
+                for slot, views in zip(self._receive_slots, chunks, strict=True):
+                    values[slot] = views[position]
+            values = held[place]
+            run_step(self._steps[task.call], values, position)
+            if task.call == last:
+                for index, slot, kept in self._sends:
+                    if kept[position // replicas]:
+                        collected[index][position] = values[slot]
+                held[place] = []
+
+        before = torch.get_num_threads()
+        threads = self._threads or before
+        if threads != before:
+            torch.set_num_threads(threads)
+        try:
+            run_side_by_side(self.schedule, work, threads_each=threads, timeline=self.timeline)
+        finally:
+            if threads != before:
+                torch.set_num_threads(before)
 
     def _chunks(self, stream: Input, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
@@ -153,15 +185,13 @@ class Executable:
     def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        return prepare_steps(self.program, engine, self._slots, kept)
+        return prepare_steps(self.program, engine, self._slots, kept, self._threads)
 
-    def _prepare_sends(
-        self, loop: Sequence[Instruction]
-    ) -> list[tuple[int, int, list[list[bool]]]]:
+    def _prepare_sends(self, loop: Sequence[Instruction]) -> list[tuple[int, int, list[bool]]]:
         """For every output stream: its index, the slot of its value, and when it is kept."""
         values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
         return [
-            (index, values[output.name], self.batching.kept(output))
+            (index, values[output.name], [k for row in self.batching.kept(output) for k in row])
             for index, output in enumerate(self.program.outputs)
         ]
 
@@ -222,10 +252,12 @@ class Executable:
                 for replica in range(self.batching.replicas):
                     self.tensor(variable.name, replica).zero_()
 
-    def _forget(self) -> None:
-        """Drop every value of the last micro-batch."""
-        held = {self._slots[v.name] for v in self.program.variables}
-        for values in self._values:
-            for slot in range(len(values)):
-                if slot not in held:
-                    values[slot] = None
+
+def _schedule(
+    loop: Sequence[Instruction], micro_batches: int, replicas: int, workers: int | None
+) -> Schedule:
+    """One worker: micro-batch by micro-batch; more: as a pipeline."""
+    calls = [i for i in loop if isinstance(i, Call)]
+    if workers == 1 or len({call.ipu for call in calls}) * replicas == 1:
+        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+    return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)

@@ -18,7 +18,7 @@ def bind(
     engine: Engine,
     arguments: Sequence[str],
     constants: Sequence[Tensor],
-    results: Sequence[str | None],
+    results: Sequence[str | float | None],
 ) -> Boxed:
     """Make `program` callable.
 
@@ -28,22 +28,25 @@ def bind(
             `constants` come last.
         constants: tensors that the caller does not pass.
         results: for each position of the returned tuple the name of an argument or of an output
-            stream, or None.
+            stream; numbers and None are returned as they are.
 
     Returns:
         A function on the list of arguments, which it empties. It may run in several threads.
     """
     slots = number_slots(program, arguments)
     sent = {i.stream: slots[i.value] for i in sections(program).loop if isinstance(i, Send)}
-    nothing = max(slots.values(), default=-1) + 1
+    plain = [value for value in results if not isinstance(value, str)]
+    count = max(slots.values(), default=-1) + 1
+    after = iter(range(count, count + len(plain)))
     places = [
-        nothing if name is None else sent[name] if name in sent else slots[name]
+        next(after) if not isinstance(name, str) else sent[name] if name in sent else slots[name]
         for name in results
     ]
     steps = prepare_steps(program, engine, slots, kept={*places})
     if len(steps) == 1:
-        return _one_step(steps[0], len(arguments), constants, places, nothing)
-    tail = [*constants, *([None] * (nothing + 1 - len(arguments)))]
+        return _one_step(steps[0], len(arguments), constants, places, count, plain)
+    blank = [None] * (count - len(arguments))
+    tail = [*constants, *blank, *plain]
     returned = picker(places)
 
     def run(given: list[Any]) -> tuple[Any, ...]:
@@ -56,21 +59,26 @@ def bind(
 
 
 def _one_step(
-    step: Step, count: int, constants: Sequence[Tensor], places: Sequence[int], nothing: int
+    step: Step,
+    arguments: int,
+    constants: Sequence[Tensor],
+    places: Sequence[int],
+    slots: int,
+    plain: Sequence[float | None],
 ) -> Boxed:
-    """One call, without a list of values in between: places count arguments, then results."""
-    position = {slot: count + i for i, slot in enumerate(step.results) if slot is not None}
-    position[nothing] = count + len(step.results)
+    """One call, without a list of values in between: arguments come first, then results."""
+    position = {slot: arguments + i for i, slot in enumerate(step.results) if slot is not None}
+    position |= {slots + i: arguments + len(step.results) + i for i in range(len(plain))}
     returned = picker([position.get(place, place) for place in places])
-    stage, arguments, tail = step.stage, step.arguments, list(constants)
+    stage, take, tail = step.stage, step.arguments, list(constants)
 
     def run(given: list[Any]) -> tuple[Any, ...]:
         values = given + tail
         given.clear()
         try:
-            results = stage(list(arguments(values)))
+            results = stage(list(take(values)))
         except Exception as error:
-            raise explain(error, step.call, step.function, arguments(values), 0) from error
-        return returned([*values, *results, None])
+            raise explain(error, step.call, step.function, take(values), 0) from error
+        return returned([*values, *results, *plain])
 
     return run

@@ -58,17 +58,16 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
     slots = {name: slot for slot, name in enumerate(names)}
     count = len(names)
     for instruction in sections(program).all:
+        made: tuple[str | None, ...] = ()
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
-                slots[name], made = slots[stream], ()
+                slots[name] = slots[stream]
             case Receive(result=name):
-                made: tuple[str | None, ...] = (name,)
+                made = (name,)
             case Call(results=results):
                 made = results
             case Copy(value=value, result=name):
-                slots[name], made = slots[value], ()
-            case _:
-                made = ()
+                slots[name] = slots[value]
         for new in made:
             if new and new not in slots:
                 slots[new], count = count, count + 1
@@ -76,14 +75,19 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
 
 
 def prepare_steps(
-    program: Program, engine: Engine, slots: dict[str, int], kept: set[int]
+    program: Program,
+    engine: Engine,
+    slots: dict[str, int],
+    kept: set[int],
+    threads: int | None = None,
 ) -> list[Step]:
     """The calls of a program's loop in order; a value ends with the last call that names it.
 
     Args:
         kept: slots of values that outlive the calls.
+        threads: intra-op threads of whoever runs the calls; None is torch's number.
     """
-    functions = {f.name: (f, engine.compile(f)) for f in program.functions}
+    functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
     calls = [i for i in sections(program).loop if isinstance(i, Call)]
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
@@ -116,13 +120,18 @@ def run_steps(steps: Sequence[Step], values: list[Any], micro_batch: int) -> Non
         ExecutionError: an operator failed; it is named, with stage and source line.
     """
     for step in steps:
-        try:
-            results = step.stage(list(step.arguments(values)))
-        except Exception as error:
-            given = step.arguments(values)
-            raise explain(error, step.call, step.function, given, micro_batch) from error
-        for slot, result in zip(step.results, results, strict=True):
-            if slot is not None:
-                values[slot] = result
-        for slot in step.dead:
-            values[slot] = None
+        run_step(step, values, micro_batch)
+
+
+def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
+    """Run one prepared call, as `run_steps` does."""
+    try:
+        results = step.stage(list(step.arguments(values)))
+    except Exception as error:
+        given = step.arguments(values)
+        raise explain(error, step.call, step.function, given, micro_batch) from error
+    for slot, result in zip(step.results, results, strict=True):
+        if slot is not None:
+            values[slot] = result
+    for slot in step.dead:
+        values[slot] = None
