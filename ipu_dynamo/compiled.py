@@ -13,6 +13,7 @@ from ipu_dynamo.optimizers import Group, describe, export_state, import_state, r
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program, Update
 from ipu_dynamo.program.narrowing import narrowed
+from ipu_dynamo.recent import remember
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
@@ -95,7 +96,7 @@ class CompiledModel:
         assert self._compiled is not None
         if self.training and self._live:
             self._follow_optimizer()
-        tensors = dict(zip(given.tensor_names, given.tensors, strict=True))
+        tensors = dict(zip(self._compiled.input_names, given.tensors, strict=True))
         fed = {name: self._prepared(tensor) for name, tensor in tensors.items()}
         results = self._executable(fed, [group.values for group in self._groups])
         for output in self._compiled.program.outputs:
@@ -137,11 +138,14 @@ class CompiledModel:
         tensor = tensor.detach().contiguous()
         return narrowed(tensor) if self.options.narrow else tensor
 
+    @torch.inference_mode(False)  # what is made here outlives the call
     def _compile(self, given: Arguments) -> None:
         options = self.options
         example = _first_micro_batch(given, self._batching.splits)
         groups: tuple[Group, ...] = ()
         if self._optimizer is not None:
+            if self._live and self._executable is not None:
+                self.read_optimizer_state()  # the new program goes on from there
             groups = self._describe(self._optimizer, self._parameters())
             self._seen = _numbers_of(self._optimizer)
         compiled = compile_model(
@@ -150,7 +154,17 @@ class CompiledModel:
         engine = self._engine or make_engine(options.engine)
         tensors = self._initial_tensors(compiled, groups)
         seed = _seed(compiled.program) if options.seed is None else options.seed
-        executable = Executable(compiled.program, tensors, engine, self._batching, seed)
+        workers, threads = _workers(compiled.program, options)
+        executable = Executable(
+            compiled.program,
+            tensors,
+            engine,
+            self._batching,
+            seed=seed,
+            workers=workers,
+            threads=threads,
+        )
+        remember(compiled.program)
         self._engine, self._groups, self._example = engine, groups, given
         self._compiled, self._executable = compiled, executable
 
@@ -214,7 +228,7 @@ class CompiledModel:
                         f"Data type mismatch for {name}: expected {old.dtype} but got {new.dtype}",
                         hint="convert the tensor, or compile again for this type",
                     )
-            elif new is not old and new != old:
+            elif new is not old and (type(new) is not type(old) or new != old):
                 raise InputError(
                     f"Value mismatch for {name}: expected {old!r} but got {new!r}",
                     hint="Python values are part of the program: compile again, or pass a tensor",
@@ -312,6 +326,17 @@ def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
     return Arguments(tuple(leaves), given.spec, given.names)
 
 
+def _workers(program: Program, options: Options) -> tuple[int | None, int | None]:
+    """Threads that run IPUs side by side, and the intra-op threads of each.
+
+    The second number decides the order of some sums, so it does not depend on the first.
+    """
+    places = program.num_ipus * program.replicas
+    if options.strategy.kind != "pipelined" or places == 1:
+        return 1, None
+    return options.workers, max(1, torch.get_num_threads() // places)
+
+
 def _seed(program: Program) -> int:
     """A seed from torch's generator, for a program that draws random numbers."""
     draws = any(stream.source == "random" for stream in program.inputs)
@@ -323,8 +348,15 @@ def _updates(program: Program) -> list[Update]:
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
-    """Everything in the optimiser's groups but the parameters."""
+    """Everything in the optimiser's groups but the parameters, tensors as their present value."""
     return [
-        [value for key, value in group.items() if key != "params"]
+        [_present(value) for key, value in group.items() if key != "params"]
         for group in optimizer.param_groups
     ]
+
+
+def _present(value: Any) -> Any:
+    """`value` as it is now: a tensor may change in place later."""
+    if isinstance(value, tuple):
+        return tuple(map(_present, value))
+    return value.tolist() if isinstance(value, Tensor) else value

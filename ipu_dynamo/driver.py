@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ipu_dynamo.capture.capture import Placeholder, Structure
+from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
 from ipu_dynamo.capture.trace import Arguments, Model, trace
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit import UpdateGroup
@@ -26,12 +26,14 @@ class Compiled:
         structure: how the program's outputs make up the model's return value.
         tensors: the model's own tensors, by the name of the variable that they initialise.
         roles: what each variable and input is, by name.
+        input_names: the program's names of the caller's tensors, in order.
     """
 
     program: Program
     structure: Structure
     tensors: Mapping[str, Tensor]
     roles: Mapping[str, Placeholder]
+    input_names: tuple[str, ...]
 
 
 def compile_model(
@@ -51,6 +53,8 @@ def compile_model(
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
     """
     capture = trace(model, example, training=training)
+    if training:
+        _train_only(capture, {name for group in groups for name in group.parameters})
     passes = pipeline(options, training=training, loss=loss)
     program = lower(capture, options, groups, passes=passes)
     log.debug("%s", program)
@@ -59,6 +63,15 @@ def compile_model(
         structure=capture.structure,
         tensors=capture.tensors,
         roles={role.name: role for role in capture.placeholders},
+        input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
+    )
+
+
+def _train_only(capture: Capture, names: set[str]) -> None:
+    """Leave out the gradients of parameters that the optimiser has not got."""
+    capture.placeholders = tuple(
+        replace(role, trainable=role.trainable and role.name in names)
+        for role in capture.placeholders
     )
 
 

@@ -99,6 +99,12 @@ def raised_at(trace: TracebackType | None) -> str:
     return _innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
 
 
+def called_from() -> str:
+    """The user frame that led here, in the form of `source_line`."""
+    frames = traceback.extract_stack()
+    return _innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
+
+
 def _innermost(frames: list[tuple[str, str, str, str]]) -> str:
     users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
     if not (users or frames):

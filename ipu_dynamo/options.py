@@ -58,6 +58,15 @@ class Strategy:
     weights_on_one_ipu: bool = False
 
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "loss_scale": (int, float),
+    "strategy": Strategy,
+    "narrow": bool,
+    "input_groups_orthogonal": bool,
+    "seed": (int, type(None)),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What one compilation is told.
@@ -81,6 +90,9 @@ class Options:
         strategy: how blocks become stages.
         narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
             integer parameters and buffers as constants, as PopTorch does.
+        workers: threads that run the IPUs of a pipelined strategy side by side; None is one for
+            each IPU of every replica. One worker runs micro-batch by micro-batch. The results are
+            the same bits.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -101,6 +113,7 @@ class Options:
     loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
     narrow: bool = False
+    workers: int | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +126,9 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise OptionError(f"option {name} is {value!r}; it counts from 1")
+        for name, kinds in _KINDS.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
         if self.replicas % self.input_group_size:

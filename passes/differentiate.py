@@ -134,6 +134,7 @@ def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None
             values[role] = value
         elif role is not None and isinstance(value, fx.Node):
             _refuse_change(role, roles, value)
+            _refuse_shared_memory(role, capture, value)
             nodes.append(value)
             outputs.append(role)
     first = 1 if capture.training else 0
@@ -186,6 +187,20 @@ def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.No
             node=value,
             hint="make it a buffer, or change it outside the model",
         )
+
+
+def _refuse_shared_memory(role: OutputRole, capture: Capture, value: fx.Node) -> None:
+    """Raise for a changed buffer in whose memory another tensor lies: each would have its own."""
+    if role.kind != "mutation" or role.name not in capture.tensors:
+        return
+    memory = capture.tensors[role.name].untyped_storage().data_ptr()
+    for name, tensor in capture.tensors.items():
+        if name != role.name and memory and tensor.untyped_storage().data_ptr() == memory:
+            raise CompileError(
+                f"forward changes {role.name}, which shares its memory with {name}",
+                node=value,
+                hint="register one of them, and take the other from it as a view in forward",
+            )
 
 
 def _remove_detach(graph: fx.Graph) -> None:

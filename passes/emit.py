@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture, Placeholder
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Placeholder
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, MUTATED, Part, Partitioned, accumulator
+from ipu_dynamo.passes.partition import MUTATED, Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
 from ipu_dynamo.program import (
     Call,

@@ -14,7 +14,13 @@ from typing import Literal
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, Placeholder
+from ipu_dynamo.capture.capture import (
+    ACCUMULATION_WEIGHT,
+    BACKWARD,
+    STAGE,
+    Capture,
+    Placeholder,
+)
 from ipu_dynamo.passes.place_gradients import slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
 from ipu_dynamo.program import Direction
@@ -22,7 +28,6 @@ from ipu_dynamo.program import Direction
 aten = torch.ops.aten
 MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
 Accumulation = Literal["store", "sum", "running"]
-ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
 
 
 @dataclass
@@ -78,6 +83,7 @@ class _Draft:
         if name not in self.inputs:
             with self.graph.inserting_after(next(reversed(self.inputs.values()), None)):
                 node = self.graph.placeholder(_identifier(name))
+            node.target = node.name  # unique, as an argument of Python code has to be
             node.meta["val"] = value
             self.inputs[name] = node
         return self.inputs[name]
@@ -196,7 +202,10 @@ class _Cutter:
         elif rule == "sum":
             draft.call(aten.add_.Tensor, total, gradient, like=node)
         else:
-            weight = draft.take(ACCUMULATION_WEIGHT, value.new_empty(()))
+            weight = draft.take(ACCUMULATION_WEIGHT, value.new_empty((), dtype=torch.float32))
+            if value.dtype != torch.float32:
+                weight = draft.call(aten.type_as.default, weight, total, like=node)
+                weight.meta["val"] = value.new_empty(())
             draft.call(aten.lerp_.Tensor, total, gradient, weight, like=node)
         draft.gradients.append(name)
 

@@ -8,7 +8,9 @@ Keeps    operators and source lines; values that fit the narrow types. Integer p
 Source   PopTorch user guide, "Data types": INT64 and FLOAT64 are carried as INT32 and FLOAT32.
 """
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import getitem
 from typing import Any
 
@@ -64,6 +66,8 @@ class _Narrowing:
         if isinstance(target, torch._ops.OpOverload) and not _takes_any_integer(target):
             self.widen_arguments(node, target)
         before = node.meta["val"]
+        if isinstance(before, Tensor) and before.dtype in NARROW and not _is_view(target):
+            node.args = map_aggregate(node.args, partial(_within, dtype=NARROW[before.dtype]))
         node.meta["val"] = evaluate(node)
         if isinstance(before, Tensor) and before.dtype in NARROW:
             self.narrow_result(node)
@@ -163,6 +167,23 @@ def _takes_any_integer(target: torch._ops.OpOverload) -> bool:
 
 def _narrow_dtype(argument: Any) -> Any:
     return NARROW.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+
+
+def _is_view(target: Any) -> bool:
+    """Views take positions, which may be larger than any number of the result."""
+    return target is getitem or bool(target.is_view)
+
+
+def _within(argument: Any, dtype: torch.dtype) -> Any:
+    """A number as `dtype` can hold it: the largest of the wide type becomes that of the narrow."""
+    if isinstance(argument, bool) or not isinstance(argument, int | float):
+        return argument
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return argument
+    if dtype.is_complex or (isinstance(argument, float) and not dtype.is_floating_point):
+        return argument
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return type(argument)(min(max(argument, limits.min), limits.max))
 
 
 def _as_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:

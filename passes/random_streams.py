@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture, Placeholder
+from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
 from ipu_dynamo.capture.torch_private import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.insert import call
 
 aten = torch.ops.aten
-RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
 
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _SHIFTS = (16, 15, 16)
+_DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
 
 
@@ -65,12 +65,17 @@ class _Drawing:
                 value = self.op(aten.mul.Tensor, value, _signed(factor))
         return value
 
-    def fraction(self, shape: tuple[int, ...]) -> fx.Node:
-        """Uniform float32 numbers k / 2**24 of [0, 1)."""
-        top = self.op(aten.bitwise_right_shift.Tensor_Scalar, self.bits(shape), 8)
-        top = self.op(aten.bitwise_and.Scalar, top, (1 << 24) - 1)
+    def fraction(self, shape: tuple[int, ...], digits: int = 24) -> fx.Node:
+        """Uniform float32 numbers k / 2**digits of [0, 1)."""
+        top = self.op(aten.bitwise_right_shift.Tensor_Scalar, self.bits(shape), 32 - digits)
+        top = self.op(aten.bitwise_and.Scalar, top, (1 << digits) - 1)
         number = self.op(aten._to_copy.default, top, dtype=torch.float32)
-        return self.op(aten.mul.Tensor, number, 2.0**-24)
+        return self.op(aten.mul.Tensor, number, 2.0**-digits)
+
+    def result_fraction(self) -> fx.Node:
+        """Fractions that the dtype of the result holds exactly: rounding would give 1."""
+        value = self.node.meta["val"]
+        return self.fraction(tuple(value.shape), _DIGITS.get(value.dtype, 24))
 
     def normal(self, shape: tuple[int, ...]) -> fx.Node:
         """Standard normal float32 numbers, by the method of Box and Muller."""
@@ -125,7 +130,7 @@ def _bernoulli_p(d: _Drawing) -> tuple[fx.Node, ...]:
 
 
 def _rand(d: _Drawing) -> tuple[fx.Node, ...]:
-    return (d.as_result(d.fraction(_shape(d))),)
+    return (d.as_result(d.result_fraction()),)
 
 
 def _randn(d: _Drawing) -> tuple[fx.Node, ...]:
@@ -134,7 +139,7 @@ def _randn(d: _Drawing) -> tuple[fx.Node, ...]:
 
 def _uniform(d: _Drawing) -> tuple[fx.Node, ...]:
     low, high = _completed(d.node.args[1:], (0.0, 1.0))
-    span = d.op(aten.mul.Tensor, d.fraction(_shape(d)), high - low)
+    span = d.op(aten.mul.Tensor, d.result_fraction(), high - low)
     return (d.as_result(d.op(aten.add.Tensor, span, low)),)
 
 
@@ -165,8 +170,8 @@ def _randint(d: _Drawing) -> tuple[fx.Node, ...]:
             hint="draw a smaller range",
         )
     scaled = d.op(aten.mul.Tensor, d.fraction(_shape(d)), float(high - low))
-    whole = d.op(aten.add.Tensor, d.op(aten.floor.default, scaled), float(low))
-    return (d.as_result(whole),)
+    whole = d.op(aten._to_copy.default, d.op(aten.floor.default, scaled), dtype=torch.int64)
+    return (d.as_result(d.op(aten.add.Tensor, whole, low)),)
 
 
 def _randperm(d: _Drawing) -> tuple[fx.Node, ...]:
@@ -184,6 +189,7 @@ def _multinomial(d: _Drawing) -> tuple[fx.Node, ...]:
         weights = d.op(aten.unsqueeze.default, weights, -2)
     positive = d.op(aten.rsub.Scalar, d.fraction(shape), 1.0)
     time = d.op(aten.neg.default, d.op(aten.log.default, positive))
+    time = d.op(aten.clamp_min.default, time, 2.0**-25)  # a weight of zero never wins
     race = d.op(aten.div.Tensor, weights, time)
     if replace and count > 1:
         return (d.op(aten.argmax.default, race, -1),)
@@ -246,7 +252,7 @@ def draws(node: fx.Node) -> bool:
         return True
     place = names.index("dropout_p")
     given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return given != 0.0
+    return bool(given != 0.0)
 
 
 def random_streams(capture: Capture) -> bool:

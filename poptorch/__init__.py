@@ -2,15 +2,22 @@
 
 import os
 
-from poptorch import enums, optim, options, poptorch_core
+from poptorch import enums, ops, optim, options, poptorch_core
 from poptorch._distribution import __version__, refuse_foreign_distribution
-
 from poptorch._logging import logger, setLogLevel
 from poptorch.arg_parsers import (
     ICustomArgParser,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
+from poptorch.blocks import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    removeBlocks,
+)
+from poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from poptorch.dataloader import DataLoader
 from poptorch.enums import (
     AutoStage,
@@ -30,8 +37,12 @@ from poptorch.enums import (
     VariableRetrievalMode,
 )
 from poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
+from poptorch.executor import PoplarExecutor
+from poptorch.functions import inferenceModel, trainingModel
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from poptorch.ops import identity_loss
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
+from poptorch.printing import module_repr, print
 from poptorch.stages import BlockId, Phase, Stage
 from poptorch.strategies import (
     ParallelPhasedExecution,
@@ -39,9 +50,13 @@ from poptorch.strategies import (
     SerialPhasedExecution,
     ShardedExecution,
 )
+from poptorch.tracing import isRunningOnIpu
 
 __all__ = [
     "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
     "BlockId",
     "CommGroupType",
     "ConfigFileError",
@@ -51,6 +66,7 @@ __all__ = [
     "Error",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "LegacyBeginBlockFn",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -61,6 +77,7 @@ __all__ = [
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
+    "PoplarExecutor",
     "RecoverableError",
     "ReductionType",
     "SerialPhasedExecution",
@@ -74,15 +91,25 @@ __all__ = [
     "__version__",
     "createPoptorchError",
     "enums",
+    "identity_loss",
+    "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "isRunningOnIpu",
     "logger",
+    "module_repr",
+    "ops",
     "optim",
     "options",
     "poptorch_core",
+    "print",
     "registerCustomArgParser",
     "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "removeBlocks",
     "setLogLevel",
+    "trainingModel",
 ]
 
 refuse_foreign_distribution()

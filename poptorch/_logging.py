@@ -9,6 +9,8 @@ from typing import TextIO
 TRACE_ALL, TRACE, DEBUG_IR = 3, 5, 8
 OFF = logging.CRITICAL + 10
 
+_COMPILER = "ipu_dynamo"
+
 _LEVELS = {
     "TRACE_ALL": TRACE_ALL,
     "TRACE": TRACE,
@@ -37,13 +39,8 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str | int) -> None:
-    """Choose which messages of the compiler alone are written.
-
-    The compiler logs as `ipu_dynamo`; nothing of that logger is touched before this is called.
-    """
-    core = logging.getLogger("ipu_dynamo")
-    core.setLevel(level_number(level))
-    core.addHandler(_destination)  # once: a logger keeps no handler twice
+    """Choose which messages of the compiler alone are written."""
+    _compiler().setLevel(level_number(level))
 
 
 def level_number(level: str | int) -> int:
@@ -60,20 +57,33 @@ def level_number(level: str | int) -> int:
 
 
 def limit_repeats(most: int) -> None:
-    """Write an identical message at most `most` times from now on."""
+    """Write an identical message of the compiler at most `most` times from now on."""
+    _compiler()
     _repeats.most = most
     _repeats.seen.clear()
 
 
+def _compiler() -> logging.Logger:
+    """The logger of the compiler, which from now on writes where this package does."""
+    compiler = logging.getLogger(_COMPILER)
+    compiler.addHandler(_destination)  # a logger keeps no handler twice
+    return compiler
+
+
 class _Repeats(logging.Filter):
-    """Drop a message that was written too often. Invariant: `seen` counts what came since."""
+    """Drop a message that the compiler repeats too often.
+
+    Invariant: `seen` counts the messages since the limit was set.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_COMPILER)
         self.most = sys.maxsize
         self.seen: Counter[tuple[int, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if not super().filter(record):  # not the compiler's
+            return True
         key = (record.levelno, record.getMessage())
         self.seen[key] += 1
         return self.seen[key] <= self.most

@@ -142,8 +142,8 @@ def _check_mode(
             f"batch size {item_size}",
         )
     raise createPoptorchError(
-        f"{mode!s} is not available yet: use poptorch.DataLoaderMode.Sync, with num_workers > 0 "
-        "to load in other processes"
+        f"DataLoaderMode.{DataLoaderMode(mode).name} is not available yet: use "
+        "poptorch.DataLoaderMode.Sync, with num_workers > 0 to load in other processes"
     )
 
 

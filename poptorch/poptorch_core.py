@@ -7,6 +7,7 @@ from poptorch import hardware
 from poptorch._logging import setLogLevel, setPopartLogLevel
 from poptorch.errors import Error, RecoverableError, UnrecoverableError
 from poptorch.options.session import check_session
+from poptorch.tracing import isRunningOnIpu
 
 
 class TestErrorType(IntEnum):
@@ -42,6 +43,11 @@ def ipuHardwareVersion(numIpus: int = 1) -> int:
     return hardware.ipu_generation() if present else 0
 
 
+def isCompilingWithDispatcher() -> bool:
+    """Whether a model is being traced for an executor right now."""
+    return isRunningOnIpu()
+
+
 def _validateOptions(options: dict[str, Any]) -> None:
     """Check the dictionary that `Options.toDict()` makes, as a compilation does."""
     check_session(options)
@@ -64,6 +70,7 @@ __all__ = [
     "TestErrorType",
     "UnrecoverableError",
     "ipuHardwareVersion",
+    "isCompilingWithDispatcher",
     "setLogLevel",
     "setPopartLogLevel",
 ]

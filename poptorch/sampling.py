@@ -16,7 +16,7 @@ class ProcessSampler(Sampler[int]):
 
     Without `drop_last` every sample is seen by one process. With it, every process sees as many
     whole items; which samples are left over then alternates from epoch to epoch when shuffling,
-    so that two epochs see them all.
+    so that two epochs see them all, if one sees at least half.
 
     Invariant: all processes draw the same permutations, because they share seed and epoch.
 
@@ -75,10 +75,9 @@ class ProcessSampler(Sampler[int]):
             for place in range(self._left_over, self._length)
             if order[place] not in self._missed
         )
-        for place in range(self._left_over):
-            if order[place] in self._missed:
-                other = next(spare)
-                order[place], order[other] = order[other], order[place]
+        again = (place for place in range(self._left_over) if order[place] in self._missed)
+        for place, other in zip(again, spare, strict=False):  # few are spare in a small data set
+            order[place], order[other] = order[other], order[place]
 
 
 class GroupedBatches(Sampler[list[Any]]):

@@ -108,15 +108,20 @@ def micro_batch_size(name: str, shape: Sequence[int], splits: int) -> int:
     return rows // splits
 
 
-def join(output: Output, values: Sequence[Tensor], replicas: int) -> Tensor:
+def join(output: Output, values: Sequence[Tensor], batching: Batching) -> Tensor:
     """The returned tensor, from the kept micro-batches in the order [D, A, R].
 
-    `sum` adds up each replica's micro-batches and then keeps one per replica.
+    `sum` adds up each replica's micro-batches and then keeps one per replica. Of a changed input
+    the value of the first replica of each group is kept.
     """
+    replicas = batching.replicas
     if output.returns == "once":
         return values[0].clone()
     if output.returns == "sum":
         values = [_total(values[replica::replicas]) for replica in range(replicas)]
+    if output.mutates and batching.groups != replicas:
+        first = [batching.group_of.index(group) for group in range(batching.groups)]
+        values = [values[start + r] for start in range(0, len(values), replicas) for r in first]
     if len(values) == 1:
         return values[0].contiguous()
     return torch.stack(list(values)) if values[0].dim() == 0 else torch.cat(list(values))

@@ -116,7 +116,7 @@ class Executable:
                 raise
         self.calls += 1
         return {
-            output.name: join(output, [v for v in values if v is not None], batching.replicas)
+            output.name: join(output, [v for v in values if v is not None], batching)
             for output, values in zip(self.program.outputs, collected, strict=True)
         }
 

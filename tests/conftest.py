@@ -70,6 +70,6 @@ def forget_compiled_code() -> Iterator[None]:
     """Reset Dynamo after a test that used it, so that none meets the guards of another."""
     yield
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils and utils.counters["frames"]:
+    if utils and (utils.counters["frames"] or utils.counters["stats"]):  # "stats": fullgraph
         torch._dynamo.reset()
         utils.counters.clear()

@@ -12,6 +12,10 @@ from torch.utils import _pytree as pytree
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
 
+RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
+ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
+RESERVED = frozenset({RANDOM_KEY, ACCUMULATION_WEIGHT})  # inputs that passes add
+
 PlaceholderKind = Literal["parameter", "buffer", "constant", "input", "random_key", "tangent"]
 OutputKind = Literal["value", "mutation", "gradient"]
 

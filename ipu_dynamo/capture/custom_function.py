@@ -6,28 +6,34 @@ A trace records operators before autograd, so it would inline the forward of a
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ipu_dynamo.capture.markers import register_function
-from ipu_dynamo.capture.torch_private import flatten, pytree
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.capture.torch_private import FunctionBase, flatten, pytree, replaced, run_backward
+from ipu_dynamo.errors import CompileError, called_from
 
 
 @contextmanager
 def custom_functions_kept() -> Iterator[None]:
-    """While tracing, record each `Function.apply` as one operator, and refuse tensor hooks."""
-    function, tensor = torch.autograd.Function, torch.Tensor
-    apply, register_hook = function.__dict__["apply"], tensor.register_hook
+    """While tracing, record each `Function.apply` as one operator.
+
+    Tensor hooks and gradients that the model computes itself are refused. What is replaced is
+    below the public functions, which models may have taken before: `steep = Steep.apply`.
+    """
     inside = False
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         if inside:
-            return apply.__get__(None, cls)(*args, **kwargs)
+            return super(FunctionBase, cls).apply(*args, **kwargs)
+        if cls is CheckpointFunction:
+            run_function, _, *given = args  # what it computes; when to do so again is our choice
+            return run_function(*given)
         leaves, spec = flatten((args, kwargs))
         positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         structure: list[tuple[list[Any], Any]] = []
@@ -40,7 +46,7 @@ def custom_functions_kept() -> Iterator[None]:
             real_args, real_kwargs = pytree.tree_unflatten(given, spec)
             before, inside = inside, True
             try:
-                results = apply.__get__(None, cls)(*real_args, **real_kwargs)
+                results = cls.apply(*real_args, **real_kwargs)
             finally:
                 inside = before
             out_leaves, out_spec = flatten(results)
@@ -56,16 +62,24 @@ def custom_functions_kept() -> Iterator[None]:
     def refused(self: Tensor, hook: Any) -> Any:
         raise CompileError(
             "a hook on a tensor inside the model would not run in the compiled program",
+            where=called_from(),
             hint="write the change of the gradient as a torch.autograd.Function",
         )
 
-    function.apply = classmethod(recorded)  # type: ignore[assignment]
-    tensor.register_hook = refused  # type: ignore[method-assign]
-    try:
+    def refused_gradient(*args: Any, **kwargs: Any) -> Any:
+        if inside:
+            return run_backward(*args, **kwargs)
+        raise CompileError(
+            "the model computes a gradient in forward, and a trace has no autograd",
+            where=called_from(),
+            hint="write that part as a torch.autograd.Function",
+        )
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(FunctionBase, "apply", classmethod(recorded)))
+        stack.enter_context(replaced(torch.Tensor, "register_hook", refused))
+        stack.enter_context(replaced(torch.autograd, run_backward.__name__, refused_gradient))
         yield
-    finally:
-        function.apply = apply  # type: ignore[method-assign]
-        tensor.register_hook = register_hook  # type: ignore[method-assign]
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -1,11 +1,14 @@
 """Describe what Dynamo and AOTAutograd hand over: the captured graph, and its flat passes."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
 from ipu_dynamo.capture.markers import begin_block, end_block
@@ -16,6 +19,7 @@ from ipu_dynamo.capture.torch_private import (
     flatten,
     marked_dynamic,
     source_name,
+    static,
     to_fake,
 )
 from ipu_dynamo.errors import CompileError, source_line
@@ -48,9 +52,9 @@ def read_markers(gm: fx.GraphModule) -> list[fx.Node]:
                     hint="put the block around the whole of it",
                 )
     if found and not any(_works(node) for node in gm.graph.nodes):
+        block = f"block {found[0].args[0]!r} begins" if found[0].args else "a block ends"
         raise CompileError(
-            "nothing is computed between this block's begin or end and the next graph break, so "
-            "what the block holds would run outside the program",
+            f"{block} right before a graph break, so what it holds would run outside the program",
             node=found[0],
             hint="compile with fullgraph=True to see why PyTorch breaks the graph inside the block",
         )
@@ -71,9 +75,8 @@ def specialise(gm: fx.GraphModule, examples: Sequence[object]) -> None:
                 hint="leave out torch._dynamo.mark_dynamic: each new size compiles once",
             )
         for value in (example, node.meta.get("example_value")):
-            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-                _fix(value)
-            elif isinstance(value, Tensor):
+            _fix(value)
+            if isinstance(value, Tensor):
                 for size in (*value.shape, *value.stride(), value.storage_offset()):
                     _fix(size)
 
@@ -104,13 +107,14 @@ class FlatPass:
     Args:
         arguments: names in calling order; constants of the graph follow the caller's.
         constants: the tensors of those.
-        results: for each returned value the name of an argument or of a `value` output, or None.
+        results: for each returned value the name of an argument or of a `value` output; numbers
+            and None stand for themselves.
     """
 
     capture: Capture
     arguments: list[str] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
-    results: list[str | None] = field(default_factory=list)
+    results: list[str | float | None] = field(default_factory=list)
 
 
 def read_pass(
@@ -128,6 +132,7 @@ def read_pass(
         CompileError: the graph has an operator or a size that programs cannot have.
     """
     _refuse_unsupported(graph)
+    _fix_sizes(graph.graph)
     _remove_detach(graph.graph)
     capture = Capture(
         graph=graph,
@@ -142,6 +147,8 @@ def read_pass(
     placeholders = []
     for node in capture.placeholder_nodes:
         role = _role(node, roles, known)
+        while role.name in flat.arguments:  # an input and a saved value
+            role = replace(role, name=f"{role.name}'")
         flat.arguments.append(role.name)
         if isinstance(node.meta["val"], Tensor):
             placeholders.append(role)
@@ -153,7 +160,9 @@ def read_pass(
         flat.constants.append(tensor)
     capture.placeholders = tuple(placeholders)
     capture.tensors = {
-        role.name: node.meta["val"] for node, role in capture.roles().items() if role.kind != "input"
+        role.name: node.meta["val"]
+        for node, role in capture.roles().items()
+        if role.kind != "input"
     }
     _describe_outputs(flat)
     graph.recompile()
@@ -167,13 +176,11 @@ def _describe_outputs(flat: FlatPass) -> None:
     kept: dict[fx.Node, str] = {}
     for node in capture.returned:
         if not isinstance(node, fx.Node):
-            if node is not None:
-                raise CompileError(f"the model returns {node!r}, which is no tensor")
-            flat.results.append(None)
+            flat.results.append(node)
         elif node in names:
             flat.results.append(names[node])
         else:
-            flat.results.append(kept.setdefault(node, f"output {len(kept)}"))
+            flat.results.append(kept.setdefault(node, str(len(kept))))
     capture.set_returned(list(kept), [OutputRole("value", name) for name in kept.values()])
 
 
@@ -186,7 +193,7 @@ def _role(
     if isinstance(source, PlainAOTInput):
         return roles[source.idx]
     if isinstance(source, TangentAOTInput):
-        return Placeholder(f"gradient of output {node.name.rpartition('_')[2]}", "input")
+        return Placeholder(node.name.replace("tangents_", "gradient_of_output_"), "input")
     return Placeholder(node.name, "input")
 
 
@@ -213,16 +220,30 @@ def _refuse_unsupported(graph: fx.GraphModule) -> None:
                 node=node,
                 hint="replace it (torch.cond by torch.where), or leave it out of the model",
             )
-        if node.op == "output" or (node.op == "placeholder" and node.users):
-            continue
-        for value in _values(node.meta.get("val")):
-            if any(isinstance(size, torch.SymInt) for size in getattr(value, "shape", (value,))):
-                raise CompileError(
-                    "the shape of a result depends on the values of a tensor",
-                    node=node,
-                    hint="programs have static shapes: mask with torch.where, pad to the largest "
-                    "size, or move this out of the compiled model",
-                )
+
+
+def _fix_sizes(graph: fx.Graph) -> None:
+    """Put numbers in place of symbolic sizes, in values and arguments; `specialise` fixed them."""
+    for node in list(graph.nodes):
+        before = node.meta.get("val")
+        value = node.meta["val"] = static(before)
+        if value is None and before is not None:
+            raise CompileError(
+                "the shape of a result depends on the values of a tensor",
+                node=node,
+                hint="programs have static shapes: mask with torch.where, pad to the largest size, "
+                "or move this out of the compiled model",
+            )
+        if isinstance(value, int | float):
+            for user in list(node.users):
+                swap = partial(_swap, node, value)
+                user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), swap)
+            if node.op != "placeholder":
+                graph.erase_node(node)
+
+
+def _swap(node: fx.Node, value: float, found: fx.Node) -> Any:
+    return value if found is node else found
 
 
 def _remove_detach(graph: fx.Graph) -> None:
@@ -236,10 +257,6 @@ def _remove_detach(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _values(value: object) -> Sequence[object]:
-    return value if isinstance(value, tuple | list) else (value,)
-
-
 def _works(node: fx.Node) -> bool:
     return node.op.startswith("call") and node.target not in _MARKERS.values()
 
@@ -250,20 +267,20 @@ def _graphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
 
 def _fix(size: object) -> None:
     """Specialise a symbol, which makes its present value a guard."""
-    convert: dict[type, Callable[[object], object]] = {
-        torch.SymInt: int,
-        torch.SymFloat: float,
-        torch.SymBool: bool,
-    }
-    if type(size) in convert:
-        convert[type(size)](size)
+    if isinstance(size, torch.SymInt):
+        int(size)
+    elif isinstance(size, torch.SymFloat):
+        float(size)
+    elif isinstance(size, torch.SymBool):
+        bool(size)
 
 
 def _readable(source: str) -> str:
     """A source as users write it: `L['self']._modules['fc']._parameters['bias']` is `fc.bias`."""
     text = _IN_MODULE.sub(r".\1", source)
-    text = re.sub(r"^[LG]\['([^']*)'\]", r"\1", text)
-    return text.removeprefix("self.")
+    if text != source:  # in a module; Dynamo calls one that torch itself defines `fn`
+        text = re.sub(r"^L\['(?:self|fn)'\]\.", "", text)
+    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", text)
 
 
 def last_block(markers: Sequence[fx.Node]) -> str | None:

@@ -28,12 +28,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.autograd.function import _SingleLevelFunction as FunctionBase
+from torch.autograd.graph import _engine_run_backward as run_backward
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.proxy import _register_stack_trace_anchor as quote_source_of
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 __all__ = [
     "DATA_DEPENDENT",
+    "FunctionBase",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "PlainAOTInput",
@@ -54,8 +59,12 @@ __all__ = [
     "mkldnn_enabled",
     "outside_tracing",
     "pytree",
+    "quote_source_of",
+    "replaced",
+    "run_backward",
     "seen_as_compiling",
     "source_name",
+    "static",
     "to_fake",
     "trace_once",
 ]
@@ -114,8 +123,26 @@ def export_joint(
     with ExitStack() as stack:
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
+        if torch.is_grad_enabled() and _holds_lstm(module):
+            # oneDNN's LSTM as one operator has a backward that cannot be called on its own.
+            stack.enter_context(_mkldnn(enabled=False))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors))
         return joint.graph_module
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give `owner` another attribute `name` for a while; an inherited one is only hidden."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
@@ -160,7 +187,7 @@ def compile_passes(
         if _holds_lstm(gm):
             # oneDNN's LSTM as one operator saves tensors that AOTAutograd cannot handle.
             stack.enter_context(_mkldnn(enabled=False))
-        return compiler(gm, examples)  # type: ignore[no-any-return]
+        return compiler(gm, examples)
 
 
 @contextmanager
@@ -194,10 +221,39 @@ def marked_dynamic(value: object) -> list[int]:
     return sorted(getattr(value, "_dynamo_dynamic_indices", ()))
 
 
-def _holds_lstm(gm: fx.GraphModule) -> bool:
+def static(value: Any) -> Any:
+    """`value` with numbers in place of symbols that were specialised; None for other symbols."""
+    if isinstance(value, tuple | list):
+        parts = [static(part) for part in value]
+        unknown = any(
+            new is None and old is not None for new, old in zip(parts, value, strict=True)
+        )
+        return None if unknown else type(value)(parts)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return None if free_unbacked_symbols(value) else _number(value)
+    if not isinstance(value, FakeTensor) or not value._has_symbolic_sizes_strides:
+        return value
+    if free_unbacked_symbols(value):
+        return None
+    with value.fake_mode:
+        return torch.empty_strided(
+            [int(size) for size in value.shape],
+            [int(stride) for stride in value.stride()],
+            dtype=value.dtype,
+            device=value.device,
+        )
+
+
+def _number(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> float:
+    if isinstance(symbol, torch.SymInt):
+        return int(symbol)
+    return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
+
+
+def _holds_lstm(model: nn.Module) -> bool:
     return any(
-        getattr(node.target, "__name__", "") == "lstm"
-        for module in gm.modules()
+        getattr(node.target, "__name__", "").partition(".")[0] == "lstm"
+        for module in model.modules()
         if isinstance(module, fx.GraphModule)
         for node in module.graph.nodes
         if node.op == "call_function"

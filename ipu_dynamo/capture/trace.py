@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.capture import RESERVED, Capture, OutputRole, Placeholder, Structure
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.torch_private import (
     DATA_DEPENDENT,
@@ -20,6 +20,7 @@ from ipu_dynamo.capture.torch_private import (
     is_fake,
     key_text,
     pytree,
+    quote_source_of,
     seen_as_compiling,
     to_fake,
     trace_once,
@@ -87,10 +88,11 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
     """
     if isinstance(model, nn.Module) and training:
         refuse_hooks(model)
+    quote_source_of(model.forward if isinstance(model, nn.Module) else model)
     held = _named_tensors(model)
     mode = fake_mode()
     fakes = [to_fake(mode, t if training and p.trainable else t.detach()) for p, t in held]
-    inputs = [to_fake(mode, tensor.detach()) for tensor in arguments.tensors]
+    inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
     returned: list[Structure] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -118,7 +120,8 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
                 hint="compute with tensors (torch.where), or move the decision out of the model",
             ) from error
     placeholders = [role for role, _ in held]
-    placeholders += [Placeholder(name, "input") for name in arguments.tensor_names]
+    for name in arguments.tensor_names:
+        placeholders.append(Placeholder(_unused(name, placeholders), "input"))
     capture = Capture(
         graph=graph,
         placeholders=tuple(placeholders),
@@ -134,6 +137,20 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
     capture.graph.recompile()
     capture.check()
     return capture
+
+
+def _unused(name: str, roles: Sequence[Placeholder]) -> str:
+    """`name`, primed until neither a role nor an input that passes add is called so."""
+    taken = {role.name for role in roles} | RESERVED
+    while name in taken:
+        name += "'"
+    return name
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """`tensor` without its history, and without that of inference mode."""
+    with torch.inference_mode(False):
+        return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def _positional_names(model: Model, count: int) -> list[str]:
@@ -206,23 +223,30 @@ def _lift_constants(capture: Capture, model: Model) -> None:
     graph, tensors = capture.graph.graph, dict(capture.tensors)
     known = _attribute_names(model)
     roles = list(capture.placeholders)
+    lifted_before: dict[str, torch.fx.Node] = {}
     for node in list(graph.find_nodes(op="get_attr")):
         value = getattr(capture.graph, str(node.target))
         if not isinstance(value, Tensor):
             continue
+        if str(node.target) in lifted_before:
+            node.replace_all_uses_with(lifted_before[str(node.target)])
+            graph.erase_node(node)
+            continue
         made_inside = all(user.target is aten.lift_fresh_copy.default for user in node.users)
-        name = known.get(id(value), str(node.target))
+        name = _unused(known.get(id(value), str(node.target)), roles)
         if not made_inside:
             warnings.warn(
                 f"the tensor {name} {tuple(value.shape)} is neither an input, a parameter nor a "
                 f"buffer; its present value becomes a constant of the program",
                 stacklevel=2,
             )
-        with graph.inserting_after(capture.placeholder_nodes[-1] if roles else None):
+        last = capture.placeholder_nodes[-1:]
+        with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
             lifted = graph.placeholder(str(node.target).lstrip("_"))
         lifted.meta["val"] = node.meta["val"] if "val" in node.meta else _fake_of(capture, value)
         node.replace_all_uses_with(lifted)
         graph.erase_node(node)
+        lifted_before[str(node.target)] = lifted
         roles.append(Placeholder(name, "constant"))
         tensors[name] = value.detach().clone()
     capture.placeholders, capture.tensors = tuple(roles), tensors

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from poptorch._logging import limit_repeats
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.hardware import ipu_model_from_environment
@@ -29,6 +30,8 @@ def given_options(options: Any) -> Options:
 def adopt(options: Any, *, training: bool, optimizer: Any = None) -> Options:
     """Freeze the user's options and return the executor's own, complete and frozen.
 
+    From here on the compiler repeats a message of the log as often as the options say.
+
     Args:
         options: what the user passed to `trainingModel` or `inferenceModel`.
         training: the kind of executor; decides the output mode where none was chosen.
@@ -48,6 +51,7 @@ def adopt(options: Any, *, training: bool, optimizer: Any = None) -> Options:
             meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy(own, optimizer)
         )
     own._freeze()
+    limit_repeats(own.max_repeat_logs)
     return own
 
 
@@ -68,7 +72,8 @@ def check(options: Options, *, training: bool) -> None:
             raise createPoptorchError(f"poptorch.Options().{name} must be at least 1, got {count}")
     if not training and counts["Training.gradientAccumulation"] != 1:
         hint = (
-            " Use poptorch.Options().deviceIterations to fill the pipeline."
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches "
+            "each run for pipelined execution instead."
             if type(options._execution_strategy) is PipelinedExecution
             else ""
         )

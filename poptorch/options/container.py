@@ -71,6 +71,8 @@ class OptionsDict:
         return {**other, **self._values}
 
     def __call__(self, option: str) -> Any:
+        if option in self._values:  # also where a setter has the same name
+            return self._values[option]
         return getattr(self, option)
 
     def __getattr__(self, name: str) -> Any:

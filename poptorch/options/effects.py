@@ -131,5 +131,5 @@ def warn_if_pending(accessor: str, effect: Effect) -> None:
     """Say that an option which would change results does not do so yet."""
     if effect is Effect.COMPUTES and accessor in PENDING:
         logger.warning(
-            "poptorch.Options.%s is recorded only: this version computes without it", accessor
+            "poptorch.Options.%s is recorded only: this version does not compute with it", accessor
         )

@@ -39,7 +39,7 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.HOST)
     def maxRepeatLogs(self, max_lines: int | None) -> None:
-        """Write an identical message at most so often; None: always."""
+        """Write an identical message of the compiler at most so often; None: always."""
         self.set(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
 
     @setter(Effect.MACHINE)
@@ -70,10 +70,12 @@ class HostOptions(OptionsDict):
             "autoReport.directory": profile_dir or ".",
             "autoReport.all": "true",
         }
-        for name in wanted.keys() & _engine_options_of_environment().keys():
-            logger.warning(
-                "POPLAR_ENGINE_OPTIONS sets %s, which goes before enableProfiling()", name
-            )
+        for name, value in _engine_options_of_environment().items():
+            if name in wanted:
+                logger.warning(
+                    "POPLAR_ENGINE_OPTIONS sets %s, which goes before enableProfiling()", name
+                )
+                wanted[name] = value
         self._popart.merge("engineOptions", **wanted)
 
     @setter(Effect.MACHINE)

@@ -41,7 +41,8 @@ _INTEGERS = """
     numIOTiles partialsChunk patterns_level subgraphCopyingStrategy swapLimitScheduler
     syntheticDataMode transitiveClosureOptimizationThreshold virtualGraphMode
     accumulation_and_replication_reduction_type connection_type device_iterations
-    distributed_process_id execution_mode gradient_accumulation input_cgt input_group_size ipu_id ipu_version
+    distributed_process_id execution_mode gradient_accumulation input_cgt input_group_size ipu_id
+    ipu_version
     max_repeat_logs num_distributed_processes output_mode output_return_period random_seed
     replication_factor sync_pattern tensors_liveness
 """
@@ -114,6 +115,9 @@ def check_session(options: Mapping[str, Any]) -> None:
             raise createPoptorchError(f"Unknown {kind} option {name}{_expected(name)}")
         for line in _lines(name, value):
             logger.debug("poptorch.Options %s", line)
+    if "use_model" in options:
+        state = "Enabled" if options["use_model"] else "Disabled"
+        logger.info("From the user configuration: Ipu model: %s", state)
 
 
 def _kind(name: str, value: Any) -> str:

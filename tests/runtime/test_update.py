@@ -202,11 +202,12 @@ def test_learning_rate_may_be_a_tensor(rule, values):
     assert_equal(got, expected)
 
 
-def test_float16_sgd_rounds_after_every_operator_as_torch_does():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_sgd_rounds_after_every_operator_as_torch_does(dtype):
     expected, _ = train_with_torch(
-        lambda p: torch.optim.SGD(p, 0.1, 0.9, 0.1, 0.01, foreach=False), torch.float16
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, 0.1, 0.01, foreach=False), dtype
     )
-    got, _ = train(SGD(momentum=True), lambda step: (0.1, 0.9, 0.1, 0.01), torch.float16)
+    got, _ = train(SGD(momentum=True), lambda step: (0.1, 0.9, 0.1, 0.01), dtype)
     assert_equal(got, expected)
 
 
@@ -433,6 +434,32 @@ def test_divisor_may_change_between_steps():
     scale.set_divisor(4.0)
     update((1.0, 0.0, 0.0, 0.0))
     assert weight.tolist() == [-0.75] * 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        (SGD(momentum=True, nesterov=True), (0.1, 0.9, 0.0, 0.01)),
+        (Adam(), (0.1, 0.9, 0.99, 1e-8, 0.01)),
+        (RMSprop(centered=True), (0.1, 0.9, 1e-4, 0.01, 0.0)),
+    ],
+)
+def test_updates_do_not_depend_on_threads(rule, values):
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            weight, *gradients = random_tensors(0, torch.float32, [(100_003,)] * 3)
+            states = new_states(rule, [weight])
+            for gradient in gradients:
+                ParameterUpdate(rule, [weight], [gradient], states, scale=GradientScale(3.0))(
+                    values
+                )
+            results.append(weight)
+    finally:
+        torch.set_num_threads(threads)
+    assert_equal(results[1:], results[:1] * 2)
 
 
 # --- Which tensors change ------------------------------------------------------------------------

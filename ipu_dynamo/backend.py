@@ -1,0 +1,55 @@
+"""Be the backend "ipu" of `torch.compile`, found through the package's entry point.
+
+Importing this module is cheap; the compiler is imported when the first graph arrives.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from ipu_dynamo.options import Options
+
+
+def ipu(
+    gm: "fx.GraphModule",
+    example_inputs: Sequence[Any],
+    *,
+    options: "Options | dict[str, Any] | None" = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that `torch.compile(model, backend="ipu", options=...)` captured.
+
+    Forward and backward are separate programs; the optimiser is the caller's. Blocks in the model
+    become stages on IPUs.
+
+    Args:
+        options: `engine` and `strategy` of `ipu_dynamo.Options`, as such or as a dictionary.
+        mode: must be left out.
+
+    Raises:
+        CompileError: the graph cannot be compiled, with the line of the model.
+        OptionError: an option does not exist or has no meaning here.
+    """
+    from ipu_dynamo.capture.torch_private import RestartAnalysis
+    from ipu_dynamo.dynamo_errors import readable
+    from ipu_dynamo.region import compile_region, read_options
+
+    try:
+        return compile_region(gm, example_inputs, read_options(options, mode))
+    except RestartAnalysis:
+        raise  # how Dynamo is asked to capture the frame once more
+    except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
+        raise readable(error, inspect.currentframe()) from error
+
+
+def _reset() -> None:
+    """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
+    from ipu_dynamo.recent import forget
+
+    forget()
+
+
+ipu.reset = _reset  # type: ignore[attr-defined]

@@ -1,0 +1,70 @@
+"""Draw how a call is divided: device iterations, accumulation, replicas, and what is returned."""
+
+from hypothesis import strategies as st
+
+from ipu_dynamo.options import Engine, Options, Strategy
+from ipu_dynamo.testing.placements import Placement
+
+
+@st.composite
+def options_for(
+    draw: st.DrawFn,
+    *,
+    engine: Engine = "eager",
+    training: bool = True,
+    placement: Placement | None = None,
+    max_iterations: int = 3,
+    max_accumulation: int = 4,
+    max_replicas: int = 3,
+    exact: bool = False,
+) -> Options:
+    """Options of the core. They shrink towards one micro-batch per call.
+
+    Args:
+        engine: of every drawn option.
+        training: whether they are for training.
+        placement: gives the strategy, and the least number of micro-batches.
+        max_iterations, max_accumulation, max_replicas: bounds; a pipeline that needs more
+            micro-batches gets as many as it needs.
+        exact: divide by powers of two only, or not at all, and make one update per call.
+
+    Example:
+        @given(options=options_for(max_replicas=2))
+        def test_my_model(options):
+            rows = 4 * micro_batches(options)
+            assert_same_training(MyModel(), [torch.randn(rows, 8)], options)
+    """
+    least = placement.micro_batches(training=training) if placement else 1
+    least_iterations, least_accumulation = (1, least) if training else (least, 1)
+    iterations = 1 if exact and training else max(max_iterations, least_iterations)
+    device_iterations = draw(st.integers(least_iterations, iterations))
+    accumulation = draw(
+        st.integers(least_accumulation, max(max_accumulation, least_accumulation))
+        if training
+        else st.just(1)
+    )
+    replicas = draw(st.integers(1, max_replicas))
+    power = (accumulation * replicas).bit_count() == 1
+    reductions = ["mean", "sum"] if power or not exact else ["sum"]
+    periods = [n for n in range(1, device_iterations + 1) if device_iterations % n == 0]
+    sizes = [n for n in range(1, replicas + 1) if replicas % n == 0]
+    strategies = ["post"] if exact else ["post", "running", "post_and_loss"]
+    return Options(
+        engine=engine,
+        device_iterations=device_iterations,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        input_group_size=draw(st.sampled_from(sizes)),
+        input_groups_orthogonal=draw(st.booleans()),
+        output_mode=draw(st.sampled_from(["default", "all", "every", "final", "sum"])),
+        return_period=draw(st.sampled_from(periods)),
+        reduction=draw(st.sampled_from(reductions)),
+        mean_strategy=draw(st.sampled_from(strategies)),
+        strategy=placement.strategy if placement else Strategy(),
+    )
+
+
+def micro_batches(options: Options, *, training: bool = True) -> int:
+    """How many micro-batches the tensors of one call hold."""
+    accumulation = options.gradient_accumulation if training else 1
+    return options.device_iterations * accumulation * options.input_groups

@@ -1,0 +1,90 @@
+"""Draw placements: which block begins before which layer, with which id, on which IPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, TypeVar
+
+from hypothesis import strategies as st
+from torch import nn
+
+from ipu_dynamo.blocks import BeginBlock
+from ipu_dynamo.options import StageSpec, Strategy
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAt:
+    """A block that begins whenever the submodule `layer` is called; see `BeginBlock`."""
+
+    layer: str
+    user_id: str | None = None
+    ipu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Blocks of a model, and how they run."""
+
+    blocks: tuple[BlockAt, ...] = ()
+    strategy: Strategy = field(default_factory=Strategy)
+
+    def place(self, model: _Module) -> _Module:
+        """Begin the blocks in `model`, and return it."""
+        for block in self.blocks:
+            BeginBlock(model.get_submodule(block.layer), block.user_id, block.ipu)
+        return model
+
+    def micro_batches(self, *, training: bool) -> int:
+        """The least number that fills the pipeline: per update, or per call of an inference."""
+        if self.strategy.kind == "sharded":
+            return 1
+        ipus = [0, *(0 if block.ipu is None else block.ipu for block in self.blocks)]
+        stages = len(list(groupby(ipus)))
+        return 2 * stages - 1 if training else stages
+
+
+@st.composite
+def placements_of(
+    draw: st.DrawFn,
+    layers: Sequence[str],
+    *,
+    max_blocks: int = 4,
+    max_ipus: int = 4,
+    kinds: Sequence[Literal["pipelined", "sharded"]] = ("sharded", "pipelined"),
+) -> Placement:
+    """Placements that the compiler accepts for any model whose `layers` run in that order, once.
+
+    They shrink towards no block at all.
+
+    Args:
+        layers: names of submodules.
+        max_blocks: how many blocks begin at most.
+        max_ipus: a block is on one of that many IPUs, also on one that an earlier block was on.
+        kinds: strategies to choose from.
+
+    Example:
+        @given(placement=placements_of(["conv1", "conv2", "fc"]))
+        def test_my_model_does_not_depend_on_placement(placement):
+            options = Options(strategy=placement.strategy, gradient_accumulation=8)
+            assert_same_training(placement.place(MyModel()), [(x, y)], options)
+    """
+    positions = st.integers(0, len(layers) - 1)
+    where = sorted(draw(st.sets(positions, max_size=max_blocks)))
+    ipus = [draw(st.integers(0, max_ipus - 1)) for _ in where]
+    kind = draw(st.sampled_from(list(kinds)))
+    naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
+    if naming == "explicit" and where:
+        # What runs before the first block belongs to the first stage, on IPU 0.
+        named = [StageSpec((f"block {i}",), ipu) for i, ipu in enumerate(ipus)]
+        strategy = Strategy(kind, stages=(StageSpec(("start",), 0), *named))
+    else:
+        ascending = ipus == sorted(ipus)
+        automatic = ["auto_increment", *(["same_as_ipu"] if ascending or kind == "sharded" else [])]
+        strategy = Strategy(kind, auto_stage=draw(st.sampled_from(automatic)))
+    blocks = tuple(
+        BlockAt(layers[position], None if naming == "anonymous" else f"block {i}", ipu)
+        for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))
+    )
+    return Placement(blocks, strategy)

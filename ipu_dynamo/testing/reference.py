@@ -1,0 +1,200 @@
+"""Train and run a model in plain PyTorch, on the micro-batches that a program would see.
+
+D device iterations, A accumulation steps, G input groups and R replicas: a call's tensors have
+D*A*G*B rows in the order [D, A, G, B], returned tensors the order [D, A, R, B].
+Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Output modes".
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.options import Options
+from ipu_dynamo.testing.torch_private import pytree
+
+Loss = int | Callable[[Any], Tensor] | None
+
+
+class Reference:
+    """A model in plain PyTorch that is called as a compiled one: what a program must agree with.
+
+    Invariant: parameters are shared by all replicas. Each replica has buffers of its own; those of
+    replica 0 are the model's. Of replicas that read the same rows, the first one's in-place changes
+    reach the caller.
+
+    Args:
+        model: is trained in place.
+        options: engine, strategy and `narrow` do not matter here.
+        optimizer: of the model's parameters; None for inference.
+        loss: the value to differentiate: the index of a returned tensor, or a function from what
+            the model returns to it. None: the only differentiable tensor of one element.
+
+    Attributes:
+        once: indices of returned tensors that come back once, as a program returns what depends
+            on no input.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Loss = None,
+    ) -> None:
+        self.model, self.options, self.optimizer, self.loss = model, options, optimizer, loss
+        self.once: frozenset[int] = frozenset()
+        others = range(1, options.replicas)
+        self._buffers = [[b.detach().clone() for b in model.buffers()] for _ in others]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call; tensors that the model changes in place are changed in place."""
+        accumulation = self.options.gradient_accumulation if self.optimizer else 1
+        micro_batches = _split((args, kwargs), self._splits(accumulation))
+        group_of = [self._group(replica) for replica in range(self.options.replicas)]
+        returned = []
+        for iteration in range(self.options.device_iterations):
+            for step in range(accumulation):
+                first = (iteration * accumulation + step) * self.options.input_groups
+                given = [micro_batches[first + group] for group in group_of]
+                for replica, group in enumerate(group_of):
+                    if group_of.index(group) != replica:  # the caller's go to the first reader
+                        given[replica] = pytree.tree_map_only(Tensor, torch.clone, given[replica])
+                for replica, (its_args, its_kwargs) in enumerate(given):
+                    with self._replica(replica):
+                        returned.append(self._micro_batch(its_args, its_kwargs))
+            if self.optimizer is not None:
+                self._update(accumulation)
+        return self._join(returned, accumulation)
+
+    def _splits(self, accumulation: int) -> int:
+        return self.options.device_iterations * accumulation * self.options.input_groups
+
+    def _group(self, replica: int) -> int:
+        """The input group that `replica` reads."""
+        options = self.options
+        if options.input_groups_orthogonal:
+            return replica % options.input_groups
+        return replica // options.input_group_size
+
+    @contextmanager
+    def _replica(self, replica: int) -> Iterator[None]:
+        """Put the buffers of `replica` into the model."""
+        if replica == 0:
+            yield
+            return
+        with torch.no_grad():
+            first = [buffer.detach().clone() for buffer in self.model.buffers()]
+            _copy(self._buffers[replica - 1], list(self.model.buffers()))
+            yield
+            _copy(list(self.model.buffers()), self._buffers[replica - 1])
+            _copy(first, list(self.model.buffers()))
+
+    def _micro_batch(self, args: Any, kwargs: Any) -> Any:
+        training = self.optimizer is not None
+        with torch.set_grad_enabled(training):
+            returned = self.model(*args, **kwargs)
+            kept = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), returned)
+            if training:
+                self._loss_of(returned).sum().backward()
+        return kept
+
+    def _loss_of(self, returned: Any) -> Tensor:
+        if callable(self.loss):
+            return self.loss(returned)
+        tensors = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
+        if self.loss is not None:
+            return tensors[self.loss]
+        scalars = [t for t in tensors if t.numel() == 1 and t.requires_grad]
+        if len(scalars) != 1:
+            raise InputError(
+                f"the model returns {len(scalars)} differentiable tensors of one element; plain "
+                f"PyTorch needs to know which of its {len(tensors)} tensors is the loss",
+                hint="pass `loss`: its index, or a function that picks it",
+            )
+        return scalars[0]
+
+    def _update(self, accumulation: int) -> None:
+        assert self.optimizer is not None
+        if self.options.reduction == "mean":
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= accumulation * self.options.replicas
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _join(self, returned: Sequence[Any], accumulation: int) -> Any:
+        """Put returned micro-batches, in the order [D, A, R], together by the output mode."""
+        flat = [pytree.tree_flatten(one) for one in returned]
+        joined: list[Any] = []
+        tensors = 0
+        for column in zip(*(leaves for leaves, _ in flat), strict=True):
+            if not isinstance(column[0], Tensor):
+                joined.append(column[0])
+                continue
+            if tensors in self.once:
+                assert all(torch.equal(column[0], other) for other in column), "not constant"
+                joined.append(column[0])
+            else:
+                joined.append(self._joined(column, accumulation))
+            tensors += 1
+        return pytree.tree_unflatten(joined, flat[0][1])
+
+    def _joined(self, leaves: Sequence[Tensor], accumulation: int) -> Tensor:
+        replicas, per_iteration = self.options.replicas, accumulation * self.options.replicas
+        match self.options.returns(self.optimizer is not None):
+            case "final":
+                kept = list(leaves[-replicas:])
+            case "sum":
+                kept = [_total(leaves[replica::replicas]) for replica in range(replicas)]
+            case "every":
+                period = self.options.return_period
+                kept = [
+                    leaf
+                    for index, leaf in enumerate(leaves)
+                    if (index // per_iteration + 1) % period == 0
+                ]
+            case _:
+                kept = list(leaves)
+        if len(kept) == 1:
+            return kept[0]
+        return torch.stack(kept) if kept[0].dim() == 0 else torch.cat(kept)
+
+
+def _split(tree: Any, splits: int) -> list[Any]:
+    """The micro-batches of a call's arguments: views of their tensors."""
+    leaves, spec = pytree.tree_flatten(tree)
+    columns = []
+    for leaf in leaves:
+        rows = len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else splits
+        if rows % splits:
+            raise InputError(
+                f"a tensor of {rows} rows does not divide into {splits} micro-batches",
+                hint="rows must be a multiple of device iterations x gradient accumulation x "
+                "input groups",
+            )
+        size = rows // splits
+        whole = not isinstance(leaf, Tensor) or leaf.dim() == 0
+        columns.append([leaf if whole else leaf[i * size : (i + 1) * size] for i in range(splits)])
+    return [pytree.tree_unflatten([column[i] for column in columns], spec) for i in range(splits)]
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+def _total(values: Sequence[Tensor]) -> Tensor:
+    total = values[0].clone()
+    for value in values[1:]:
+        total += value
+    return total
+
+
+def named_tensors(model: nn.Module) -> Mapping[str, Tensor]:
+    """Parameters and buffers by name, tied ones once."""
+    parameters = {f"parameter {name}": p.detach() for name, p in model.named_parameters()}
+    return parameters | {f"buffer {name}": b.detach() for name, b in model.named_buffers()}

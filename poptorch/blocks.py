@@ -1,0 +1,152 @@
+"""Say where blocks of a model begin. Outside a trace all of this does nothing."""
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import nn
+
+from ipu_dynamo import blocks
+from poptorch.errors import createPoptorchError, require
+from poptorch.tracing import current_trace
+
+_Layer = TypeVar("_Layer", bound=Callable[..., Any])
+BlockName = str | int | None
+
+
+class Block(nn.Module):
+    """A context: operators inside belong to the block, those after it need another one.
+
+    Args:
+        user_id: the block's name; None takes the next automatic id "0", "1", ...
+        ipu_id: its IPU; None leaves that to the execution strategy.
+    """
+
+    def __init__(self, user_id: BlockName = None, ipu_id: int | None = None) -> None:
+        super().__init__()
+        self._user_id, self._ipu_id = user_id, ipu_id
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Number blocks without a name from "0" again; call it first in `forward`."""
+        if trace := current_trace():
+            trace.restart_block_ids()
+
+    @staticmethod
+    def start(user_id: BlockName = None, ipu_id: int | None = None) -> None:
+        """Begin a block that lasts until the next one begins."""
+        _begin(user_id, ipu_id)
+
+    def __enter__(self) -> Self:
+        _begin(self._user_id, self._ipu_id)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if current_trace() is not None:
+            torch.ops.ipu.end_block()
+
+
+class _BlockStart:
+    """The forward-pre-hook of `BeginBlock`. It keeps the automatic id that it got first."""
+
+    def __init__(self, user_id: BlockName, ipu_id: int | None) -> None:
+        self._user_id, self._ipu_id = user_id, ipu_id
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._user_id = _begin(self._user_id, self._ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+class LegacyBeginBlockFn(nn.Module):
+    """A callable that begins a block and then calls another one.
+
+    Args:
+        layer_to_call: what is called.
+        user_id, ipu_id: as for `BeginBlock`.
+    """
+
+    def __init__(
+        self,
+        layer_to_call: Callable[..., Any],
+        user_id: BlockName = None,
+        ipu_id: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._layer_to_call = layer_to_call
+        self._user_id, self._ipu_id = user_id, ipu_id
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._user_id = _begin(self._user_id, self._ipu_id)
+        return self._layer_to_call(*args, **kwargs)
+
+
+def BeginBlock(
+    layer_to_call: _Layer, user_id: BlockName = None, ipu_id: int | None = None
+) -> _Layer | LegacyBeginBlockFn:
+    """Begin a block whenever a layer is called; it lasts until another one begins.
+
+    Args:
+        layer_to_call: a module, or another callable.
+        user_id: the block's name; None takes the next automatic id.
+        ipu_id: its IPU; None leaves that to the execution strategy.
+
+    Returns:
+        a module itself, with a forward-pre-hook; for another callable, one that wraps it.
+
+    Raises:
+        poptorch.Error: the module begins a block already, or is none and cannot be called.
+    """
+    if not isinstance(layer_to_call, nn.Module):
+        if not callable(layer_to_call):
+            raise createPoptorchError(
+                f"BeginBlock takes a torch.nn.Module or a callable, got {layer_to_call!r}"
+            )
+        return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
+    if any(isinstance(hook, _BlockStart) for hook in layer_to_call._forward_pre_hooks.values()):
+        raise createPoptorchError("module has already been assigned to a block.")
+    layer_to_call.register_forward_pre_hook(_BlockStart(user_id, ipu_id))
+    return layer_to_call
+
+
+def BlockFunction(
+    user_id: BlockName = None, ipu_id: int | None = None
+) -> Callable[[_Layer], _Layer]:
+    """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+
+    def decorate(function: _Layer) -> _Layer:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def removeBlocks(module: nn.Module) -> None:
+    """Remove what `BeginBlock` added to a module and its submodules."""
+    require(isinstance(module, nn.Module), f"removeBlocks takes a torch.nn.Module, got {module!r}")
+    for layer in module.modules():
+        for key, hook in list(layer._forward_pre_hooks.items()):
+            if isinstance(hook, _BlockStart):
+                del layer._forward_pre_hooks[key]
+
+
+def _begin(user_id: BlockName, ipu_id: int | None) -> BlockName:
+    """Begin a block if a model is being traced; return its id, or what was given outside."""
+    trace = current_trace()
+    if trace is None:
+        return user_id
+    user_id = str(user_id) if user_id else trace.next_block_id()
+    blocks.begin(user_id, ipu_id)
+    return user_id

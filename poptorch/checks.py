@@ -1,0 +1,122 @@
+"""Check compiled programs against what an IPU system, or PopTorch, would refuse."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ipu_dynamo.program import Program
+from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
+from poptorch.hardware import MOST_IPUS
+from poptorch.options import Options, uses_ipu_model
+
+
+def check_program(program: Program, model: Any, options: Options, buffers: Collection[str]) -> None:
+    """Refuse a program that no executor may run.
+
+    Args:
+        buffers: names of the model's buffers.
+
+    Raises:
+        poptorch.Error: the number of IPUs, a sum of truth values, buffers that replicas would
+            change each for itself, or an updatable buffer that does not exist.
+    """
+    check_ipus(program.num_ipus, options)
+    _check_sums(program)
+    _check_buffers(program, model, options)
+    for name in options._Popart.options.get("updatableNamedBuffers", ()):
+        if name not in buffers:
+            raise createPoptorchError(
+                f"updatableNamedBuffers names {name}, which is no buffer of the model: its buffers "
+                f"are {', '.join(buffers) or 'none'}"
+            )
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model that the machine could not run as PyTorch does.
+
+    Raises:
+        poptorch.Error: a normalisation that averages all batches seen so far.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    for name, module in model.named_modules():
+        cumulative = isinstance(module, _NormBase) and module.momentum is None
+        if cumulative and module.training and module.track_running_stats:
+            raise createPoptorchError(
+                f"{name or type(module).__name__} has momentum=None: the number of batches is a "
+                "constant of the program, so give a momentum"
+            )
+
+
+def check_ipus(num_ipus: int, options: Options) -> None:
+    """Refuse a number of IPUs that no system reserves.
+
+    Args:
+        num_ipus: of one replica.
+
+    Raises:
+        poptorch.Error: more than 64, or no power of 2 where a device is asked for.
+    """
+    wanted = num_ipus * options.replication_factor
+    if wanted > MOST_IPUS:
+        raise createPoptorchError(
+            f"Too many IPUs requested ({wanted}). Experiments that need more than {MOST_IPUS} IPUs "
+            "require distributed execution."
+        )
+    reserved = 1 << (wanted - 1).bit_length()
+    if reserved == wanted or uses_ipu_model(options):
+        return
+    if options.auto_round_num_ipus:
+        logger.warning(
+            "The model uses %d IPUs: %d are reserved, of which %d stay idle, because their number "
+            "must be a power of 2",
+            wanted,
+            reserved,
+            reserved - wanted,
+        )
+        return
+    raise createPoptorchError(
+        f"The model specifies the use of {wanted} IPUs, however PopTorch must reserve a minimum of "
+        f"{reserved} in order to allow the model to run, because PopTorch must reserve a power of "
+        f"2 or maximum of {MOST_IPUS} IPUs per process. Please reconfigure your model to use a "
+        "different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
+    )
+
+
+def _check_sums(program: Program) -> None:
+    for output in program.outputs:
+        if output.returns == "sum" and output.type.dtype == torch.bool:
+            raise createPoptorchError(
+                f"OutputMode.Sum cannot add up output {output.name}, which is bool: return it as "
+                "an integer"
+            )
+
+
+def _check_buffers(program: Program, model: Any, options: Options) -> None:
+    groups = options.replication_factor // options.input_group_size
+    if groups == 1 or not options.broadcast_buffers or not isinstance(model, nn.Module):
+        return
+    statistics = {
+        f"{name}.{buffer}" if name else buffer
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        for buffer in module._buffers
+    }
+    changed = [
+        variable.name
+        for variable in program.variables
+        if variable.kind in ("buffer", "parameter")
+        and not variable.replicated
+        and variable.name not in statistics
+    ]
+    if changed:
+        raise createPoptorchError(
+            "PopTorch does not support broadcasting buffers. If your model is able to tolerate "
+            "buffers becoming out of sync between replicas, you can disable buffer broadcasting "
+            "using poptorch.Options.broadcastBuffers(False). "
+            f"The model changes {', '.join(changed)}"
+        )

@@ -1,0 +1,266 @@
+"""Run a model on IPUs: compile at the first call, then keep weights and optimizer in step."""
+
+import datetime
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.compiled import CompiledModel
+from poptorch._logging import logger
+from poptorch.arguments import Call, ExpectedCall, bind, check_batches, warn_about_dictionaries
+from poptorch.checks import check_model, check_program
+from poptorch.compile_hooks import compile_hooks
+from poptorch.core_errors import core_errors
+from poptorch.enums import ConnectionType
+from poptorch.errors import createPoptorchError, require
+from poptorch.optimizer_in_use import OptimizerInUse
+from poptorch.options import Options, mean_reduction_strategy
+from poptorch.outputs import refuse_backward
+from poptorch.printing import module_repr
+from poptorch.progress import compilation_bar
+from poptorch.traced_model import TracedModel
+from poptorch.translate import batching_factors, core_options, log_options
+from poptorch.weights import DeviceWeights
+from poptorch.wrapping import Wrapping, link_of, plain_classes
+
+
+class PoplarExecutor(DeviceWeights):
+    """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
+
+    Args:
+        model: what is called while tracing; shares its tensors with `user_model`.
+        options: the executor's own, complete and frozen.
+        training: whether calls train.
+        poptorch_version: of the package that made it.
+        optimizer: what trains.
+        user_model: the user's module or function.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        options: Options,
+        training: bool,
+        poptorch_version: str,
+        optimizer: torch.optim.Optimizer | None = None,
+        user_model: Any = None,
+    ) -> None:
+        made_from = model if user_model is None else user_model
+        super().__init__(options, None if training else link_of(made_from))
+        self._traced, self._training, self._made_from = model, training, made_from
+        self._poptorch_version = poptorch_version
+        self._adapter: TracedModel | None = None
+        self._expected: ExpectedCall | None = None
+        self._input_names: tuple[str, ...] = ()
+        self._warned_about_layout = False
+        self._compile_seconds: float | None = None
+        self._wrapping: Wrapping | None = None
+        self._update: OptimizerInUse | None = None
+        if training:
+            assert optimizer is not None, "training needs an optimizer"
+            self._update = OptimizerInUse(optimizer, relaxed=options._relax_optimizer_checks)
+            self._wrap()
+
+    # what it is
+
+    @property
+    def model(self) -> Any:
+        """The wrapped module."""
+        return self._made_from if self._training else self._traced
+
+    @property
+    def options(self) -> Options:
+        """The executor's own options, frozen."""
+        return self._options
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the last compilation took."""
+        if self._compile_seconds is None:
+            raise createPoptorchError("Please compile the model before obtaining compilation time.")
+        if not self._options._show_progress_bar:
+            raise createPoptorchError(
+                "Please set showCompilationProgressBar option to obtain compilation time."
+            )
+        return datetime.timedelta(seconds=self._compile_seconds)
+
+    def __repr__(self) -> str:
+        model = self.model
+        return module_repr(model) if isinstance(model, nn.Module) else repr(model)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_made_from" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        return getattr(self.model, name)
+
+    # running
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for calls with arguments like these, without running them."""
+        if self.isCompiled():
+            logger.warning("The model is compiled already: call destroy() to compile it again")
+            return
+        with self._link.quiet():
+            self._compile(bind(self._traced, args, kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, compiling it first if needed.
+
+        Args:
+            args, kwargs: as the model's forward takes them, with dim 0 of each tensor multiplied
+                by device iterations, gradient accumulation and input groups.
+
+        Returns:
+            what forward returned while it was traced, with the tensors of this call.
+        """
+        require(
+            self._options.connection_type != ConnectionType.Never,
+            "Trying to run a model on an offline device (ConnectionType.Never): use "
+            "model.compile(inputs) instead of model(inputs)",
+        )
+        with self._link.quiet():
+            call = bind(self._traced, args, kwargs)
+            if not self.isCompiled():
+                self._compile(call)
+            else:
+                self._follow()
+            if not self._attached:
+                self.attachToDevice()
+            return self._run(call)
+
+    def destroy(self) -> None:
+        """Drop the program; the host keeps the newest weights, in the classes they had first."""
+        self.copyWeightsToHostIfNeeded()
+        self._core = self._adapter = self._expected = None
+        self._attached = False
+        if self._wrapping is not None:
+            self._wrapping.remove()
+            self._wrapping = None
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_wrapping") is not None:
+            self.destroy()
+
+    def _compile(self, call: Call) -> None:
+        log_options(self._options)
+        splits, factors = batching_factors(self._options)
+        check_batches(call, splits=splits, factors=factors)
+        check_model(self._traced)
+        warn_about_dictionaries(call)
+        if self._update is not None:
+            self._wrap()
+            self._update.read_again()
+        self._follow()
+        named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
+        inputs = self._prepared(named.values())
+        adapter = TracedModel(self._traced, call)
+        started = time.perf_counter()
+        with (
+            compilation_bar(show=self._options._show_progress_bar),
+            compile_hooks(),
+            plain_classes(self._tensors()),
+            core_errors(f"compiling {self._name()}", self._options),
+        ):
+            core = self._new_core(adapter)
+            core.compile(**dict(zip(named, inputs, strict=True)))
+            buffers = [name for name, _ in adapter.named_buffers()]
+            check_program(core.program, self._traced, self._options, buffers)
+        self._compile_seconds = time.perf_counter() - started
+        self._core, self._adapter, self._expected = core, adapter, ExpectedCall(call)
+        self._input_names = tuple(named)
+        self._attached = self._options.connection_type != ConnectionType.Never
+        self._link.dirty = False
+        logger.debug("compiled %s:\n%s", self._name(), core.program.short())
+
+    def _new_core(self, adapter: TracedModel) -> CompiledModel:
+        update = self._update
+        scale = update.loss_scale if update else 1.0
+        options = core_options(self._options, training=self._training, loss_scale=scale)
+        if update is None:
+            return CompiledModel(adapter, options, optimizer=None, own_weights=True)
+        return CompiledModel(
+            adapter,
+            options,
+            optimizer=update.optimizer,
+            own_weights=True,
+            describe=update.groups,
+            live=False,
+        )
+
+    def _run(self, call: Call) -> Any:
+        assert self._core is not None
+        assert self._adapter is not None
+        assert self._expected is not None
+        inputs = self._prepared(self._expected.tensors(call))
+        with core_errors(f"running {self._name()}", self._options):
+            leaves = self._core(**dict(zip(self._input_names, inputs, strict=True)))
+        if self._training:
+            self._link.trained()
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                refuse_backward(leaf)
+        return self._adapter.restore(leaves)
+
+    # optimizer
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use the numbers of an optimizer, the same or another, from the next call on."""
+        if self._update is None:
+            raise createPoptorchError("setOptimizer is for training: this model infers only")
+        with self._link.quiet():
+            self._check_strategy(optimizer)
+            self._update.replace(optimizer, compiled=self.isCompiled())
+            if self._core is not None:
+                with core_errors("setting the optimizer", self._options):
+                    self._core.set_optimizer(optimizer)
+
+    def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""
+        training = self._options.Training
+        wanted = mean_reduction_strategy(self._options, optimizer)
+        if wanted == training.meanAccumulationAndReplicationReductionStrategy:
+            return
+        if self.isCompiled():
+            raise ValueError(
+                "Invalid optimizer: the new optimizer would require changing "
+                "options.Training.meanAccumulationAndReplicationReductionStrategy but the model "
+                "is already compiled."
+            )
+        self._options._unfreeze()
+        training.set(meanAccumulationAndReplicationReductionStrategy=wanted)
+        self._options._freeze()
+
+    # parts
+
+    def _wrap(self) -> None:
+        """Let the module fetch its weights; no-op when it does so already, or is a function."""
+        if self._wrapping is not None or not isinstance(self._made_from, nn.Module):
+            return
+        wrapping = Wrapping(self._made_from, self._link)
+        wrapping.install()
+        self._wrapping = wrapping
+        self.PoptorchParameter = wrapping.parameter_class
+        self.PoptorchBuffer = wrapping.buffer_class
+
+    def _tensors(self) -> list[Tensor]:
+        if not isinstance(self._traced, nn.Module):
+            return []
+        return [*self._traced.parameters(), *self._traced.buffers()]
+
+    def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """The tensors without gradient; a warning where the caller's have one, or gaps."""
+        prepared = []
+        for tensor in tensors:
+            if tensor.requires_grad:
+                logger.warning("An input requires a gradient: it is detached, and gets none")
+                tensor = tensor.detach()
+            if not tensor.is_contiguous() and not self._warned_about_layout:
+                logger.warning("An input is not contiguous: it is copied at every call")
+                self._warned_about_layout = True
+            prepared.append(tensor)
+        return prepared
+
+    def _name(self) -> str:
+        return type(self._traced).__name__

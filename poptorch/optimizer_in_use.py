@@ -1,0 +1,80 @@
+"""Keep the optimizer that trains a model, and hold others to what was compiled in from it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.optimizers import Group
+from poptorch._logging import logger
+from poptorch.optim import Reading, read_optimizer
+from poptorch.updates import check_replacement, check_supported, groups_of
+
+
+class OptimizerInUse:
+    """The optimizer of an executor.
+
+    Invariant: `reading` has the numbers that are in force, which `optimizer` may no longer have.
+
+    Args:
+        optimizer: the first one.
+        relaxed: say at level DEBUG, and not as a warning, that an attribute is ignored.
+
+    Raises:
+        AssertionError, ValueError, poptorch.Error: an optimizer that the device cannot have.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, relaxed: bool) -> None:
+        self.optimizer = optimizer
+        self.reading = _read(optimizer)
+        self._known = _attributes(optimizer)
+        self._say = logger.debug if relaxed else logger.warning
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by in the backward pass."""
+        return float(self.reading.settings["loss_scaling"])
+
+    def groups(
+        self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+    ) -> tuple[Group, ...]:
+        """The update of every group, with the numbers that are in force."""
+        return groups_of(self.reading, parameters)
+
+    def replace(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> None:
+        """Put the numbers of an optimizer, the same or another, in force.
+
+        Args:
+            compiled: there is a program, which the new numbers must fit.
+        """
+        self._warn_about_new_attributes(optimizer)
+        reading = _read(optimizer)
+        if compiled:
+            check_replacement(self.reading, reading)
+        self.optimizer, self.reading = optimizer, reading
+
+    def read_again(self) -> None:
+        """Put the optimizer's present numbers in force, for a compilation."""
+        self.reading = _read(self.optimizer)
+
+    def _warn_about_new_attributes(self, optimizer: torch.optim.Optimizer) -> None:
+        for where, names in _attributes(optimizer).items():
+            known = self._known.setdefault(where, set())
+            if new := sorted(names - known):
+                kind = type(optimizer).__name__
+                self._say("Ignoring unexpected %sattribute in %s optimizer: %s", where, kind, new)
+                known.update(new)
+
+
+def _read(optimizer: torch.optim.Optimizer) -> Reading:
+    reading = read_optimizer(optimizer)
+    check_supported(reading)
+    return reading
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
+    """The names of attributes, of the object and of each group."""
+    names = {"": set(vars(optimizer))}
+    for index, group in enumerate(optimizer.param_groups):
+        names[f"group {index} "] = set(group)
+    return names

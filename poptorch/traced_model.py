@@ -1,0 +1,63 @@
+"""Present a user's model to the core as a module that takes and returns flat lists of tensors."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.torch_private import is_fake
+from poptorch._logging import logger
+from poptorch.arg_parsers import rebuilt, tensors_of
+from poptorch.arguments import Call
+from poptorch.tracing import tracing
+
+
+class TracedModel(nn.Module):
+    """A model with the arguments of one call.
+
+    Its submodules, parameters and buffers are the model's own, under the model's own names.
+
+    Args:
+        model: the user's module or function.
+        call: the arguments that it is traced with.
+    """
+
+    _model: Callable[..., Any]
+    _call: Call
+    _returned: Any
+
+    def __init__(self, model: Callable[..., Any], call: Call) -> None:
+        super().__init__()
+        self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
+        self.__dict__["_returned"] = None
+
+    def forward(self, **tensors: Tensor) -> list[Any]:
+        """Call the model with `tensors` in place of the call's; return its leaves."""
+        args, kwargs = self._call.rebuild(tensors.values())
+        with tracing():
+            result = self._model(*args, **kwargs)
+        self.__dict__["_returned"] = result
+        leaves = list(tensors_of(result))
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and not is_fake(leaf):
+                logger.warning(
+                    "Output expected to be on the IPU but is on %s: it is returned as it is now",
+                    leaf.device,
+                )
+        return leaves
+
+    def restore(self, leaves: list[Any]) -> Any:
+        """The model's return value with these leaves."""
+        return rebuilt(self._returned, iter(leaves))
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        if isinstance(self._model, nn.Module):
+            yield from self._model.named_modules(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        if isinstance(self._model, nn.Module):
+            yield from self._model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        if isinstance(self._model, nn.Module):
+            yield from self._model.named_buffers(*args, **kwargs)

@@ -1,0 +1,100 @@
+"""Know whether a model is being traced, and what its trace needs from PopTorch."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+
+from poptorch.errors import createPoptorchError
+
+_DEVICE = "ipu"
+
+
+@dataclass
+class Trace:
+    """One trace of a model.
+
+    Args:
+        block_numbers: the automatic ids of blocks, from 0.
+    """
+
+    block_numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def next_block_id(self) -> str:
+        """The id of a block that was given none."""
+        return str(next(self.block_numbers))
+
+    def restart_block_ids(self) -> None:
+        """Number blocks from 0 again."""
+        self.block_numbers = itertools.count()
+
+
+_current: ContextVar[Trace | None] = ContextVar("poptorch_trace", default=None)
+
+
+def isRunningOnIpu() -> bool:
+    """Whether the code that asks is part of a model that is being traced for an executor.
+
+    The answer is taken once, when compiling: the path chosen by it is the program's path.
+    """
+    return _current.get() is not None
+
+
+def current_trace() -> Trace | None:
+    """The trace that runs now; None outside of one."""
+    return _current.get()
+
+
+@contextmanager
+def tracing() -> Iterator[Trace]:
+    """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions."""
+    trace = Trace()
+    token = _current.set(trace)
+    validates = Distribution._validate_args
+    with ExitStack() as stack:
+        stack.callback(_current.reset, token)
+        stack.callback(Distribution.set_default_validate_args, validates)
+        Distribution.set_default_validate_args(False)  # it would read values of tensors
+        stack.enter_context(_Devices())
+        yield trace
+
+
+class _Devices(TorchFunctionMode):
+    """Take moves to the device "ipu" as done, and refuse moves away from it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.cpu or (func in (Tensor.to, Tensor.type) and _names_cpu(args, kwargs)):
+            raise createPoptorchError(
+                "Illegal move to CPU (via .to() or .cpu()): a value of the traced model is not "
+                "known yet. Return it from the model, and look at it there"
+            )
+        if func is Tensor.to and len(args) == 2 and not kwargs and _is_ipu(args[1]):
+            return args[0]
+        args = tuple("cpu" if _is_ipu(argument) else argument for argument in args)
+        return func(*args, **{k: "cpu" if _is_ipu(v) else v for k, v in kwargs.items()})
+
+
+def _is_ipu(argument: Any) -> bool:
+    """Whether an argument names the device."""
+    if isinstance(argument, torch.device):
+        return argument.type == _DEVICE
+    return isinstance(argument, str) and argument.partition(":")[0] == _DEVICE
+
+
+def _names_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a move goes to "cpu", in so many words: `t.to(other.device)` stays on the device."""
+    return "cpu" in [x for x in (*args[1:2], kwargs.get("device")) if isinstance(x, str)]

@@ -1,0 +1,120 @@
+"""Say in the core's options what PopTorch's options ask for."""
+
+from typing import Any
+
+from ipu_dynamo import options as core
+from poptorch._logging import logger
+from poptorch.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.errors import createPoptorchError
+from poptorch.options import Options, check_session
+
+_OUTPUTS: dict[int, core.OutputMode] = {
+    OutputMode.Final: "final",
+    OutputMode.EveryN: "every",
+    OutputMode.All: "all",
+    OutputMode.Sum: "sum",
+    OutputMode.Default: "default",
+}
+_STRATEGIES: dict[int, Any] = {
+    MeanReductionStrategy.Running: "running",
+    MeanReductionStrategy.Post: "post",
+    MeanReductionStrategy.PostAndLoss: "post_and_loss",
+}
+
+
+def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -> core.Options:
+    """The core's options for an executor.
+
+    Args:
+        options: complete, as `poptorch.options.adopt` makes them.
+        loss_scale: what the loss is multiplied by in the backward pass.
+
+    Raises:
+        poptorch.Error: an option asks for what would change results and is not there yet, or the
+            return period does not fit the device iterations.
+    """
+    _refuse_pending(options, training=training)
+    _check_period(options)
+    reduction = options.Training.accumulation_and_replication_reduction_type
+    strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
+    return core.Options(
+        device_iterations=options.device_iterations,
+        gradient_accumulation=options.Training.gradient_accumulation,
+        replicas=options.replication_factor,
+        input_group_size=options.input_group_size,
+        input_groups_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
+        output_mode=_OUTPUTS[options.output_mode],
+        return_period=options.output_return_period,
+        reduction="sum" if reduction == ReductionType.Sum else "mean",
+        mean_strategy=_STRATEGIES[strategy],
+        strategy=core_strategy(options),
+        narrow=True,
+        loss_scale=loss_scale,
+    )
+
+
+def log_options(options: Options) -> None:
+    """Log every option, and refuse settings of the lower layers that do not exist.
+
+    Raises:
+        poptorch.Error: for an unknown key, or a value of a type that no option has.
+    """
+    if options.exists("use_model"):
+        answer = "Enabled" if options.use_model else "Disabled"
+        logger.info("From the user configuration: Ipu model: %s", answer)
+    check_session(options.toDict())
+
+
+def core_strategy(options: Options) -> core.Strategy:
+    """The execution strategy. Phases run as stages one after the other: results are the same."""
+    plain = options._execution_strategy.core_strategy()
+    return core.Strategy(
+        kind="pipelined" if plain["kind"] == "pipelined" else "sharded",
+        auto_stage=plain["auto_stage"],
+        stages=tuple(core.StageSpec(blocks, ipu) for blocks, ipu in plain["stages"]),
+        weights_on_one_ipu=True,
+    )
+
+
+def batching_factors(options: Options) -> tuple[int, str]:
+    """Micro-batches of each input in one call, and the product that makes this number, as text."""
+    iterations = options.device_iterations
+    accumulation = options.Training.gradient_accumulation
+    replicas, group = options.replication_factor, options.input_group_size
+    return (
+        iterations * accumulation * (replicas // group),
+        f"device iterations ({iterations}) x replication factor ({replicas}) / input group size "
+        f"({group}) x gradient accumulation ({accumulation})",
+    )
+
+
+def _check_period(options: Options) -> None:
+    if options.output_mode != OutputMode.EveryN:
+        return
+    period, iterations = options.output_return_period, options.device_iterations
+    got = f"(got a period of {period} for {iterations} device iterations)"
+    if period > iterations:
+        raise createPoptorchError(
+            f"Return period must be <= to the number of batches per step {got}"
+        )
+    if iterations % period:
+        raise createPoptorchError(
+            f"Return period must be a factor of the number of batches per step {got}"
+        )
+
+
+def _refuse_pending(options: Options, *, training: bool) -> None:
+    """Raise for what would change results and cannot be done yet."""
+    settings = options._Popart.options
+    wanted = {
+        "Training.setAutomaticLossScaling": training
+        and bool(settings.get("automaticLossScalingSettings.enabled")),
+        "Precision.enableFloatingPointExceptions": bool(settings.get("enableFloatingPointChecks")),
+        "Precision.enableStochasticRounding": bool(settings.get("enableStochasticRounding")),
+        "Distributed with several processes": training and options.Distributed.numProcesses > 1,
+    }
+    for name in (name for name, asked in wanted.items() if asked):
+        raise createPoptorchError(
+            f"poptorch.Options: {name} would change the results, and this version cannot do it "
+            "yet: leave it at its default"
+        )

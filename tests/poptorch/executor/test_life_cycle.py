@@ -1,0 +1,219 @@
+"""Check wrapping, weights on both sides, and what happens after a failure."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from tests.poptorch.executor.models import Classifier, Weighted, batch
+
+ONE = torch.ones(1)
+
+
+def trainer(model):
+    return poptorch.trainingModel(model, None, poptorch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_touching_a_weight_fetches_it_once(monkeypatch):
+    model = Weighted()
+    executor = trainer(model)
+    fetched = []
+    monkeypatch.setattr(
+        type(executor),
+        "copyWeightsToHost",
+        lambda self, do=poptorch.PoplarExecutor.copyWeightsToHost: (fetched.append(1), do(self)),
+    )
+    weight = model.w
+    for _ in range(3):
+        executor(ONE)
+    assert not fetched
+    assert weight == -2
+    assert model.state_dict()["w"] == -2
+    assert len(fetched) == 1
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda m: next(iter(m.parameters())).detach(),
+        lambda m: m.state_dict()["w"],
+        lambda m: m(ONE).detach(),
+        lambda m: torch.stack([m.w])[0].detach(),
+        lambda m: copy.deepcopy(m).w.detach(),
+        lambda m: pickle.loads(pickle.dumps(m)).w.detach(),
+    ],
+)
+def test_every_way_to_look_sees_trained_weights(look):
+    model = Weighted()
+    executor = trainer(model)
+    executor(ONE)
+    assert float(look(model)) == 0
+    assert not executor.copyWeightsToHostIfNeeded()
+
+
+def test_host_changes_need_an_upload():
+    model = Weighted()
+    executor = poptorch.inferenceModel(model)
+    assert executor(ONE) == 1
+    with torch.no_grad():
+        model.w.fill_(5)
+    assert executor(ONE) == 1
+    executor.copyWeightsToDevice()
+    assert executor(ONE) == 5
+    executor.load_state_dict({"w": torch.tensor([7.0])})
+    assert executor(ONE) == 7
+
+
+def test_inference_follows_training():
+    model = Weighted()
+    executor = trainer(model)
+    follower, also = poptorch.inferenceModel(model), poptorch.inferenceModel(executor)
+    for expected in (0, -1):
+        executor(ONE)
+        assert follower(ONE) == also(ONE) == expected
+
+
+def test_classes_change_and_come_back():
+    model = Classifier()
+    executor = trainer(model)
+    assert type(model).__name__ == "PoptorchClassifier"
+    assert isinstance(model, Classifier)
+    assert type(model.first.weight) is executor.PoptorchParameter
+    assert isinstance(model.first.weight, nn.Parameter)
+    assert repr(model.first.weight) == repr(nn.Parameter(model.first.weight.detach()))
+    twin = copy.deepcopy(model)
+    assert type(twin) is type(model)
+    assert twin.first.weight is not model.first.weight
+    assert type(pickle.loads(pickle.dumps(model))) is Classifier
+    assert executor.model is model
+    executor(*batch(2))
+    model.destroy()
+    assert type(model) is Classifier
+    assert type(model.first.weight) is nn.Parameter
+    assert not executor.isCompiled()
+
+
+def test_one_training_wrapper_at_a_time():
+    model = Weighted()
+    executor = trainer(model)
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        trainer(model)
+    executor.destroy()
+    again = trainer(model)
+    again(ONE)
+    assert model.w == 0
+
+
+def test_a_destroyed_executor_compiles_again():
+    executor = trainer(Weighted())
+    executor(ONE)
+    executor.destroy()
+    with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
+        executor.copyWeightsToHost()
+    executor(torch.ones(2))
+    assert executor.model.w == -2
+
+
+def test_buffers_change_on_the_device():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(1))
+
+        def forward(self, x):
+            self.n += x
+            return self.n
+
+    model = Counter()
+    executor = poptorch.inferenceModel(model)
+    assert [float(executor(ONE)) for _ in range(3)] == [1, 2, 3]
+    assert model.n == 0
+    executor.copyWeightsToHost()
+    assert model.n == 3
+
+
+def test_attaching():
+    executor = poptorch.inferenceModel(Weighted())
+    with pytest.raises(poptorch.Error, match="not been compiled"):
+        executor.detachFromDevice()
+    executor.compile(ONE)
+    with pytest.raises(poptorch.Error, match="already attached"):
+        executor.attachToDevice()
+    executor.detachFromDevice()
+    with pytest.raises(poptorch.Error, match="not attached"):
+        executor.detachFromDevice()
+    assert not executor.isAttachedToDevice()
+    assert executor(ONE) == 1
+    assert executor.isAttachedToDevice()
+
+
+def test_an_offline_device_only_compiles():
+    options = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
+    executor = poptorch.inferenceModel(Weighted(), options)
+    executor.compile(ONE)
+    assert executor.isCompiled()
+    assert not executor.isAttachedToDevice()
+    with pytest.raises(AssertionError, match="Trying to run a model on an offline device"):
+        executor(ONE)
+
+
+def test_a_model_that_raises_is_left_as_it_was():
+    class Fails(Weighted):
+        broken = True
+
+        def forward(self, x):
+            if Fails.broken:
+                raise KeyError("mine")
+            return super().forward(x)
+
+    model = Fails()
+    executor = trainer(model)
+    with pytest.raises(KeyError, match="mine"):
+        executor(ONE)
+    assert not executor.isCompiled()
+    assert not poptorch.isRunningOnIpu()
+    Fails.broken = False
+    executor(ONE)
+    assert model.w == 0
+
+
+def test_outputs_cannot_be_differentiated():
+    loss = trainer(Weighted())(ONE)
+    assert type(loss) is torch.Tensor
+    assert loss.grad_fn is None
+    with pytest.raises(poptorch.Error, match=r"^'poptorch_py_error': backward\(\) cannot"):
+        loss.backward()
+
+
+def test_modules_show_their_blocks(capsys):
+    model = Classifier(second=1)
+    text = repr(poptorch.inferenceModel(model))
+    assert "(second): BeginBlock(user_id=second, ipu_id=1) Linear(in_features=8" in text
+    assert text.replace("BeginBlock(user_id=second, ipu_id=1) ", "").replace(
+        "BeginBlock(user_id=first, ipu_id=0) ", ""
+    ) == repr(model)
+    poptorch.print(model)
+    assert capsys.readouterr().out == f"{text}\n{model!r}\n"
+
+
+def test_compile_hooks_run_in_order_also_around_failures():
+    calls = []
+    handles = [
+        poptorch.registerPreCompileHook(lambda: calls.append("before")),
+        poptorch.registerPostCompileHook(lambda: calls.append("after")),
+    ]
+    executor = poptorch.inferenceModel(lambda x: calls.append("trace") or x)
+    executor(ONE)
+    executor(ONE)
+    with pytest.raises(RuntimeError):
+        poptorch.inferenceModel(lambda x: x @ torch.ones(2, 2))(ONE)
+    for handle in handles:
+        handle.remove()
+    executor.destroy()
+    executor(ONE)
+    assert calls == ["before", "trace", "after", "before", "after", "trace"]
+    with pytest.raises(RuntimeError, match="Pre-compile hook must be callable"):
+        poptorch.registerPreCompileHook(None)

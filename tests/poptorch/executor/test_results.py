@@ -1,0 +1,152 @@
+"""Check what comes back from a call, and what the model sees while it is traced."""
+
+import collections
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+
+ONE = torch.ones(1)
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+class Ordered(collections.OrderedDict):
+    """A dictionary of the user's own."""
+
+
+def test_structures_come_back():
+    marker = object()
+
+    def forward(x):
+        return Pair([x, (x + 1, "text")], Ordered(b=x * 2, a={"none": None, "own": marker}))
+
+    executor = poptorch.inferenceModel(forward)
+    for x in (1.0, 2.0):
+        result = executor(torch.tensor([x]))
+        assert type(result) is Pair
+        assert type(result.left[1]) is tuple
+        assert list(result.right) == ["b", "a"]
+        assert type(result.right) is Ordered
+        assert result.right["a"]["own"] is marker
+        assert [*map(float, (result.left[0], result.left[1][0], result.right["b"]))] == [
+            x,
+            x + 1,
+            2 * x,
+        ]
+
+
+def test_classes_of_the_user_pass_through():
+    class Box:
+        def __init__(self, content):
+            self.content = content
+
+    class Parser(poptorch.ICustomArgParser):
+        def yieldTensors(self, struct):  # noqa: N802 (PopTorch's name)
+            yield struct.content
+
+        def reconstruct(self, original_structure, tensor_iterator):
+            return Box(next(tensor_iterator))
+
+    poptorch.registerCustomArgParser(Box, Parser())
+    try:
+        executor = poptorch.inferenceModel(lambda box: Box(box.content + 1))
+        assert [float(executor(Box(ONE * n)).content) for n in (1, 2)] == [2, 3]
+    finally:
+        poptorch.registerCustomArgParser(Box, None)
+
+
+def test_wide_types_come_back_narrow():
+    outputs = poptorch.inferenceModel(lambda x: (x, x.double(), x.argmax()))(torch.arange(3))
+    assert [o.dtype for o in outputs] == [torch.int32, torch.float32, torch.int32]
+
+
+def test_changed_inputs_are_written_back():
+    x = torch.arange(4.0)
+
+    def forward(x):
+        x.mul_(2)
+        return x.sum()
+
+    executor = poptorch.inferenceModel(forward, poptorch.Options().deviceIterations(2))
+    assert executor(x).tolist() == [2, 10]
+    assert x.tolist() == [0, 2, 4, 6]
+
+
+def test_nothing_comes_back_for_nothing():
+    assert poptorch.inferenceModel(lambda x: None)(ONE) is None
+
+
+def test_python_runs_once():
+    seen = []
+
+    def forward(x, factor):
+        seen.append((poptorch.isRunningOnIpu(), x.shape))
+        return x * factor
+
+    executor = poptorch.inferenceModel(forward, poptorch.Options().deviceIterations(3))
+    for _ in range(2):
+        assert executor(torch.ones(6), 4).tolist() == [4] * 6
+    assert seen == [(True, (2,))]
+    assert not poptorch.isRunningOnIpu()
+
+
+def test_constants_come_back_once():
+    options = poptorch.Options().deviceIterations(3)
+    constant, value = poptorch.inferenceModel(lambda x: (torch.arange(2), x), options)(
+        ONE.repeat(3)
+    )
+    assert constant.tolist() == [0, 1]
+    assert value.shape == (3,)
+
+
+def test_reading_a_value_is_refused_with_its_line():
+    executor = poptorch.inferenceModel(lambda x: x if x.sum() > 0 else -x)
+    with pytest.raises(poptorch.Error, match="aten::item is only supported in eager mode") as e:
+        executor(ONE)
+    assert "test_results.py" in str(e.value)
+    assert "poptorch.cond" in str(e.value)
+
+
+@pytest.mark.parametrize("move", [lambda x: x.cpu(), lambda x: x.to("cpu")])
+def test_values_stay_on_the_device(move):
+    with pytest.raises(poptorch.Error, match="Illegal move to CPU"):
+        poptorch.inferenceModel(move)(ONE)
+
+
+def test_moves_to_the_device_are_no_moves():
+    def forward(x):
+        table = torch.ones(1, device="ipu") + torch.zeros(1).to("ipu")
+        return x.to("ipu") + table.to(x.device).to(torch.device("ipu"), dtype=torch.float32)
+
+    assert poptorch.inferenceModel(forward)(ONE) == 2
+
+
+def test_a_tensor_from_outside_is_a_constant_with_a_warning():
+    outside = torch.tensor([5.0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        executor = poptorch.inferenceModel(lambda x: x + outside + outside)
+        assert executor(ONE) == 11
+    outside.fill_(0)
+    assert executor(ONE) == 11
+    assert len([w for w in caught if "constant of the program" in str(w.message)]) == 1
+
+
+def test_a_buffer_that_replicas_would_change_apart():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1))
+
+        def forward(self, x):
+            self.total += x
+            return self.total
+
+    options = poptorch.Options().replicationFactor(2)
+    with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
+        poptorch.inferenceModel(Sum(), options)(torch.ones(2))
+    apart = options.clone().broadcastBuffers(False)
+    assert poptorch.inferenceModel(Sum(), apart)(torch.tensor([1.0, 2.0])).tolist() == [1, 2]

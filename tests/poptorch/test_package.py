@@ -1,0 +1,78 @@
+"""Check what `import poptorch` offers, and beside what it refuses to be imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poptorch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code, folder=None, **environment):
+    """Run code in a process of its own, in which `folder` can be imported from."""
+    path = [str(ROOT), *([str(folder)] if folder else [])]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("POPTORCH", "RDMAV"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**inherited, **environment, "PYTHONPATH": os.pathsep.join(path)},
+        cwd=folder or ROOT,
+        check=False,
+    )
+
+
+def installed(folder, version):
+    """Make a folder look as if a distribution `poptorch` were installed in it."""
+    info = folder / f"poptorch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: poptorch\nVersion: {version}\n")
+
+
+def test_every_exported_name_exists():
+    assert len(set(poptorch.__all__)) == len(poptorch.__all__)
+    assert all(hasattr(poptorch, name) for name in poptorch.__all__)
+
+
+def test_the_version_is_poptorchs_with_our_label():
+    assert poptorch.__version__ == "3.4.0+ipu.dynamo"
+
+
+def test_graphcores_distribution_stops_the_import(tmp_path):
+    installed(tmp_path, "3.4.0+1234")
+    done = python("import poptorch", tmp_path)
+    assert done.returncode
+    assert "ImportError" in done.stderr
+    assert "3.4.0+1234" in done.stderr
+    assert "pip uninstall" in done.stderr
+
+
+def test_our_own_distribution_does_not(tmp_path):
+    installed(tmp_path, poptorch.__version__)
+    assert not python("import poptorch", tmp_path).returncode
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "1"), ({"RDMAV_FORK_SAFE": "0"}, "0")])
+def test_import_makes_verbs_fork_safe_unless_told(given, expected):
+    code = "import os, poptorch; print(os.environ['RDMAV_FORK_SAFE'])"
+    assert python(code, **given).stdout.strip() == expected
+
+
+def test_an_unknown_log_level_stops_the_import():
+    done = python("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
+    assert done.returncode
+    assert "Unknown log level: LOUD" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr", "run.log"])
+def test_the_log_goes_where_the_environment_says(tmp_path, name):
+    code = "import poptorch; poptorch.logger.warning('hello')"
+    done = python(code, tmp_path, POPTORCH_LOG_DEST=name)
+    texts = {"stdout": done.stdout, "stderr": done.stderr}
+    if name == "run.log":
+        texts[name] = (tmp_path / name).read_text()
+    assert [where for where, text in texts.items() if "hello" in text] == [name]

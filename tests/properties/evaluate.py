@@ -1,0 +1,132 @@
+"""Run captures and parts on real tensors, so that tests can compare them before and after a pass."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, Partitioned, accumulator
+from ipu_dynamo.passes.pipeline import pipeline
+
+
+def captured(model, data, options=None, *, training=True, before=None):
+    """Trace `model` and run the passes of the pipeline up to, not including, the one `before`.
+
+    Args:
+        before: name of the pass in lower case without underscores; None runs them all.
+
+    Returns:
+        The capture, and the pass that comes next, or None.
+    """
+    capture = trace(model, read_arguments(model, data, {}), training=training)
+    for one in pipeline(options or Options(), training=training):
+        if name_of(one) == before:
+            return capture, one
+        if one(capture):
+            capture.check()
+    assert before is None, f"there is no pass {before}"
+    return capture, None
+
+
+def name_of(one) -> str:
+    return getattr(one, "__name__", type(one).__name__).replace("_", "").lower()
+
+
+def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """A copy of the tensor of every placeholder."""
+    held = {**capture.tensors, **inputs}
+    return [
+        held[role.name].detach().clone().to(node.meta["val"].dtype)
+        for node, role in capture.roles().items()
+    ]
+
+
+class _Recorder(fx.Interpreter):
+    """Keep every node's value, and hold it against what its meta["val"] promises."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.values: dict[fx.Node, object] = {}
+
+    def run_node(self, n: fx.Node) -> object:
+        result = self.values[n] = super().run_node(n)
+        promised = n.meta.get("val")
+        if isinstance(result, Tensor) and n.op != "output":
+            assert promised is not None, f"%{n.name} has no value"
+            assert promised.dtype == result.dtype, f"%{n.name}: {promised.dtype}, {result.dtype}"
+            assert promised.shape == result.shape, f"%{n.name}: {promised.shape}, {result.shape}"
+        return result
+
+
+def evaluate(capture: Capture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `capture` computes on copies of its tensors: by role, `value 0`, `gradient fc.weight`.
+
+    `final NAME` is what a placeholder holds afterwards. A capture whose loss is known but that is
+    not differentiated yet is differentiated by autograd.
+    """
+    roles = list(capture.roles().values())
+    tensors = bound_tensors(capture, inputs)
+    joint = any(role.kind == "gradient" for role in capture.outputs)
+    differentiate = capture.training and not joint
+    for tensor, role in zip(tensors, roles, strict=True):
+        tensor.requires_grad_(differentiate and role.trainable)
+    leaves = dict(zip((role.name for role in roles), tensors, strict=True))
+    recorder = _Recorder(capture.graph)
+    with torch.set_grad_enabled(differentiate):
+        results = recorder.run(*tensors, enable_io_processing=False)
+        if differentiate and capture.loss is not None:
+            recorder.values[capture.loss].sum().backward()
+    found = {f"final {name}": tensor.detach() for name, tensor in leaves.items()}
+    found |= {
+        f"gradient {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None
+    }
+    for role, result in zip(capture.outputs, results, strict=True):
+        if result is not None:
+            kind = "final" if role.kind == "mutation" else role.kind
+            found[f"{kind} {role.name}"] = result.detach()
+    return found
+
+
+def evaluate_parts(
+    capture: Capture, partitioned: Partitioned, inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What the parts compute one after the other, in the form of `evaluate`."""
+    names = [role.name for role in capture.placeholders]
+    values = dict(zip(names, bound_tensors(capture, inputs), strict=True))
+    values[ACCUMULATION_WEIGHT] = torch.tensor(1.0)
+    trained = [name for part in partitioned.parts for name in part.gradients]
+    values |= {accumulator(name): torch.zeros_like(values[name]) for name in trained}
+    with torch.no_grad():
+        for part in partitioned.parts:
+            results = part.graph(*[values[name] for name in part.inputs])
+            values |= dict(zip(part.outputs, results, strict=True))
+    found = {f"final {name}": values[name] for name in names}
+    found |= {f"final {name}": values[new] for name, new in partitioned.changed.items()}
+    found |= {f"gradient {name}": values[accumulator(name)] for name in trained}
+    kinds = [role.name for role in capture.outputs if role.kind == "value"]
+    return found | {
+        f"value {name}": values[value]
+        for name, value in zip(kinds, partitioned.returned, strict=True)
+    }
+
+
+def named_inputs(model, data) -> dict[str, Tensor]:
+    """The tensors of a call by the names that captures give them."""
+    arguments = read_arguments(model, data, {})
+    return dict(zip(arguments.tensor_names, arguments.tensors, strict=True))
+
+
+def text_of(capture: Capture) -> str:
+    """Everything about a capture that a pass may change."""
+    nodes = capture.graph.graph.nodes
+    places = [(n.name, n.meta.get(STAGE), n.meta.get(BACKWARD), str(n.meta["val"])) for n in nodes]
+    loss = capture.loss and capture.loss.name
+    return f"{capture.graph.graph}\n{places}\n{capture.placeholders}\n{capture.outputs}\n{loss}"
+
+
+def lines_of(nodes: Sequence[fx.Node]) -> set[str]:
+    """The stack traces of `nodes`."""
+    return {n.meta["stack_trace"] for n in nodes if n.meta.get("stack_trace")}

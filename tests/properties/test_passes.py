@@ -1,0 +1,46 @@
+"""Check every pass: values, valid graphs and metadata are kept; a second run changes nothing."""
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from ipu_dynamo.options import Options
+from ipu_dynamo.testing import assert_close, placements_of, recipes
+from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+
+PASSES = ["placement", "identityloss", "precision", "differentiate", "placegradients"]
+
+
+@pytest.mark.parametrize("name", PASSES)
+@given(recipe=recipes(), training=st.booleans(), data=st.data())
+def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
+    model = recipe.build()
+    placement = data.draw(placements_of(model.names))
+    placement.place(model)
+    micro_batches = placement.micro_batches(training=training)
+    options = Options(
+        strategy=placement.strategy,
+        gradient_accumulation=micro_batches,
+        device_iterations=micro_batches,
+    )
+    batch = recipe.data(1)
+    inputs = named_inputs(model, batch)
+    capture, one = captured(model, batch, options, training=training, before=name)
+    before, nodes = evaluate(capture, inputs), list(capture.graph.graph.nodes)
+    one(capture)
+    note(str(capture.graph.graph))
+    capture.check()
+    after = evaluate(capture, inputs)
+    common = before.keys() & after.keys()
+    assert {key for key in before if key.startswith(("value", "final"))} <= common
+    if capture.training and name not in ("placement", "identityloss"):
+        assert any(key.startswith("gradient") for key in common)
+    assert_close({key: after[key] for key in common}, {key: before[key] for key in common})
+    assert lines_of(capture.graph.graph.nodes) <= lines_of(nodes)
+    operators = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
+    assert all(n.meta.get("stack_trace") for n in operators if n.all_input_nodes)
+    text = text_of(capture)
+    assert not one(capture)
+    assert text_of(capture) == text
+
+
