@@ -1,6 +1,6 @@
 """Offer compiled models to users: `compile_training`, `compile_inference`."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.trace import Arguments, Model, read_arguments
 from ipu_dynamo.driver import Compiled, batching, compile_model
-from ipu_dynamo.errors import InputError, IpuError
-from ipu_dynamo.optimizers import Group, describe, export_state, import_state, refresh
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.expected import ExpectedArguments
+from ipu_dynamo.optimizers import Group, States, describe, export_state, import_state, refresh
 from ipu_dynamo.options import Options
-from ipu_dynamo.program import Program, Update
+from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
 from ipu_dynamo.recent import remember
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
+from ipu_dynamo.variables import initial_tensors, updates
 
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
 
@@ -58,7 +60,7 @@ class CompiledModel:
         self._batching = batching(options, training=self.training)
         self._groups: tuple[Group, ...] = ()
         self._seen: list[list[Any]] = []
-        self._example: Arguments | None = None
+        self._expected: ExpectedArguments | None = None
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         self._engine: Engine | None = None
@@ -66,7 +68,7 @@ class CompiledModel:
     @property
     def program(self) -> Program:
         """The program, once compiled."""
-        return self._ready().program
+        return self._ready()[0].program
 
     @property
     def functions_compiled(self) -> int:
@@ -87,23 +89,31 @@ class CompiledModel:
         Returns:
             What forward returns, with tensors joined by the output mode.
         """
-        given = self._read(args, kwargs)
-        if self._executable is None:
+        if self._expected is None:
+            given = self._read(args, kwargs)
             self._compile(given)
+            tensors = given.tensors
         else:
-            self._check(given)
-        assert self._executable is not None
-        assert self._compiled is not None
+            tensors = self._expected.tensors(args, kwargs)
+        return self.run(tensors)
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Run one call of the compiled program, without comparing Python values.
+
+        Args:
+            tensors: those of the arguments, in the order in which flattening finds them.
+        """
+        compiled, executable = self._ready()
         if self.training and self._live:
             self._follow_optimizer()
-        tensors = dict(zip(self._compiled.input_names, given.tensors, strict=True))
-        fed = {name: self._prepared(tensor) for name, tensor in tensors.items()}
-        results = self._executable(fed, [group.values for group in self._groups])
-        for output in self._compiled.program.outputs:
+        names = compiled.input_names
+        fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
+        results = executable(fed, [group.values for group in self._groups])
+        for output in compiled.program.outputs:
             if output.mutates:
-                tensors[output.name].copy_(results[output.name])
-        positions = range(len(self._compiled.structure.tensors))
-        return self._compiled.structure.rebuild([results[str(i)] for i in positions])
+                tensors[names.index(output.name)].copy_(results[output.name])
+        positions = range(len(compiled.structure.tensors))
+        return compiled.structure.rebuild([results[str(i)] for i in positions])
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of `optimizer` from the next call on, without compiling again.
@@ -152,7 +162,10 @@ class CompiledModel:
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
         engine = self._engine or make_engine(options.engine)
-        tensors = self._initial_tensors(compiled, groups)
+        known: States = {}
+        if self._optimizer is not None and self._live:
+            known = import_state(groups, self._optimizer, self._parameters())
+        tensors = initial_tensors(compiled, known, private=self._own_weights)
         seed = _seed(compiled.program) if options.seed is None else options.seed
         workers, threads = _workers(compiled.program, options)
         executable = Executable(
@@ -165,74 +178,8 @@ class CompiledModel:
             threads=threads,
         )
         remember(compiled.program)
-        self._engine, self._groups, self._example = engine, groups, given
+        self._engine, self._groups, self._expected = engine, groups, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
-
-    def _initial_tensors(self, compiled: Compiled, groups: tuple[Group, ...]) -> dict[str, Tensor]:
-        """A tensor for every variable of the program."""
-        held: dict[str, Tensor] = {}
-        for variable in compiled.program.variables:
-            if variable.name in compiled.tensors:
-                tensor = compiled.tensors[variable.name].detach()
-                private = self._own_weights or tensor.dtype != variable.type.dtype
-                held[variable.name] = (
-                    tensor.to(variable.type.dtype, copy=True) if private else tensor
-                )
-            elif variable.kind == "accumulator":
-                like = compiled.tensors[variable.name.removesuffix(".grad")]
-                held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
-        return held | self._initial_states(compiled, groups, held)
-
-    def _initial_states(
-        self, compiled: Compiled, groups: tuple[Group, ...], held: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Optimiser states: what the torch optimiser already has, else their first values."""
-        if self._optimizer is None:
-            return {}
-        known = import_state(groups, self._optimizer, self._parameters()) if self._live else {}
-        types = {v.name: v.type for v in compiled.program.variables}
-        states: dict[str, Tensor] = {}
-        for update in _updates(compiled.program):
-            specs = {spec.name: spec for spec in update.rule.state_names()}
-            for state, names in update.states:
-                for parameter, name in zip(update.parameters, names, strict=True):
-                    like, spec = held[parameter], specs[state]
-                    if name not in states:
-                        scalar = spec.shape == "scalar"
-                        shape_like = like.new_empty(()) if scalar else like
-                        states[name] = torch.full_like(
-                            shape_like, spec.initial, dtype=types[name].dtype
-                        )
-                    if state in known.get(parameter, {}):
-                        states[name].copy_(known[parameter][state])
-        return states
-
-    def _check(self, given: Arguments) -> None:
-        """Compare structure and Python values with the first call's; streams check tensors."""
-        assert self._example is not None
-        if given.spec != self._example.spec:
-            raise InputError(
-                f"the arguments {', '.join(given.names)} differ in structure from those that "
-                f"the program was compiled for: {', '.join(self._example.names)}",
-                hint="pass the same nesting and keys, or compile again",
-            )
-        for name, new, old in zip(given.names, given.leaves, self._example.leaves, strict=True):
-            if isinstance(new, Tensor) != isinstance(old, Tensor):
-                raise InputError(
-                    f"Type mismatch for {name}: expected {type(old)} but got {type(new)}",
-                    hint="compile again for this call",
-                )
-            if isinstance(new, Tensor):
-                if new.dtype != old.dtype:
-                    raise InputError(
-                        f"Data type mismatch for {name}: expected {old.dtype} but got {new.dtype}",
-                        hint="convert the tensor, or compile again for this type",
-                    )
-            elif new is not old and (type(new) is not type(old) or new != old):
-                raise InputError(
-                    f"Value mismatch for {name}: expected {old!r} but got {new!r}",
-                    hint="Python values are part of the program: compile again, or pass a tensor",
-                )
 
     def _follow_optimizer(self) -> None:
         """Take over new numbers from the optimiser's groups, as after a scheduler's step."""
@@ -243,37 +190,36 @@ class CompiledModel:
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
 
-    def _states(self) -> dict[str, dict[str, Tensor]]:
-        states: dict[str, dict[str, Tensor]] = {}
-        assert self._executable is not None
-        for update in _updates(self._ready().program):
+    def _states(self) -> States:
+        states: States = {}
+        compiled, executable = self._ready()
+        for update in updates(compiled.program):
             for state, names in update.states:
                 for parameter, name in zip(update.parameters, names, strict=True):
-                    states.setdefault(parameter, {})[state] = self._executable.tensor(name)
+                    states.setdefault(parameter, {})[state] = executable.tensor(name)
         return states
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
-        compiled = self._ready()
-        assert self._executable is not None
+        compiled, executable = self._ready()
         with torch.no_grad():
             for variable in compiled.program.variables:
                 if variable.kind not in ("parameter", "buffer"):
                     continue
                 if names is not None and variable.name not in names:
                     continue
-                ours, theirs = self._executable.tensor(variable.name), compiled.tensors
+                ours, theirs = executable.tensor(variable.name), compiled.tensors
                 target, source = theirs[variable.name], ours
                 if not to_model:
                     target, source = source, target
                 if target.data_ptr() != source.data_ptr():
                     target.copy_(source)
         if not to_model:
-            self._executable.spread()
+            executable.spread()
 
-    def _ready(self) -> Compiled:
-        if self._compiled is None:
+    def _ready(self) -> tuple[Compiled, Executable]:
+        if self._compiled is None or self._executable is None:
             raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
-        return self._compiled
+        return self._compiled, self._executable
 
 
 def compile_training(
@@ -341,10 +287,6 @@ def _seed(program: Program) -> int:
     """A seed from torch's generator, for a program that draws random numbers."""
     draws = any(stream.source == "random" for stream in program.inputs)
     return int(torch.randint(2**62, ()).item()) if draws else 0
-
-
-def _updates(program: Program) -> list[Update]:
-    return [i for i in program.walk() if isinstance(i, Update)]
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:

@@ -40,6 +40,18 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.program.values import Kind
 
+aten = torch.ops.aten
+_FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, not its values
+    {
+        aten.new_zeros.default,
+        aten.new_ones.default,
+        aten.new_full.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
+    }
+)
+
 
 class UpdateGroup(Protocol):
     """A parameter group of an optimiser, as far as a program names it."""
@@ -306,6 +318,8 @@ def _varying(capture: Capture) -> set[fx.Node]:
     """Nodes that depend on an input, a floating-point parameter or buffer, or a random number."""
     varying = {node for node, role in capture.roles().items() if _varies(role, node)}
     for node in capture.graph.graph.nodes:
+        if node.target in _FROM_SHAPE:
+            continue
         if draws(node) or varying.intersection(node.all_input_nodes):
             varying.add(node)
     return varying

@@ -52,9 +52,10 @@ def place_gradients(capture: Capture) -> bool:
     stages = max(capture.ipus) + 1
     changed = False
     for node, index in plan(capture).items():
-        stage, backward = stage_of_slot(index, stages), node.meta[BACKWARD]
-        late = index >= stages
-        if node.meta.get(STAGE) != stage or (late and not backward):
-            node.meta[STAGE], node.meta[BACKWARD] = stage, backward or late
+        stage = stage_of_slot(index, stages)
+        # In the last stage's slot both directions are possible, elsewhere the slot tells.
+        backward = node.meta[BACKWARD] if index == stages - 1 else index >= stages
+        if (node.meta.get(STAGE), node.meta[BACKWARD]) != (stage, backward):
+            node.meta[STAGE], node.meta[BACKWARD] = stage, backward
             changed = True
     return changed

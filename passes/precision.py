@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate, map_arg
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.torch_private import fake_mode_of
 from ipu_dynamo.passes.insert import call, evaluate
+from ipu_dynamo.passes.views import is_view
 from ipu_dynamo.program.narrowing import NARROW
 
 aten = torch.ops.aten
@@ -139,6 +140,7 @@ def _narrow_placeholders(capture: Capture) -> set[fx.Node]:
             wide.add(node)
         if role.kind in ("parameter", "buffer") and not value.is_floating_point():
             role = replace(role, kind="constant")
+        if role.kind == "constant" and _changes(node):
             frozen = _freeze(capture.graph.graph, node)
             if node in wide and frozen is not None:
                 wide.add(frozen)
@@ -159,6 +161,19 @@ def _freeze(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         copy.meta[STAGE] = first.meta[STAGE]
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     return copy
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether an operator writes to a tensor, or to a view of it."""
+    return any(
+        isinstance(user.target, torch._ops.OpOverload)
+        and ((user.target._schema.is_mutable and user.args[0] is node) or _changed_view(user))
+        for user in node.users
+    )
+
+
+def _changed_view(node: fx.Node) -> bool:
+    return is_view(node) and _changes(node)
 
 
 def _takes_any_integer(target: torch._ops.OpOverload) -> bool:

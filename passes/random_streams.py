@@ -87,9 +87,9 @@ class _Drawing:
 
     def happens(self, shape: tuple[int, ...], probability: float) -> fx.Node:
         """Booleans that are true with `probability`, to 32 bits."""
-        if probability >= 1.0:
-            return self.op(aten.ge.Scalar, self.bits(shape), -(1 << 31))
         threshold = round(probability * 2**32) - 2**31
+        if threshold >= 2**31:  # no int32: always
+            return self.op(aten.ge.Scalar, self.bits(shape), -(1 << 31))
         return self.op(aten.lt.Scalar, self.bits(shape), threshold)
 
     def as_result(self, value: fx.Node) -> fx.Node:

@@ -54,15 +54,22 @@ class Call:
         return args, kwargs
 
 
-def bind(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def parameters_of(model: Callable[..., Any]) -> Parameters:
+    """The parameters of a model's forward, by name."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    return inspect.signature(function).parameters
+
+
+def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Give each argument to the parameter that takes it, and the others their defaults.
 
     Raises:
         AssertionError: too many arguments, an unknown name, or a parameter given twice.
         poptorch.Error: a parameter without a default gets nothing.
     """
-    function = model.forward if isinstance(model, nn.Module) else model
-    parameters = inspect.signature(function).parameters
     rest, named = list(args), dict(kwargs)
     values: dict[str, Any] = {}
     positional = 0

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from ipu_dynamo.compiled import CompiledModel
 from poptorch._logging import logger
-from poptorch.arguments import Call, ExpectedCall, bind, check_batches, warn_about_dictionaries
+from poptorch.arguments import (
+    Call,
+    ExpectedCall,
+    bind,
+    check_batches,
+    parameters_of,
+    warn_about_dictionaries,
+)
 from poptorch.checks import check_model, check_program
 from poptorch.compile_hooks import compile_hooks
 from poptorch.core_errors import core_errors
@@ -52,9 +59,9 @@ class PoplarExecutor(DeviceWeights):
         super().__init__(options, None if training else link_of(made_from))
         self._traced, self._training, self._made_from = model, training, made_from
         self._poptorch_version = poptorch_version
+        self._parameters = parameters_of(model)
         self._adapter: TracedModel | None = None
         self._expected: ExpectedCall | None = None
-        self._input_names: tuple[str, ...] = ()
         self._warned_about_layout = False
         self._compile_seconds: float | None = None
         self._wrapping: Wrapping | None = None
@@ -103,7 +110,7 @@ class PoplarExecutor(DeviceWeights):
             logger.warning("The model is compiled already: call destroy() to compile it again")
             return
         with self._link.quiet():
-            self._compile(bind(self._traced, args, kwargs))
+            self._compile(bind(self._parameters, args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, compiling it first if needed.
@@ -121,7 +128,7 @@ class PoplarExecutor(DeviceWeights):
             "model.compile(inputs) instead of model(inputs)",
         )
         with self._link.quiet():
-            call = bind(self._traced, args, kwargs)
+            call = bind(self._parameters, args, kwargs)
             if not self.isCompiled():
                 self._compile(call)
             else:
@@ -134,7 +141,7 @@ class PoplarExecutor(DeviceWeights):
         """Drop the program; the host keeps the newest weights, in the classes they had first."""
         self.copyWeightsToHostIfNeeded()
         self._core = self._adapter = self._expected = None
-        self._attached = False
+        self._detach()
         if self._wrapping is not None:
             self._wrapping.remove()
             self._wrapping = None
@@ -158,6 +165,7 @@ class PoplarExecutor(DeviceWeights):
         adapter = TracedModel(self._traced, call)
         started = time.perf_counter()
         with (
+            self._attaching(),
             compilation_bar(show=self._options._show_progress_bar),
             compile_hooks(),
             plain_classes(self._tensors()),
@@ -169,8 +177,6 @@ class PoplarExecutor(DeviceWeights):
             check_program(core.program, self._traced, self._options, buffers)
         self._compile_seconds = time.perf_counter() - started
         self._core, self._adapter, self._expected = core, adapter, ExpectedCall(call)
-        self._input_names = tuple(named)
-        self._attached = self._options.connection_type != ConnectionType.Never
         self._link.dirty = False
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
@@ -195,7 +201,7 @@ class PoplarExecutor(DeviceWeights):
         assert self._expected is not None
         inputs = self._prepared(self._expected.tensors(call))
         with core_errors(f"running {self._name()}", self._options):
-            leaves = self._core(**dict(zip(self._input_names, inputs, strict=True)))
+            leaves = self._core.run(inputs)
         if self._training:
             self._link.trained()
         for leaf in leaves:

@@ -50,6 +50,7 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
         strategy=core_strategy(options),
         narrow=True,
         loss_scale=loss_scale,
+        seed=options.random_seed if options.exists("random_seed") else None,
     )
 
 

@@ -1,9 +1,11 @@
 """Exchange weights between a model on the host and its program on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ipu_dynamo.compiled import CompiledModel
+from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
@@ -90,6 +92,7 @@ class DeviceWeights:
         )
         if self._attached:
             raise createPoptorchError("Device is already attached")
+        acquire(self._ipu_id, self)
         self.copyWeightsToDevice()
         self._attached = True
 
@@ -99,7 +102,29 @@ class DeviceWeights:
         if not self._attached:
             raise createPoptorchError("Device is not attached")
         self.copyWeightsToHostIfNeeded()
+        self._detach()
+
+    @contextmanager
+    def _attaching(self) -> Iterator[None]:
+        """Reserve the IPUs for a compilation, and keep them if it succeeds."""
+        if self._options.connection_type == ConnectionType.Never:
+            yield
+            return
+        acquire(self._ipu_id, self)
+        try:
+            yield
+            self._attached = True
+        finally:
+            if not self._attached:
+                release(self._ipu_id, self)
+
+    def _detach(self) -> None:
         self._attached = False
+        release(self._ipu_id, self)
+
+    @property
+    def _ipu_id(self) -> int | None:
+        return self._options.ipu_id if self._options.exists("ipu_id") else None
 
     def _follow(self) -> None:
         """Take over what the executor that trains the same module has learnt since."""

@@ -88,7 +88,7 @@ class WrappedTensor:
 class _WrappedParameter(WrappedTensor, nn.Parameter):
     """A parameter; pickling gives a plain one (`nn.Parameter` does that itself)."""
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return repr(nn.Parameter(self.detach(), self.requires_grad))
 
 
@@ -221,7 +221,7 @@ class Wrapping:
         if plain not in (nn.Parameter, Tensor):
             wrapped = _new_class(wrapped.__name__, (wrapped, plain), _plain=plain)
         self._changed.append((tensor, plain))
-        tensor.__class__ = wrapped  # type: ignore[assignment]
+        tensor.__class__ = wrapped
 
 
 def link_of(module: Any) -> WeightLink | None:

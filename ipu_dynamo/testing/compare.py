@@ -145,7 +145,7 @@ def assert_same_bits(actual: Any, expected: Any, what: str = "value") -> None:
     for name, ours, theirs in _pairs(actual, expected, what):
         problem = _layout_problem(ours, theirs, same_dtype=True)
         if not problem and isinstance(ours, Tensor):
-            unequal = _bits(ours).ne(_bits(theirs)).reshape(*ours.shape, -1).any(-1)
+            unequal = _bits(ours).ne(_bits(theirs)).any(-1)
             problem = _at(unequal, ours, theirs) if unequal.any() else ""
         if problem:
             raise AssertionError(f"{name}: {problem}")
@@ -260,7 +260,8 @@ def _at(wrong: Tensor, ours: Tensor, theirs: Tensor, difference: Tensor | None =
 
 def _bits(tensor: Tensor) -> Tensor:
     """The bytes of each element, in a last dimension of their own."""
-    return tensor.detach().contiguous().reshape(*tensor.shape, 1).view(torch.uint8)
+    dense = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return dense.view(-1).view(torch.uint8).reshape(*tensor.shape, tensor.itemsize)
 
 
 def _momentum(model: nn.Module) -> torch.optim.Optimizer:

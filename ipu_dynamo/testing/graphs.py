@@ -18,32 +18,32 @@ LIMIT = 2.0**20  # values stay below, so that no product of two rows reaches 2**
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A way to extend a graph: by `target`, if `fits` the shapes of two matrices."""
+    """A way to extend a graph: by `target`, if two matrices fit it."""
 
     target: Any
     arguments: Callable[[fx.Node, fx.Node], tuple[Any, ...]]
-    fits: Callable[[torch.Size, torch.Size], bool] = lambda a, b: True
+    fits: Callable[[Tensor, Tensor], bool] = lambda a, b: True
     part: int | None = None  # index of the result to go on with, where there are several
 
 
-def _equal(a: torch.Size, b: torch.Size) -> bool:
-    return a == b
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape
 
 
 OPERATORS = (
     Operator(aten.t.default, lambda a, b: (a,)),
     Operator(aten.add.Tensor, lambda a, b: (a, b), _equal),
-    Operator(aten.mm.default, lambda a, b: (a, b), lambda a, b: a[1] == b[0]),
+    Operator(aten.mm.default, lambda a, b: (a, b), lambda a, b: a.shape[1] == b.shape[0]),
     Operator(aten.relu.default, lambda a, b: (a,)),
     Operator(aten.mul.Tensor, lambda a, b: (a, b), _equal),
     Operator(aten.clone.default, lambda a, b: (a,)),
     Operator(aten.sum.dim_IntList, lambda a, b: (a, [1], True)),
-    Operator(aten.view.default, lambda a, b: (a, [-1, 1])),
+    Operator(aten.view.default, lambda a, b: (a, [-1, 1]), lambda a, b: a.is_contiguous()),
     Operator(aten.slice.Tensor, lambda a, b: (a, 0, 0, 1)),
-    Operator(aten.expand.default, lambda a, b: (a, [-1, 3]), lambda a, b: a[1] == 1),
-    Operator(aten.cat.default, lambda a, b: ([a, b],), lambda a, b: a[1] == b[1]),
+    Operator(aten.expand.default, lambda a, b: (a, [-1, 3]), lambda a, b: a.shape[1] == 1),
+    Operator(aten.cat.default, lambda a, b: ([a, b],), lambda a, b: a.shape[1] == b.shape[1]),
     Operator(aten.max.dim, lambda a, b: (a, 1, True), part=0),
-    Operator(aten.split.Tensor, lambda a, b: (a, 1), lambda a, b: a[0] > 1, part=1),
+    Operator(aten.split.Tensor, lambda a, b: (a, 1), lambda a, b: len(a) > 1, part=1),
     Operator(aten.full_like.default, lambda a, b: (a, 2)),
 )
 
@@ -83,18 +83,20 @@ def aten_graphs(
         matrices[node] = 1.0
     for line in range(draw(st.integers(0, max_ops))):
         a, b = (draw(st.sampled_from(list(matrices))) for _ in range(2))
-        shapes = a.meta["val"].shape, b.meta["val"].shape
-        operator = draw(st.sampled_from([one for one in OPERATORS if one.fits(*shapes)]))
+        values = a.meta["val"], b.meta["val"]
+        operator = draw(st.sampled_from([one for one in OPERATORS if one.fits(*values)]))
         node = append(graph, operator.target, *operator.arguments(a, b), line=line)
         if operator.part is not None:
             node = append(graph, getitem, node, operator.part, line=line)
-        bound = max(2.0, matrices[a] + matrices[b], matrices[a] * matrices[b]) * max(shapes[0])
+        bound = max(2.0, matrices[a] + matrices[b], matrices[a] * matrices[b]) * max(
+            values[0].shape
+        )
         if bound > LIMIT:
             node, bound = append(graph, aten.clamp.default, node, -1, 1, line=line), 1.0
         matrices[node] = bound
-    values = list(matrices)
-    chosen = draw(st.lists(st.sampled_from(values), max_size=3))
-    result = graph.output((*chosen, values[-1]))
+    made = list(matrices)
+    chosen = draw(st.lists(st.sampled_from(made), max_size=3))
+    result = graph.output((*chosen, made[-1]))
     result.meta["val"] = None
     return fx.GraphModule({}, graph), inputs
 

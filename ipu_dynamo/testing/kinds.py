@@ -141,7 +141,8 @@ def recur(lstm: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
 def in_bfloat16(layer: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = layer(x.detach())
-    return y + result.detach().to(x.dtype)
+    rounded: Tensor = result.detach().to(x.dtype)
+    return y + rounded
 
 
 def _frozen(width: int) -> nn.Module:

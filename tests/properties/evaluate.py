@@ -1,4 +1,4 @@
-"""Run captures and parts on real tensors, so that tests can compare them before and after a pass."""
+"""Run captures and parts on real tensors, to compare them before and after a pass."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +7,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, Partitioned, accumulator
 from ipu_dynamo.passes.pipeline import pipeline
@@ -87,7 +88,7 @@ def evaluate(capture: Capture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
         if result is not None:
             kind = "final" if role.kind == "mutation" else role.kind
             found[f"{kind} {role.name}"] = result.detach()
-    return found
+    return dict(sorted(found.items()))
 
 
 def evaluate_parts(
@@ -107,10 +108,9 @@ def evaluate_parts(
     found |= {f"final {name}": values[new] for name, new in partitioned.changed.items()}
     found |= {f"gradient {name}": values[accumulator(name)] for name in trained}
     kinds = [role.name for role in capture.outputs if role.kind == "value"]
-    return found | {
-        f"value {name}": values[value]
-        for name, value in zip(kinds, partitioned.returned, strict=True)
-    }
+    results = zip(kinds, partitioned.returned, strict=True)
+    found |= {f"value {name}": values[value] for name, value in results}
+    return dict(sorted(found.items()))
 
 
 def named_inputs(model, data) -> dict[str, Tensor]:
@@ -128,5 +128,5 @@ def text_of(capture: Capture) -> str:
 
 
 def lines_of(nodes: Sequence[fx.Node]) -> set[str]:
-    """The stack traces of `nodes`."""
-    return {n.meta["stack_trace"] for n in nodes if n.meta.get("stack_trace")}
+    """The source lines that `nodes` have."""
+    return {source_line(n) for n in nodes if n.meta.get("stack_trace")}

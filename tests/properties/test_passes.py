@@ -42,5 +42,3 @@ def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
     text = text_of(capture)
     assert not one(capture)
     assert text_of(capture) == text
-
-

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import poptorch
-from poptorch.arguments import ExpectedCall, bind
+from poptorch.arguments import ExpectedCall, bind, parameters_of
 
 TENSORS = st.builds(lambda rows: torch.ones(rows, 2), st.integers(1, 3))
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | TENSORS
@@ -26,26 +26,29 @@ def forward(a, b=2, *c, d=None, **e):
     return a
 
 
+PARAMETERS = parameters_of(forward)
+
+
 @given(a=STRUCTURES, c=st.lists(STRUCTURES, max_size=2), e=STRUCTURES)
 def test_rebuilding_gives_the_arguments_back(a, c, e):
-    call = bind(forward, [a, 1, *c], {"d": a, "e0": e})
+    call = bind(PARAMETERS, [a, 1, *c], {"d": a, "e0": e})
     tensors = [leaf for _, leaf in call.leaves() if isinstance(leaf, Tensor)]
     args, kwargs = call.rebuild(tensors)
-    again = bind(forward, args, kwargs)
+    again = bind(PARAMETERS, args, kwargs)
     assert [name for name, _ in again.leaves()] == [name for name, _ in call.leaves()]
     assert all(x is y for (_, x), (_, y) in zip(call.leaves(), again.leaves(), strict=True))
 
 
 @given(a=STRUCTURES)
 def test_an_equal_call_matches(a):
-    call = bind(forward, [a], {})
-    found = ExpectedCall(call).tensors(bind(forward, [], {"a": a}))
+    call = bind(PARAMETERS, [a], {})
+    found = ExpectedCall(call).tensors(bind(PARAMETERS, [], {"a": a}))
     assert [id(t) for t in found] == [id(x) for _, x in call.leaves() if isinstance(x, Tensor)]
 
 
 @given(a=STRUCTURES)
 def test_names_are_unique(a):
-    names = [name for name, _ in bind(forward, [a, a, a], {"d": a, "x": a}).leaves()]
+    names = [name for name, _ in bind(PARAMETERS, [a, a, a], {"d": a, "x": a}).leaves()]
     assert len(names) == len(set(names))
 
 
@@ -60,7 +63,7 @@ def test_names_are_unique(a):
 )
 def test_binding_refuses(args, kwargs, error, words):
     with pytest.raises(error, match=words):
-        bind(lambda x, y=0: x, args, kwargs)
+        bind(parameters_of(lambda x, y=0: x), args, kwargs)
 
 
 X = torch.zeros(2)
@@ -80,9 +83,9 @@ X = torch.zeros(2)
     ],
 )
 def test_a_different_call_is_refused(first, second, words):
-    expected = ExpectedCall(bind(forward, first, {}))
+    expected = ExpectedCall(bind(PARAMETERS, first, {}))
     with pytest.raises(poptorch.Error, match=words) as caught:
-        expected.tensors(bind(forward, second, {}))
+        expected.tensors(bind(PARAMETERS, second, {}))
     assert "destroy()" in str(caught.value)
 
 

@@ -150,6 +150,20 @@ def test_attaching():
     assert executor.isAttachedToDevice()
 
 
+def test_ipus_with_a_number_are_had_in_turn():
+    options = poptorch.Options().useIpuId(1)
+    first, second = (poptorch.inferenceModel(Weighted(), options) for _ in range(2))
+    first(ONE)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        second(ONE)
+    first.detachFromDevice()
+    second(ONE)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        first(ONE)
+    second.destroy()
+    assert first(ONE) == 1
+
+
 def test_an_offline_device_only_compiles():
     options = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
     executor = poptorch.inferenceModel(Weighted(), options)

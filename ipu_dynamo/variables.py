@@ -1,0 +1,50 @@
+"""Make the tensors that a program's variables begin with."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.driver import Compiled
+from ipu_dynamo.optimizers import States
+from ipu_dynamo.program import Program, Update
+
+
+def initial_tensors(compiled: Compiled, known: States, *, private: bool) -> dict[str, Tensor]:
+    """A tensor for every variable of a program.
+
+    Args:
+        known: optimiser states that exist already; others begin with their rule's first value.
+        private: copies of the model's tensors, and not these themselves.
+    """
+    held: dict[str, Tensor] = {}
+    for variable in compiled.program.variables:
+        if variable.name in compiled.tensors:
+            tensor = compiled.tensors[variable.name].detach()
+            copied = private or tensor.dtype != variable.type.dtype
+            held[variable.name] = tensor.to(variable.type.dtype, copy=True) if copied else tensor
+        elif variable.kind == "accumulator":
+            like = compiled.tensors[variable.name.removesuffix(".grad")]
+            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
+    return held | _states(compiled.program, known, held)
+
+
+def updates(program: Program) -> list[Update]:
+    """The optimiser's instructions, in order."""
+    return [i for i in program.walk() if isinstance(i, Update)]
+
+
+def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    types = {variable.name: variable.type for variable in program.variables}
+    states: dict[str, Tensor] = {}
+    for update in updates(program):
+        specs = {spec.name: spec for spec in update.rule.state_names()}
+        for state, names in update.states:
+            for parameter, name in zip(update.parameters, names, strict=True):
+                like, spec = held[parameter], specs[state]
+                if name not in states:
+                    template = like.new_empty(()) if spec.shape == "scalar" else like
+                    states[name] = torch.full_like(template, spec.initial, dtype=types[name].dtype)
+                if state in known.get(parameter, {}):
+                    states[name].copy_(known[parameter][state])
+    return states

@@ -1,0 +1,118 @@
+"""Run the pages of the user's guide, and write what they show: outputs, and the table of options.
+
+`python -m tests.docs.guide` brings the pages up to date, or those named; the tests compare.
+"""
+
+import contextlib
+import io
+import linecache
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from ipu_dynamo.backend import ipu
+from poptorch.options import OptionEffect, table
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs"
+PAGES = sorted(FOLDER.glob("*.md"))
+# a program, and if a block of text follows directly: what it prints
+_PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.M
+)
+_TABLE = re.compile(
+    r"(<!-- options: (?P<which>\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL
+)
+
+
+def refreshed(text: str, name: str, folder: Path) -> str:
+    """A page with the outputs and tables that it should show.
+
+    Its programs run in order in one module, whose file is `name`.py in `folder`: printed programs
+    quote lines of that file.
+    """
+    programs = [match["code"] for match in _PROGRAM.finditer(text)]
+    with _module(name, folder, programs) as (module, file):
+        line, outputs = 1, []
+        for code in programs:
+            padded = "\n" * (line - 1) + code
+            line += code.count("\n")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(padded, file, "exec"), module.__dict__)
+            outputs.append(printed.getvalue())
+    results = iter(outputs)
+
+    def with_output(match: re.Match[str]) -> str:
+        shown, printed = match["shown"], next(results)
+        if shown is None:
+            return match[0]
+        start, end = match.start("shown") - match.start(), match.end("shown") - match.start()
+        return match[0][:start] + printed + match[0][end:]
+
+    text = _PROGRAM.sub(with_output, text)
+    return _TABLE.sub(lambda match: match[1] + options_table(match["which"]) + match[3], text)
+
+
+def options_table(which: str) -> str:
+    """The options as Markdown: `setters` with their summaries, or the `keys` of lower layers."""
+    lines = [option for option in table() if bool(option.summary) == (which == "setters")]
+    if which == "setters":
+        rows = [
+            f"| `{option.accessor}` | {_effect(option)} | {option.summary.replace('|', '/')} |"
+            for option in lines
+        ]
+        return "\n".join(["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""])
+    rows = []
+    for effect, options in groupby(sorted(lines, key=_effect), key=_effect):
+        keys = ", ".join(f"`{option.accessor.removeprefix('_Popart.')}`" for option in options)
+        rows.append(f"- {effect}: {keys}")
+    return "\n".join(["", *rows, "", ""])
+
+
+def _effect(option: OptionEffect) -> str:
+    return f"{option.effect}, not yet" if option.pending else str(option.effect)
+
+
+@contextlib.contextmanager
+def _module(
+    name: str, folder: Path, programs: list[str]
+) -> Iterator[tuple[types.ModuleType, str]]:
+    """A module to run a page in, with `folder` as the working folder."""
+    file = folder / f"{name}.py"
+    file.write_text("".join(programs), encoding="utf-8")
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    before = Path.cwd()
+    sys.modules[name] = module
+    os.chdir(folder)
+    linecache.checkcache(str(file))
+    if "ipu" not in torch._dynamo.list_backends():  # the package is not installed
+        torch._dynamo.register_backend(ipu, name="ipu")
+    try:
+        yield module, str(file)
+    finally:
+        os.chdir(before)
+        del sys.modules[name]
+
+
+def main() -> None:
+    os.environ["IPU_DYNAMO_ENGINE"] = "eager"
+    for page in (page for page in PAGES if page.stem in (sys.argv[1:] or page.stem)):
+        text = page.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            new = refreshed(text, page.stem, Path(folder))
+        torch._dynamo.reset()
+        if new != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"changed {page.name}")
+
+
+if __name__ == "__main__":
+    main()

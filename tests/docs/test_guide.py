@@ -1,0 +1,68 @@
+"""Check that the guide's programs run, and that it shows what they print and what exists."""
+
+import importlib
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.guide import FOLDER, PAGES, refreshed
+
+ROOT = FOLDER.parent
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+_NOT_YET = re.compile(r"<!-- not yet -->\n(.*?)<!-- end of not yet -->", re.DOTALL)
+_NAME = re.compile(r"`((?:ipu_dynamo|poptorch)(?:\.\w+)+)\b[^`]*`")
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")
+_VARIABLE = re.compile(r"\b((?:IPU_DYNAMO|POPTORCH|POPLAR|OMPI_COMM|RDMAV)_[A-Z_]+)\b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_programs_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    text = TEXTS[page.name]
+    hint = "`python -m tests.docs.guide` writes what it should be"
+    assert refreshed(text, page.stem, tmp_path) == text, hint
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_names_exist(name):
+    """Names in code spans can be imported, except those that are said to be missing."""
+    missing = {one for part in _NOT_YET.findall(TEXTS[name]) for one in _NAME.findall(part)}
+    found = {one: _exists(one) for one in _NAME.findall(TEXTS[name])}
+    assert [one for one, exists in found.items() if exists == (one in missing)] == []
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name):
+    links = _LINK.findall(TEXTS[name])
+    assert [link for link in links if not (FOLDER / link).exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_first():
+    assert {*_LINK.findall(TEXTS["index.md"])} >= TEXTS.keys() - {"index.md"}
+
+
+def test_environment_variables_are_those_that_are_read():
+    sources = subprocess.run(
+        ["grep", "-rhE", "--include=*.py", "environ|^ENGINE =|^DUMP =|_is_enabled|names = "]
+        + [str(ROOT / folder) for folder in ("ipu_dynamo", "passes", "runtime", "poptorch")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert {*_VARIABLE.findall(TEXTS["environment.md"])} == {*_VARIABLE.findall(sources)}
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one or of a class."""
+    first, *rest = name.split(".")
+    thing = importlib.import_module(first)
+    for index, part in enumerate(rest):
+        if hasattr(thing, part):
+            thing = getattr(thing, part)
+            continue
+        try:
+            thing = importlib.import_module(".".join([first, *rest[: index + 1]]))
+        except ModuleNotFoundError:
+            return False
+    return True

@@ -1,0 +1,53 @@
+"""Check that drawn models compute and train through torch.compile as plain PyTorch does."""
+
+import pytest
+import torch
+from hypothesis import given, note
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ipu_dynamo
+from ipu_dynamo.backend import ipu
+from ipu_dynamo.testing import assert_close, placements_of, recipes
+from ipu_dynamo.testing.torch_private import pytree
+
+ENGINES = ["eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
+
+
+def run(model, call, recipe, *, training: bool) -> list[Tensor]:
+    """Everything that two calls leave behind: results, changed inputs, gradients, buffers."""
+    left = []
+    for seed in range(2):
+        inputs = recipe.data(1, seed)
+        with torch.set_grad_enabled(training):
+            results = call(*inputs)
+        if training:
+            results["loss"].sum().backward()
+        left += [leaf.detach() for leaf in pytree.tree_leaves((results, inputs)) if holds(leaf)]
+    left += [p.grad for p in model.parameters() if p.grad is not None]
+    return left + list(model.buffers())
+
+
+def holds(leaf: object) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.examples(200)
+@given(recipe=recipes(), data=st.data())
+def test_agrees_with_pytorch(engine, training, recipe, data):
+    placement = data.draw(placements_of(recipe.build().names, kinds=("sharded",)))
+    plain = recipe.build()
+    expected = run(plain, plain, recipe, training=training)
+    torch._dynamo.reset()
+    model = placement.place(recipe.build())
+    options = {"engine": engine, "strategy": placement.strategy}
+    call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
+    found = run(model, call, recipe, training=training)
+    for program in ipu_dynamo.programs():
+        note(program.short())
+    assert len(found) == len(expected)
+    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.dtype == other.dtype
+        assert_close(one, other, f"tensor {i}")

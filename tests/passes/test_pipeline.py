@@ -1,0 +1,138 @@
+"""Check the order of the passes, what they leave between each other, and what they dump."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
+from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.passes.pipeline import DUMP, lower, pipeline
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), BeginBlock(nn.Linear(4, 2), "second", 1)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.second(F.dropout(self.first(x), 0.5)), y)
+
+
+def batch():
+    return torch.ones(2, 3), torch.ones(2, 2)
+
+
+def captured(model, *, training=True):
+    return trace(model, read_arguments(model, batch(), {}), training=training)
+
+
+def names(passes):
+    return [getattr(one, "__name__", type(one).__name__) for one in passes]
+
+
+def test_order_of_the_passes():
+    assert names(pipeline(Options(), training=True)) == [
+        "Placement",
+        "IdentityLoss",
+        "Precision",
+        "Differentiate",
+        "random_streams",
+        "place_gradients",
+    ]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_every_pass_leaves_a_valid_capture_with_source_lines(training, narrow):
+    capture = captured(Net(), training=training)
+    for one in pipeline(Options(narrow=narrow), training=training):
+        one(capture)
+        capture.check()
+        for node in capture.graph.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                assert "forward" in (node.meta.get("stack_trace") or ""), (
+                    f"%{node.name} after {one}"
+                )
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_every_pass_but_precision_changes_nothing_when_run_again(training):
+    capture = captured(Net(), training=training)
+    for one in pipeline(Options(), training=training):
+        one(capture)
+        before = str(capture.graph.graph)
+        assert not one(capture)
+        assert str(capture.graph.graph) == before
+
+
+def test_options_are_the_fields_of_the_passes():
+    options = Options(loss_scale=4.0, narrow=True, gradient_accumulation=8)
+    placement, loss, precision, differentiate, *_ = pipeline(options, training=True, loss=1)
+    assert placement.micro_batches == 8
+    assert loss.output == 1
+    assert precision.narrow
+    assert differentiate.start == 4.0
+
+
+def test_post_and_loss_divides_the_start_gradient_by_the_replicas():
+    options = Options(mean_strategy="post_and_loss", replicas=4)
+    *_, differentiate, _, _ = pipeline(options, training=True)
+    assert differentiate.start == 0.25
+
+
+def test_error_is_noted_with_its_pass():
+    def model(x, y):
+        return x.sum() + y.sum()
+
+    with pytest.raises(CompileError, match="Couldn't find a loss") as caught:
+        lower(captured(model), Options(), passes=pipeline(Options(), training=True))
+    assert caught.value.__notes__ == ["in pass IdentityLoss(output=None)"]
+
+
+# --- Dumps -------------------------------------------------------------------------------------
+
+
+def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeypatch):
+    monkeypatch.setenv(DUMP, str(tmp_path / "new" / "folder"))
+    model = Net()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), {"engine": "eager"})
+    step.compile(*batch())
+    files = sorted((tmp_path / "new" / "folder").iterdir())
+    assert [file.name for file in files] == [
+        "00_traced.txt",
+        "01_placement.txt",
+        "02_identityloss.txt",
+        "03_precision.txt",
+        "04_differentiate.txt",
+        "05_random_streams.txt",
+        "06_place_gradients.txt",
+        "07_program.txt",
+    ]
+    texts = {file.name: file.read_text() for file in files}
+    assert "ipu.begin_block" in texts["00_traced.txt"]
+    assert "ipu.begin_block" not in texts["01_placement.txt"]
+    assert texts["02_identityloss.txt"] == texts["01_placement.txt"]
+    assert "mse_loss_backward" in texts["04_differentiate.txt"]
+    assert "aten.native_dropout.default" not in texts["05_random_streams.txt"]
+    assert texts["07_program.txt"] == f"{step.program}\n"
+
+
+def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):
+    monkeypatch.setenv(DUMP, str(tmp_path))
+
+    def model(x):
+        with Block("a", 0):
+            x = x + 1
+        return x * 2
+
+    with pytest.raises(CompileError):
+        compile_inference(model, {"engine": "eager"})(torch.ones(1))
+    assert [file.name for file in tmp_path.iterdir()] == ["00_traced.txt"]
+
+
+def test_nothing_is_dumped_unless_asked(tmp_path, monkeypatch):
+    monkeypatch.delenv(DUMP, raising=False)
+    monkeypatch.chdir(tmp_path)
+    compile_inference(lambda x: x + 1, {"engine": "eager"})(torch.ones(1))
+    assert not list(tmp_path.iterdir())

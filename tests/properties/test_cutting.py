@@ -1,0 +1,128 @@
+"""Check that the parts of a graph, and the program made of them, compute what the graph does."""
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from ipu_dynamo.capture.capture import (
+    BACKWARD,
+    STAGE,
+    Capture,
+    OutputRole,
+    Placeholder,
+    Structure,
+    pytree,
+)
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.partition import Partition
+from ipu_dynamo.passes.place_gradients import place_gradients, stage_of_slot
+from ipu_dynamo.passes.views import root
+from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, placements_of, recipes
+from tests.properties.evaluate import (
+    captured,
+    evaluate,
+    evaluate_parts,
+    named_inputs,
+    text_of,
+)
+
+KINDS = ["input", "buffer", "parameter", "constant"]
+
+
+@st.composite
+def placed_graphs(draw, *, partly=False):
+    """A random graph as a capture whose operators have stages, and its inputs by name.
+
+    Names of placeholders are also names of operators. Any value of the right shape becomes the
+    gradient of a parameter or the new value of a buffer or input.
+
+    Args:
+        partly: leave stages out, as autograd does, and let some contradict the data.
+    """
+    graph, inputs = draw(aten_graphs())
+    nodes = list(graph.graph.nodes)
+    holders = [n for n in nodes if n.op == "placeholder"]
+    operators = [n for n in nodes if n.op == "call_function"]
+    pool = [n.name for n in operators] + [f"w{i}" for i in range(len(holders))]
+    names = draw(st.permutations(pool))[: len(holders)]
+    kinds = [draw(st.sampled_from(KINDS)) for _ in holders]
+    roles = [Placeholder(n, k, k == "parameter") for n, k in zip(names, kinds, strict=True)]
+    ipus = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    slot = 0
+    for node in operators:
+        if partly:
+            stage = draw(st.none() | st.integers(0, len(ipus) - 1))
+            if stage is not None:
+                node.meta[STAGE] = stage
+            slot = max(slot, int(draw(st.booleans())))
+            node.meta[BACKWARD] = slot > 0
+        else:
+            slot = draw(st.integers(slot, 2 * (len(ipus) - 1)))
+            stage, late = stage_of_slot(slot, len(ipus)), slot >= len(ipus)
+            node.meta |= {STAGE: stage, BACKWARD: late}
+    returned = list(nodes[-1].args[0])
+    outputs = [OutputRole("value", str(i)) for i in range(len(returned))]
+    for holder, role in zip(holders, roles, strict=True):
+        shape = holder.meta["val"].shape
+        fitting = [n for n in operators if getattr(n.meta["val"], "shape", None) == shape]
+        fitting = [n for n in fitting if root(n).op != "placeholder"]  # autograd copies those
+        if role.kind == "constant" or not fitting or not draw(st.booleans()):
+            continue
+        kind = "gradient" if role.kind == "parameter" else "mutation"
+        returned.append(draw(st.sampled_from(fitting)))
+        outputs.append(OutputRole(kind, role.name))
+    capture = Capture(
+        graph=graph,
+        placeholders=tuple(roles),
+        outputs=(),
+        tensors={r.name: t for r, t in zip(roles, inputs, strict=True) if r.kind != "input"},
+        structure=Structure(pytree.tree_flatten(())[1], (), ()),
+        training=any(role.kind == "gradient" for role in outputs),
+        ipus=dict(enumerate(ipus)),
+    )
+    capture.set_returned(returned, outputs)
+    capture.check()
+    return capture, dict(zip(names, inputs, strict=True))
+
+
+@given(case=placed_graphs())
+def test_parts_compute_the_graph(case):
+    capture, inputs = case
+    expected = evaluate(capture, inputs)
+    note(str(capture.graph.graph))
+    partitioned = Partition("store")(capture)
+    for part in partitioned.parts:
+        note(f"{part.stage} {part.direction} {part.inputs} -> {part.outputs}\n{part.graph.graph}")
+        part.graph.graph.lint()
+        assert all("val" in node.meta for node in part.graph.graph.nodes)
+    assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
+
+
+@given(case=placed_graphs(partly=True))
+def test_gradients_are_placed_along_the_data(case):
+    capture, inputs = case
+    expected, graph = evaluate(capture, inputs), str(capture.graph.graph)
+    place_gradients(capture)
+    assert str(capture.graph.graph) == graph
+    text = text_of(capture)
+    assert not place_gradients(capture)
+    assert text_of(capture) == text
+    partitioned = Partition("store")(capture)
+    assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
+
+
+@pytest.mark.parametrize("accumulation", ["store", "sum", "running"])
+@given(recipe=recipes(), training=st.booleans(), data=st.data())
+def test_parts_compute_the_model(accumulation, recipe, training, data):
+    model = recipe.build()
+    placement = data.draw(placements_of(model.names))
+    placement.place(model)
+    enough = placement.micro_batches(training=training)
+    options = Options(
+        strategy=placement.strategy, gradient_accumulation=enough, device_iterations=enough
+    )
+    capture, _ = captured(model, recipe.data(1), options, training=training)
+    inputs = named_inputs(model, recipe.data(1))
+    expected = evaluate(capture, inputs)
+    partitioned = Partition(accumulation)(capture)
+    assert_close(evaluate_parts(capture, partitioned, inputs), expected)
