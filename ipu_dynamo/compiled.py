@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.trace import Arguments, Model, read_arguments
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.driver import Compiled, batching, compile_model
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.expected import ExpectedArguments

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
-from ipu_dynamo.capture.trace import Arguments, Model, trace
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline

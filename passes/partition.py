@@ -92,6 +92,8 @@ class _Draft:
         """Append a call whose value and source line are those of `like`."""
         node = self.graph.call_function(target, args)
         node.meta = {k: like.meta[k] for k in ("val", "stack_trace") if k in like.meta}
+        if target is aten.clone.default:
+            node.meta["val"] = like.meta["val"].clone()  # dense, also where `like` is expanded
         return node
 
 

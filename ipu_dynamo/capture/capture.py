@@ -1,6 +1,6 @@
 """Define the Capture: a model as one flat graph in which every tensor has a known role."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,3 +134,11 @@ class Capture:
 
 
 Pass = Callable[[Capture], bool]
+
+
+def unused(name: str, roles: Sequence[Placeholder]) -> str:
+    """`name`, primed until neither a role nor an input that passes add is called so."""
+    taken = {role.name for role in roles} | RESERVED
+    while name in taken:
+        name += "'"
+    return name

@@ -1,17 +1,24 @@
 """Trace a module's Python once into a Capture of high-level operators, before autograd."""
 
 import inspect
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.capture import RESERVED, Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
+from ipu_dynamo.capture.constants import lift_constants
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
+from ipu_dynamo.capture.swap import (
+    Model,
+    attributes_swapped,
+    copied_attributes,
+    named_tensors,
+    swapped,
+)
 from ipu_dynamo.capture.torch_private import (
     DATA_DEPENDENT,
     fake_mode,
@@ -28,7 +35,6 @@ from ipu_dynamo.capture.torch_private import (
 from ipu_dynamo.errors import CompileError, raised_at
 
 aten = torch.ops.aten
-Model = nn.Module | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -89,17 +95,18 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
     if isinstance(model, nn.Module) and training:
         refuse_hooks(model)
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)
-    held = _named_tensors(model)
+    held = named_tensors(model)
     mode = fake_mode()
     fakes = [to_fake(mode, t if training and p.trainable else t.detach()) for p, t in held]
     inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
+    attributes = copied_attributes(model)
     returned: list[Structure] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         ours, theirs = tensors[: len(held)], tensors[len(held) :]
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
-        with _swapped(model, swaps):
+        with swapped(model, swaps), attributes_swapped(model, attributes):
             leaves, spec = flatten(model(*args, **kwargs))
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))
         kept = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
@@ -121,7 +128,7 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
             ) from error
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:
-        placeholders.append(Placeholder(_unused(name, placeholders), "input"))
+        placeholders.append(Placeholder(unused(name, placeholders), "input"))
     capture = Capture(
         graph=graph,
         placeholders=tuple(placeholders),
@@ -131,20 +138,12 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
         training=training,
     )
     _finish_outputs(capture)
-    _lift_constants(capture, model)
+    lift_constants(capture, attributes)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
     capture.graph.recompile()
     capture.check()
     return capture
-
-
-def _unused(name: str, roles: Sequence[Placeholder]) -> str:
-    """`name`, primed until neither a role nor an input that passes add is called so."""
-    taken = {role.name for role in roles} | RESERVED
-    while name in taken:
-        name += "'"
-    return name
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -165,108 +164,8 @@ def _positional_names(model: Model, count: int) -> list[str]:
     return names + [f"argument {i}" for i in range(len(names), count)]
 
 
-def _named_tensors(model: Model) -> list[tuple[Placeholder, Tensor]]:
-    """Parameters and buffers of a module, tied ones once, under their first name."""
-    if not isinstance(model, nn.Module):
-        return []
-    parameters = [
-        (Placeholder(name, "parameter", tensor.requires_grad), tensor)
-        for name, tensor in model.named_parameters()
-    ]
-    buffers = [(Placeholder(name, "buffer"), tensor) for name, tensor in model.named_buffers()]
-    return parameters + buffers
-
-
-@contextmanager
-def _swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself."""
-    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    slots = [
-        (kind, path, slot, name, tensor)
-        for path, module in modules.items()
-        for kind, slot in (("Parameter", module._parameters), ("Buffer", module._buffers))
-        for name, tensor in slot.items()
-        if tensor is not None
-    ]
-    for _, _, slot, name, tensor in slots:
-        slot[name] = swaps[id(tensor)]
-    try:
-        yield
-        for kind, path, slot, name, tensor in slots:
-            full = f"{path}.{name}" if path else name
-            if name not in slot:
-                raise CompileError(
-                    f"{kind} {full} is removed from the model when calling the forward method.",
-                    hint="register it once, in the constructor, and keep it",
-                )
-            if slot[name] is not swaps[id(tensor)]:
-                raise CompileError(
-                    f"{kind} {full} is reassigned within the model when calling the forward "
-                    f"method. This is not supported. Consider using self.{full}.copy_(src) "
-                    f"to copy data from a source tensor, where src is the name of the source "
-                    f"tensor.",
-                )
-    finally:
-        for _, _, slot, name, tensor in slots:
-            slot[name] = tensor
-
-
 def _finish_outputs(capture: Capture) -> None:
     """Describe the returned tuple, and turn the output into a flat tuple."""
     nodes = list(capture.output_node.args[0])  # type: ignore[arg-type]
     roles = [OutputRole("value", str(i)) for i in range(len(nodes))]
     capture.set_returned(nodes, roles)
-
-
-def _lift_constants(capture: Capture, model: Model) -> None:
-    """Turn tensors from outside the module into placeholders that hold their present values."""
-    graph, tensors = capture.graph.graph, dict(capture.tensors)
-    known = _attribute_names(model)
-    roles = list(capture.placeholders)
-    lifted_before: dict[str, torch.fx.Node] = {}
-    for node in list(graph.find_nodes(op="get_attr")):
-        value = getattr(capture.graph, str(node.target))
-        if not isinstance(value, Tensor):
-            continue
-        if str(node.target) in lifted_before:
-            node.replace_all_uses_with(lifted_before[str(node.target)])
-            graph.erase_node(node)
-            continue
-        made_inside = all(user.target is aten.lift_fresh_copy.default for user in node.users)
-        name = _unused(known.get(id(value), str(node.target)), roles)
-        if not made_inside:
-            warnings.warn(
-                f"the tensor {name} {tuple(value.shape)} is neither an input, a parameter nor a "
-                f"buffer; its present value becomes a constant of the program",
-                stacklevel=2,
-            )
-        last = capture.placeholder_nodes[-1:]
-        with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
-            lifted = graph.placeholder(str(node.target).lstrip("_"))
-        lifted.meta["val"] = node.meta["val"] if "val" in node.meta else _fake_of(capture, value)
-        node.replace_all_uses_with(lifted)
-        graph.erase_node(node)
-        lifted_before[str(node.target)] = lifted
-        roles.append(Placeholder(name, "constant"))
-        tensors[name] = value.detach().clone()
-    capture.placeholders, capture.tensors = tuple(roles), tensors
-
-
-def _fake_of(capture: Capture, value: Tensor) -> Tensor:
-    """A fake of `value` in the mode of the graph's other values."""
-    for node in capture.graph.graph.nodes:
-        if is_fake(node.meta.get("val")):
-            return to_fake(node.meta["val"].fake_mode, value)
-    return to_fake(fake_mode(), value)
-
-
-def _attribute_names(model: Model) -> dict[int, str]:
-    """Dotted names of plain tensor attributes in a module, by identity."""
-    if not isinstance(model, nn.Module):
-        return {}
-    return {
-        id(value): f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor)
-    }

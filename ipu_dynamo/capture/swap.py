@@ -1,0 +1,100 @@
+"""Put stand-ins in place of a module's tensors while its Python is traced, and take them out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.capture import Placeholder
+from ipu_dynamo.errors import CompileError
+
+Model = nn.Module | Callable[..., Any]
+
+
+def named_tensors(model: Model) -> list[tuple[Placeholder, Tensor]]:
+    """Parameters and buffers of a module, tied ones once, under their first name."""
+    if not isinstance(model, nn.Module):
+        return []
+    parameters = [
+        (Placeholder(name, "parameter", tensor.requires_grad), tensor)
+        for name, tensor in model.named_parameters()
+    ]
+    buffers = [(Placeholder(name, "buffer"), tensor) for name, tensor in model.named_buffers()]
+    return parameters + buffers
+
+
+@contextmanager
+def swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
+    """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself."""
+    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    slots = [
+        (kind, path, slot, name, tensor)
+        for path, module in modules.items()
+        for kind, slot in (("Parameter", module._parameters), ("Buffer", module._buffers))
+        for name, tensor in slot.items()
+        if tensor is not None
+    ]
+    for _, _, slot, name, tensor in slots:
+        slot[name] = swaps[id(tensor)]
+    try:
+        yield
+        for kind, path, slot, name, tensor in slots:
+            full = f"{path}.{name}" if path else name
+            if name not in slot:
+                raise CompileError(
+                    f"{kind} {full} is removed from the model when calling the forward method.",
+                    hint="register it once, in the constructor, and keep it",
+                )
+            if slot[name] is not swaps[id(tensor)]:
+                raise CompileError(
+                    f"{kind} {full} is reassigned within the model when calling the forward "
+                    f"method. This is not supported. Consider using self.{full}.copy_(src) "
+                    f"to copy data from a source tensor, where src is the name of the source "
+                    f"tensor.",
+                )
+    finally:
+        for _, _, slot, name, tensor in slots:
+            slot[name] = tensor
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A plain tensor that is an attribute of modules; the trace runs on a copy, which it may
+    change."""
+
+    name: str
+    tensor: Tensor
+    copy: Tensor
+
+
+def copied_attributes(model: Model) -> dict[int, Attribute]:
+    """Plain tensor attributes of a module, by identity."""
+    found: dict[int, Attribute] = {}
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    for path, module in modules:
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and id(value) not in found:
+                full = f"{path}.{name}" if path else name
+                found[id(value)] = Attribute(full, value, value.detach().clone())
+    return found
+
+
+@contextmanager
+def attributes_swapped(model: Model, attributes: Mapping[int, Attribute]) -> Iterator[None]:
+    """Put the copies in place of plain tensor attributes."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    places = [
+        (vars(module), name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and id(value) in attributes
+    ]
+    for slots, name, value in places:
+        slots[name] = attributes[id(value)].copy
+    try:
+        yield
+    finally:
+        for slots, name, value in places:
+            slots[name] = value
