@@ -146,7 +146,7 @@ def main(epochs: int) -> dict[str, float]:
             if (call + 1) * ITERATIONS == 10:
                 early = largest_difference(network, plain)
             if call == 0:
-                print(ipu_dynamo.programs()[0].short())
+                print(ipu_dynamo.programs()[-1].short())
     seconds = time.perf_counter() - begin
 
     images, labels = held_back.tensors

@@ -72,6 +72,11 @@ class CompiledModel:
         return self._ready()[0].program
 
     @property
+    def executable(self) -> Executable:
+        """What runs the program, once compiled: its schedule, its timeline when recorded."""
+        return self._ready()[1]
+
+    @property
     def functions_compiled(self) -> int:
         """How many stage functions the engine has compiled so far."""
         return self._engine.compiled if self._engine else 0

@@ -72,6 +72,20 @@ class Timeline:
         )
         return _covered(changes, count) / (end - begin) if end > begin else 0.0
 
+    def stash(self) -> dict[int, int]:
+        """For each stage, the most micro-batches that were between its first and last task."""
+        peak: dict[int, int] = {}
+        for stage in sorted({span.stage for span in self.spans}):
+            lives: dict[tuple[int, int], list[Span]] = {}
+            for span in self.spans:
+                if span.stage == stage:
+                    lives.setdefault((span.replica, span.micro_batch), []).append(span)
+            ends = [
+                (min(s.start for s in life), max(s.end for s in life)) for life in lives.values()
+            ]
+            peak[stage] = max(sum(begin <= start < end for begin, end in ends) for start, _ in ends)
+        return peak
+
     def write(self, path: str | Path) -> None:
         """Write a Chrome trace: a row per worker."""
         begin = min((span.start for span in self.spans), default=0.0)

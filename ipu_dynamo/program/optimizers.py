@@ -165,10 +165,10 @@ class RMSprop(Rule):
             StateSpec("step", "scalar", 0.0, torch.float32),
             StateSpec("square_avg", "like_parameter", 0.0, self.square_avg_dtype),
         ]
-        if self.centered:
-            states.append(StateSpec("grad_avg", "like_parameter", 0.0, self.grad_avg_dtype))
         if self.momentum:
             states.append(StateSpec("momentum_buffer", "like_parameter", 0.0, self.momentum_dtype))
+        if self.centered:
+            states.append(StateSpec("grad_avg", "like_parameter", 0.0, self.grad_avg_dtype))
         return tuple(states)
 
 

@@ -24,11 +24,13 @@ class Kind:
         run: computes the layer from what `make` made, two values, and indices.
         make: makes what holds the layer's weights, for a width.
         exact: whether integers give integers.
+        random: whether it draws random numbers, which plain PyTorch draws otherwise.
     """
 
     run: Run
     make: Callable[[int], nn.Module] | None = None
     exact: bool = False
+    random: bool = False
 
 
 class Memory(nn.Module):
@@ -200,6 +202,8 @@ KINDS: dict[str, Kind] = {
     "convolve": Kind(convolve, lambda w: nn.Conv1d(2, 2, 3, padding=1)),
     "attention": Kind(attention),
     "average": Kind(average, Memory),
+    "drop": Kind(lambda _, x, y, i: F.dropout(x, 0.5), random=True),
+    "noise": Kind(lambda _, x, y, i: x + torch.rand_like(x) - torch.randn_like(y), random=True),
 }
 TIED = frozenset(
     {"linear", "embedding", "unembedding", "look_up_largest", "checkpoint"}

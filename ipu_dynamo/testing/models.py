@@ -22,6 +22,7 @@ def recipes(
     max_rows: int = 3,
     exact: bool = False,
     training: bool = True,
+    random: bool = False,
     kinds: Collection[str] | None = None,
     dtypes: Collection[torch.dtype] = (torch.float32, torch.float64),
 ) -> Recipe:
@@ -34,6 +35,7 @@ def recipes(
         exact: draw models and data in small integers and float32, so that all orders of summation
             give the same bits, in forward, backward, and one update by a power of two.
         training: whether plain PyTorch must be able to differentiate the model.
+        random: draw layers with random numbers too, whose results differ from plain PyTorch's.
         kinds: the kinds of layers to choose from; None: all that fit.
         dtypes: of the model; `exact` ones are float32.
 
@@ -43,7 +45,9 @@ def recipes(
             model, data = recipe.build(), recipe.data(micro_batches=2)
     """
     allowed = [
-        name for name, kind in KINDS.items() if (kind.exact if exact else name not in SENSITIVE)
+        name
+        for name, kind in KINDS.items()
+        if (kind.exact if exact else name not in SENSITIVE) and (random or not kind.random)
     ]
     if kinds is not None:
         allowed = [name for name in allowed if name in kinds]

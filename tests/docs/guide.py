@@ -68,7 +68,9 @@ def options_table(which: str) -> str:
             f"| `{option.accessor}` | {_effect(option)} | {option.summary.replace('|', '/')} |"
             for option in lines
         ]
-        return "\n".join(["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""])
+        return "\n".join(
+            ["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""]
+        )
     rows = []
     for effect, options in groupby(sorted(lines, key=_effect), key=_effect):
         keys = ", ".join(f"`{option.accessor.removeprefix('_Popart.')}`" for option in options)
@@ -81,9 +83,7 @@ def _effect(option: OptionEffect) -> str:
 
 
 @contextlib.contextmanager
-def _module(
-    name: str, folder: Path, programs: list[str]
-) -> Iterator[tuple[types.ModuleType, str]]:
+def _module(name: str, folder: Path, programs: list[str]) -> Iterator[tuple[types.ModuleType, str]]:
     """A module to run a page in, with `folder` as the working folder."""
     file = folder / f"{name}.py"
     file.write_text("".join(programs), encoding="utf-8")

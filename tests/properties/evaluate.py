@@ -46,11 +46,16 @@ def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor
 
 
 class _Recorder(fx.Interpreter):
-    """Keep every node's value, and hold it against what its meta["val"] promises."""
+    """Keep every node's value, and hold it against what its meta["val"] promises.
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    Args:
+        strict: strides must be the promised ones too.
+    """
+
+    def __init__(self, graph: fx.GraphModule, *, strict: bool = False) -> None:
         super().__init__(graph)
         self.values: dict[fx.Node, object] = {}
+        self.strict = strict
 
     def run_node(self, n: fx.Node) -> object:
         result = self.values[n] = super().run_node(n)
@@ -59,6 +64,10 @@ class _Recorder(fx.Interpreter):
             assert promised is not None, f"%{n.name} has no value"
             assert promised.dtype == result.dtype, f"%{n.name}: {promised.dtype}, {result.dtype}"
             assert promised.shape == result.shape, f"%{n.name}: {promised.shape}, {result.shape}"
+            written = n.op == "call_function" and n.target._schema.is_mutable
+            if self.strict and not written and result.numel() > 1:
+                strides = promised.stride(), result.stride()
+                assert strides[0] == strides[1], f"%{n.name}: strides {strides}"
         return result
 
 
@@ -102,7 +111,8 @@ def evaluate_parts(
     values |= {accumulator(name): torch.zeros_like(values[name]) for name in trained}
     with torch.no_grad():
         for part in partitioned.parts:
-            results = part.graph(*[values[name] for name in part.inputs])
+            arguments = [values[name] for name in part.inputs]
+            results = _Recorder(part.graph, strict=True).run(*arguments)
             values |= dict(zip(part.outputs, results, strict=True))
     found = {f"final {name}": values[name] for name in names}
     found |= {f"final {name}": values[new] for name, new in partitioned.changed.items()}

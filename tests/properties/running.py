@@ -1,0 +1,59 @@
+"""Run drawn models as programs, in the ways that the properties compare."""
+
+import pytest
+import torch
+
+from ipu_dynamo import compile_inference, compile_training
+from ipu_dynamo.testing import assert_same_inference, assert_same_training
+from ipu_dynamo.testing.batchings import micro_batches
+
+ENGINES = [
+    pytest.param("eager"),
+    pytest.param("inductor", marks=pytest.mark.inductor),
+]
+
+
+def slow(model):
+    """An optimiser whose first momentum is the gradient; slow, since drawn models may diverge."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def halves(model):
+    """An optimiser that keeps small integers exact for one update."""
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+
+
+def calls(recipe, options, *, training=True, count=2):
+    """The arguments of `count` calls."""
+    rows = micro_batches(options, training=training)
+    return [recipe.data(rows, seed=call) for call in range(count)]
+
+
+def train(recipe, placement, options, *, optimizer=slow, **settings):
+    """Assert that training agrees with plain PyTorch; return the trained program's owner."""
+    model, data = placement.place(recipe.build()), calls(recipe, options)
+    settings = {"loss": lambda returned: returned["loss"], "optimizer": optimizer, **settings}
+    return assert_same_training(model, data, options, **settings)
+
+
+def infer(recipe, placement, options, **settings):
+    """Assert that inference agrees with plain PyTorch."""
+    model, data = placement.place(recipe.build()), calls(recipe, options, training=False)
+    return assert_same_inference(model, data, options, **settings)
+
+
+def outcome(recipe, placement, options, *, training=True):
+    """All that two calls of a program leave behind."""
+    model = placement.place(recipe.build())
+    optimizer = slow(model)
+    if training:
+        program = compile_training(model, optimizer, options)
+    else:
+        program = compile_inference(model, options)
+    given = calls(recipe, options, training=training)
+    returned = [program(*arguments) for arguments in given]
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if training:
+        program.read_optimizer_state()
+    states = [dict(state) for state in optimizer.state.values()]
+    return {"returned": returned, "given": given, "tensors": tensors, "states": states}

@@ -1,0 +1,27 @@
+"""Check that a drawn model's forward pass as a program computes what plain PyTorch does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_dynamo.testing import options_for, placements_of, recipes
+from tests.properties.running import ENGINES, infer
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(recipe=recipes(training=False), data=st.data())
+def test_inference_agrees_with_pytorch(engine, recipe, data):
+    placement = data.draw(placements_of(recipe.build().names))
+    infer(
+        recipe,
+        placement,
+        data.draw(options_for(engine=engine, placement=placement, training=False)),
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(recipe=recipes(exact=True, training=False), data=st.data())
+def test_integers_are_inferred_exactly(engine, recipe, data):
+    placement = data.draw(placements_of(recipe.build().names))
+    options = data.draw(options_for(engine=engine, placement=placement, training=False, exact=True))
+    infer(recipe, placement, options, rtol=0, atol=0)

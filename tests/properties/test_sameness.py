@@ -1,0 +1,60 @@
+"""Check what must not matter: the run, the engine, the placement, the number of workers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_dynamo.options import Strategy
+from ipu_dynamo.testing import (
+    Placement,
+    assert_close,
+    assert_same_bits,
+    options_for,
+    placements_of,
+    recipes,
+)
+from tests.properties.running import ENGINES, outcome
+
+NOWHERE = Placement()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
+def test_two_runs_give_the_same_bits(engine, recipe, training, data):
+    placement = data.draw(placements_of(recipe.build().names))
+    options = data.draw(options_for(engine=engine, placement=placement, training=training))
+    options = replace(options, seed=7)
+    first, second = (outcome(recipe, placement, options, training=training) for _ in range(2))
+    assert_same_bits(first, second)
+
+
+@given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
+def test_placement_changes_no_bit(recipe, training, data):
+    placement = data.draw(placements_of(recipe.build().names))
+    options = data.draw(options_for(placement=placement, training=training))
+    options = replace(options, seed=7)
+    placed = outcome(recipe, placement, options, training=training)
+    plain = outcome(recipe, NOWHERE, replace(options, strategy=Strategy()), training=training)
+    assert_same_bits(placed, plain)
+
+
+@pytest.mark.inductor
+@given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
+def test_engines_agree(recipe, training, data):
+    placement = data.draw(placements_of(recipe.build().names))
+    options = data.draw(options_for(placement=placement, training=training))
+    options = replace(options, seed=7)
+    eager = outcome(recipe, placement, options, training=training)
+    compiled = outcome(recipe, placement, replace(options, engine="inductor"), training=training)
+    assert_close(compiled, eager)
+
+
+@pytest.mark.inductor
+@given(recipe=recipes(exact=True), training=st.booleans(), data=st.data())
+def test_engines_agree_exactly_on_integers(recipe, training, data):
+    options = data.draw(options_for(training=training, exact=True))
+    eager = outcome(recipe, NOWHERE, options, training=training)
+    compiled = outcome(recipe, NOWHERE, replace(options, engine="inductor"), training=training)
+    assert_close(compiled, eager, rtol=0, atol=0)

@@ -1,0 +1,213 @@
+"""Check that workers run side by side, stop together, and leave nothing behind."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
+from ipu_dynamo.errors import ExecutionError
+from ipu_dynamo.runtime.timeline import Timeline
+from tests.runtime.test_schedule import STASH
+
+PIPELINE = Strategy(kind="pipelined")
+fails_at: list[int] = []  # the marks of rows on which the operator below raises
+
+
+@torch.library.custom_op("ipu_test::trip", mutates_args=())
+def trip(x: Tensor) -> Tensor:
+    if fails_at and bool((x[:, 0] == fails_at[0]).any()):
+        raise ValueError("tripped")
+    return x.clone()
+
+
+trip.register_fake(torch.empty_like)
+trip.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Chain(nn.Module):
+    """Linear layers, one stage each; `where` is the stage that trips on marked rows."""
+
+    def __init__(self, stages: int, where: int | None = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(stages)])
+        self.where = where
+        for ipu, layer in enumerate(self.layers):
+            BeginBlock(layer, f"stage {ipu}", ipu_id=ipu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for index, layer in enumerate(self.layers):
+            h = torch.tanh(layer(h))
+            if index == self.where:
+                h = h * trip(x)
+        return F.mse_loss(h, torch.zeros_like(h))
+
+
+def step_of(model: nn.Module, accumulation: int, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chosen = {"engine": "eager", "strategy": PIPELINE, "output_mode": "all"} | options
+    return compile_training(model, optimizer, Options(gradient_accumulation=accumulation, **chosen))
+
+
+def chain(stages: int, where: int | None = None) -> Chain:
+    torch.manual_seed(0)
+    return Chain(stages, where)
+
+
+@pytest.mark.parametrize("workers", [2, 3, None])
+def test_gives_the_bits_of_one_worker(workers):
+    data = torch.randn(2 * 7 * 2 * 4, 8)
+    results = []
+    for count in (1, workers):
+        model = chain(3)
+        step = step_of(model, 7, device_iterations=2, replicas=2, workers=count)
+        losses = [step(data) for _ in range(3)]
+        results.append([*losses, *model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_keeps_no_more_micro_batches_than_the_machine(stages):
+    step = step_of(chain(stages), 4 * stages)
+    data = torch.randn(4 * stages * 2, 8)
+    step.compile(data)
+    step.executable.timeline = timeline = Timeline()
+    step(data)
+    assert all(n <= m for n, m in zip(timeline.stash().values(), STASH[stages], strict=True))
+    assert len({span.worker for span in timeline.spans}) == stages
+
+
+def test_stages_that_wait_for_each_other_finish():
+    """Stage 0 of micro-batch m + 1 and stage 1 of micro-batch m go on only together."""
+    last = 3
+    here = [[threading.Event() for _ in range(last + 1)] for _ in range(2)]
+
+    @torch.library.custom_op("ipu_test::meet", mutates_args=())
+    def meet(h: Tensor, x: Tensor, stage: int) -> Tensor:
+        micro_batch = int(x[0, 0])
+        here[stage][micro_batch].set()
+        other = micro_batch - 1 if stage == 0 else micro_batch + 1
+        if 0 <= other <= last and not here[1 - stage][other].wait(timeout=60):
+            raise TimeoutError(f"stage {stage} is alone at micro-batch {micro_batch}")
+        return h.clone()
+
+    meet.register_fake(lambda h, x, stage: torch.empty_like(h))
+    meet.register_autograd(lambda ctx, gradient: (gradient, None, None))
+
+    class Meeting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            BeginBlock(self.b, ipu_id=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = meet(self.a(x), x, 0)
+            return F.mse_loss(meet(self.b(h), x, 1), x)
+
+    data = torch.arange(last + 1.0).repeat_interleave(2)[:, None].repeat(1, 4)
+    assert step_of(Meeting(), last + 1)(data).isfinite().all()
+
+
+def test_a_failure_names_its_place_and_leaves_nothing_behind():
+    model, fresh = chain(3, where=2), chain(3, where=2)
+    step = step_of(model, 5)
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(5 * 2, 8, generator=generator)
+    for _ in range(30):
+        micro_batch = int(torch.randint(0, 5, (), generator=generator))
+        marked = data.clone()
+        marked[micro_batch * 2, 0] = 77
+        fails_at[:] = [77]
+        before = set(threading.enumerate())
+        weights = [p.clone() for p in model.parameters()]
+        try:
+            with pytest.raises(ExecutionError, match="tripped") as caught:
+                step(marked)
+        finally:
+            fails_at.clear()
+        error = caught.value
+        assert (error.stage, error.micro_batch) == (2, micro_batch)
+        assert "call @" in error.instruction
+        assert "h = h * trip(x)" in error.where
+        assert set(threading.enumerate()) == before
+        assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    expected = step_of(fresh, 5)(data)
+    assert torch.equal(step(data), expected)
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)
+    )
+
+
+def test_ctrl_c_stops_all_workers():
+    @torch.library.custom_op("ipu_test::slow", mutates_args=())
+    def slow(x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x.clone()
+
+    slow.register_fake(torch.empty_like)
+    slow.register_autograd(lambda ctx, gradient: gradient)
+
+    class Slow(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(slow(x))
+
+    torch.manual_seed(0)
+    model = Slow(2)
+    step = step_of(model, 100)
+    data = torch.randn(200, 8)
+    step.compile(data)
+    before = set(threading.enumerate())
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        step(data)
+    timer.join()
+    assert set(threading.enumerate()) == before
+    assert step(data).isfinite().all()
+
+
+def test_two_programs_run_in_two_threads():
+    data = torch.randn(7 * 2, 8)
+    expected = [step_of(chain(3), 7)(data) for _ in range(2)]
+    steps = [step_of(chain(3), 7) for _ in range(2)]
+    for step in steps:
+        step.compile(data)
+    found: dict[int, Tensor] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: steps[i](data)})) for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[i], expected[i]) for i in range(2))
+
+
+def test_reads_inputs_where_they_lie():
+    seen = []
+
+    @torch.library.custom_op("ipu_test::look", mutates_args=())
+    def look(x: Tensor) -> Tensor:
+        seen.append(x.data_ptr())
+        return x.clone()
+
+    look.register_fake(torch.empty_like)
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mse_loss(self.a(look(x)), torch.zeros_like(x))
+
+    step = step_of(Looking(), 4)
+    data = torch.randn(8, 8)
+    step(data)
+    assert seen == [data[2 * i :].data_ptr() for i in range(4)]

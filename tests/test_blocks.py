@@ -1,0 +1,108 @@
+"""Check what blocks do to models: nothing outside a trace, markers inside."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from ipu_dynamo import BeginBlock, Block, BlockFunction, IpuError
+from ipu_dynamo.blocks import remove_blocks
+from ipu_dynamo.capture.markers import NO_IPU, begin_block, end_block
+from ipu_dynamo.capture.trace import read_arguments, trace
+
+OUTSIDE = pytest.mark.filterwarnings("ignore:the tensor _param_constant")
+
+
+def markers(model):
+    """The arguments of the markers that a trace of `model` has, `end` for an end."""
+    capture = trace(model, read_arguments(model, (torch.ones(1, 2),), {}), training=False)
+    found = {begin_block: lambda n: n.args, end_block: lambda n: "end"}
+    return [found[n.target](n) for n in capture.graph.graph.nodes if n.target in found]
+
+
+def test_context_begins_and_ends_a_block():
+    def model(x):
+        with Block("a", ipu_id=3):
+            return x + 1
+
+    assert markers(model) == [("a", 3), "end"]
+
+
+def test_block_ends_also_when_its_body_fails():
+    def model(x):
+        try:
+            with Block("a"):
+                raise KeyError
+        except KeyError:
+            return x
+
+    assert markers(model) == [("a", NO_IPU), "end"]
+
+
+@pytest.mark.parametrize(("user_id", "name"), [(None, ""), ("", ""), (0, ""), (7, "7"), ("7", "7")])
+def test_ids_are_names_and_false_ones_are_automatic(user_id, name):
+    def model(x):
+        with Block(user_id):
+            return x + 1
+
+    assert markers(model)[0] == (name, NO_IPU)
+
+
+def test_decorated_function_keeps_its_name_arguments_and_result():
+    @BlockFunction("a", 1)
+    def scaled(x, factor=2):
+        """Scale."""
+        return x * factor
+
+    assert scaled.__name__ == "scaled"
+    assert scaled.__doc__ == "Scale."
+    assert scaled(torch.ones(1), factor=3) == 3
+    assert markers(scaled) == [("a", 1), "end"]
+
+
+@OUTSIDE
+def test_layer_begins_a_block_each_time_it_is_called_and_never_ends_it():
+    layer = nn.Linear(2, 2)
+    assert BeginBlock(layer, "a", 1) is layer
+    assert markers(lambda x: layer(layer(x))) == [("a", 1), ("a", 1)]
+
+
+@OUTSIDE
+def test_layer_without_an_id_keeps_one_of_its_own():
+    one, two = BeginBlock(nn.Linear(2, 2)), BeginBlock(nn.Linear(2, 2))
+    names = [name for name, _ in markers(lambda x: one(two(one(x))))]
+    assert names[0] == names[2] != names[1]
+
+
+def test_layer_begins_one_block_only():
+    layer = BeginBlock(nn.Linear(2, 2), "a")
+    with pytest.raises(IpuError, match="module has already been assigned to a block"):
+        BeginBlock(layer, "b")
+
+
+def test_begun_layer_stays_what_it_was():
+    layer = BeginBlock(nn.Linear(2, 2), "a", 1)
+    assert type(layer) is nn.Linear
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert markers(other) == [("a", 1)]
+
+
+def test_blocks_do_nothing_outside_a_trace():
+    layer = BeginBlock(nn.Linear(2, 2), "a", 1)
+    plain = nn.Linear(2, 2)
+    plain.load_state_dict(layer.state_dict())
+    with Block("b", 2):
+        assert torch.equal(layer(torch.ones(1, 2)), plain(torch.ones(1, 2)))
+
+
+def test_removed_blocks_leave_other_hooks():
+    model = nn.Sequential(BeginBlock(nn.Linear(2, 2), "a"), BeginBlock(nn.Linear(2, 2), "b"))
+    seen = []
+    model[0].register_forward_pre_hook(lambda module, args: seen.append(1))
+    remove_blocks(model)
+    assert markers(model) == []
+    assert seen == [1]
+    BeginBlock(model[0], "again")

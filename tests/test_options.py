@@ -1,0 +1,97 @@
+"""Check that options are checked once, where they enter."""
+
+import dataclasses
+
+import pytest
+
+from ipu_dynamo import IpuError, Options, Strategy
+from ipu_dynamo.options import OptionError
+
+
+def test_defaults_are_one_plain_micro_batch():
+    options = Options()
+    counts = (options.device_iterations, options.gradient_accumulation, options.replicas)
+    assert counts == (1, 1, 1)
+    assert options.engine == "auto"
+    assert not options.narrow
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("engine", "fast"),
+        ("engine", None),
+        ("output_mode", "last"),
+        ("reduction", "max"),
+        ("mean_strategy", "before"),
+        ("device_iterations", 0),
+        ("gradient_accumulation", -1),
+        ("replicas", 1.0),
+        ("replicas", "2"),
+        ("replicas", True),
+        ("return_period", 0),
+        ("loss_scale", 0.0),
+        ("loss_scale", float("nan")),
+        ("loss_scale", float("inf")),
+        ("loss_scale", "1"),
+        ("strategy", "pipelined"),
+        ("narrow", "no"),
+        ("seed", 1.5),
+    ],
+)
+def test_value_that_an_option_cannot_have_is_refused_by_name(name, value):
+    with pytest.raises(OptionError, match=f"option {name} is {value!r}"):
+        Options(**{name: value})
+
+
+def test_choices_are_listed():
+    with pytest.raises(OptionError, match="choose one of auto, inductor, eager"):
+        Options(engine="fast")
+
+
+def test_input_groups_divide_the_replicas():
+    assert Options(replicas=6, input_group_size=3).input_groups == 2
+    with pytest.raises(OptionError, match="input_group_size is 4; it must divide the 6 replicas"):
+        Options(replicas=6, input_group_size=4)
+
+
+@pytest.mark.parametrize("period", [3, 8])
+def test_return_period_is_a_factor_of_the_device_iterations(period):
+    with pytest.raises(
+        OptionError, match=f"return_period is {period}; it must be a factor of the 4"
+    ):
+        Options(device_iterations=4, output_mode="every", return_period=period)
+    assert Options(device_iterations=4, output_mode="every", return_period=2).return_period == 2
+    assert Options(device_iterations=4, return_period=period).return_period == period
+
+
+def test_default_output_mode_is_all_for_inference_and_final_for_training():
+    assert Options().returns(training=False) == "all"
+    assert Options().returns(training=True) == "final"
+    assert Options(output_mode="sum").returns(training=True) == "sum"
+
+
+def test_options_are_read_from_a_dictionary():
+    given = {"replicas": 2, "strategy": Strategy("pipelined")}
+    assert Options.read(given) == Options(replicas=2, strategy=Strategy("pipelined"))
+    assert Options.read(None) == Options()
+    options = Options(replicas=3)
+    assert Options.read(options) is options
+
+
+def test_unknown_option_is_refused_with_near_names():
+    with pytest.raises(OptionError, match="no option 'replica'; did you mean: replicas"):
+        Options.read({"replica": 2})
+    with pytest.raises(OptionError, match="no option 'zzz'; did you mean: engine, device_iter"):
+        Options.read({"zzz": 2})
+
+
+def test_options_are_values():
+    assert hash(Options(replicas=2)) == hash(Options(replicas=2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().replicas = 2
+
+
+def test_option_error_is_an_ipu_error_and_a_value_error():
+    assert issubclass(OptionError, IpuError)
+    assert issubclass(OptionError, ValueError)
