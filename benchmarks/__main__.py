@@ -10,11 +10,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import training_step
+from benchmarks import pipeline, training_step
 from benchmarks.measure import side_by_side
 from benchmarks.provenance import provenance
 
-CASES = {**training_step.CASES}  # name of a case -> function that makes its contenders
+CASES = {
+    **training_step.CASES,
+    **pipeline.CASES,
+}  # name of a case -> function that makes its contenders
 
 
 def main() -> None:

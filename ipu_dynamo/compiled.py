@@ -1,5 +1,6 @@
 """Offer compiled models to users: `compile_training`, `compile_inference`."""
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,14 @@ from ipu_dynamo.optimizers import Group, States, describe, export_state, import_
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
+from ipu_dynamo.program.work import estimated_seconds
 from ipu_dynamo.recent import remember
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
 from ipu_dynamo.variables import initial_tensors, updates
 
+_WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
 
 
@@ -278,7 +281,7 @@ def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
     return Arguments(tuple(leaves), given.spec, given.names)
 
 
-def _workers(program: Program, options: Options) -> tuple[int | None, int | None]:
+def _workers(program: Program, options: Options) -> tuple[int, int | None]:
     """Threads that run IPUs side by side, and the intra-op threads of each.
 
     The second number decides the order of some sums, so it does not depend on the first.
@@ -286,7 +289,13 @@ def _workers(program: Program, options: Options) -> tuple[int | None, int | None
     places = program.num_ipus * program.replicas
     if options.strategy.kind != "pipelined" or places == 1:
         return 1, None
-    return options.workers, max(1, torch.get_num_threads() // places)
+    intra_op = max(1, torch.get_num_threads() // places)
+    if options.workers is not None:
+        return options.workers, intra_op
+    seconds = [estimated_seconds(function) for function in program.functions]
+    if sum(seconds) < _WORTH_A_THREAD * len(seconds):
+        return 1, intra_op
+    return min(places, len(os.sched_getaffinity(0))), intra_op
 
 
 def _seed(program: Program) -> int:

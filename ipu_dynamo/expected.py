@@ -18,6 +18,7 @@ class ExpectedArguments:
         self._spec, self._names = first.spec, first.names
         self._dtypes = [x.dtype if isinstance(x, Tensor) else None for x in first.leaves]
         self._values = [None if isinstance(x, Tensor) else x for x in first.leaves]
+        self._keywords = tuple(first.rebuild(first.tensors)[1])
         nested, keywords = first.spec.children()
         simple = not keywords.num_leaves and all(child.is_leaf() for child in nested.children())
         self._simple = len(first.leaves) if simple and None not in self._dtypes else None
@@ -31,7 +32,7 @@ class ExpectedArguments:
         if self._simple == len(args) and not kwargs:
             leaves: list[Any] = list(args)
         else:
-            leaves, spec = flatten((tuple(args), dict(kwargs)))
+            leaves, spec = flatten((tuple(args), self._ordered(kwargs)))
             if spec != self._spec:
                 raise InputError(
                     f"the arguments differ in structure from those that the program was compiled "
@@ -42,6 +43,12 @@ class ExpectedArguments:
             if not (isinstance(leaf, Tensor) and leaf.dtype == dtype):
                 self._compare(position, leaf)
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def _ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments in the order of the first call, when they have the same names."""
+        if kwargs.keys() == set(self._keywords):
+            return {name: kwargs[name] for name in self._keywords}
+        return dict(kwargs)
 
     def _compare(self, position: int, new: Any) -> None:
         """Accept an equal Python value."""

@@ -90,9 +90,10 @@ class Options:
         strategy: how blocks become stages.
         narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
             integer parameters and buffers as constants, as PopTorch does.
-        workers: threads that run the IPUs of a pipelined strategy side by side; None is one for
-            each IPU of every replica. One worker runs micro-batch by micro-batch. The results are
-            the same bits.
+        workers: at most so many threads run the IPUs of a pipelined strategy side by side; one
+            runs micro-batch by micro-batch. None: one for each IPU of every replica, as far as
+            there are cores, and one in all where stages are too small to gain from more. The
+            results are the same bits.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 

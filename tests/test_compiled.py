@@ -63,7 +63,7 @@ def module(function):
 def test_training_is_that_of_plain_pytorch(engine):
     torch.manual_seed(0)
     options = Options(engine, device_iterations=2, gradient_accumulation=2, replicas=2)
-    assert_same_training(Net(), [batch(16, seed) for seed in range(3)], options)
+    assert_same_training(Net(), [batch(16, seed) for seed in range(3)], options, rtol=1e-4)
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -90,7 +90,7 @@ def test_compile_does_not_run_the_model():
     before = {name: t.clone() for name, t in model.state_dict().items()}
     step = compiling(model)
     step.compile(*batch())
-    assert_close(model.state_dict(), before)
+    assert_close(dict(model.state_dict()), before)
     assert step.functions_compiled == 1
 
 
@@ -110,7 +110,7 @@ def test_caller_may_have_gradients_off(mode):
 def test_tensors_from_inference_mode_are_inputs():
     with torch.inference_mode():
         x, y = batch()
-    assert_close(compiling(Net().eval())(x, y)[1].shape, (8, 2))
+    assert compiling(Net())(x, y)[1].shape == (8, 2)
 
 
 def test_autocast_regions_inside_and_around():
@@ -159,8 +159,9 @@ def test_several_losses_become_one():
 
 
 def test_model_without_a_loss_is_refused():
-    step = compiling(module(lambda x, y: x))
-    step.model.weight = nn.Parameter(torch.ones(1))
+    model = nn.Linear(4, 2)
+    model.forward = lambda x, y: x + y.sum()
+    step = compiling(model)
     with pytest.raises(CompileError, match="Couldn't find a loss"):
         step(*batch())
 
@@ -283,9 +284,7 @@ def test_different_call_is_refused_and_the_next_one_works(changed, message):
 def test_rows_that_do_not_divide_are_refused_before_anything_is_compiled():
     model = Net()
     step = compiling(model, Options("eager", 2, 3))
-    with pytest.raises(
-        InputError, match=r"the 8 rows of input x, of shape .* into 6 micro-batches"
-    ):
+    with pytest.raises(InputError, match=r"8 rows of input x, of shape .* into 6 micro-batches"):
         step(*batch(8))
     assert model.runs == 0
     step(*batch(12))
@@ -316,7 +315,7 @@ def test_own_weights_are_exchanged_on_demand():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = CompiledModel(model, EAGER, optimizer=optimizer, own_weights=True)
     step(*batch())
-    assert_close(model.state_dict(), before)
+    assert_close(dict(model.state_dict()), before)
     step.read_weights()
     trained = {name: t.clone() for name, t in model.state_dict().items()}
     assert not torch.equal(trained["last.weight"], before["last.weight"])

@@ -24,7 +24,8 @@ def run(model, call, recipe, *, training: bool) -> list[Tensor]:
         if training:
             results["loss"].sum().backward()
         left += [leaf.detach() for leaf in pytree.tree_leaves((results, inputs)) if holds(leaf)]
-    left += [p.grad for p in model.parameters() if p.grad is not None]
+    # Where only an output that nobody differentiates needs a weight, AOTAutograd gives zeros.
+    left += [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return left + list(model.buffers())
 
 
@@ -44,7 +45,8 @@ def test_agrees_with_pytorch(engine, training, recipe, data):
     model = placement.place(recipe.build())
     options = {"engine": engine, "strategy": placement.strategy}
     call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
-    found = run(model, call, recipe, training=training)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        found = run(model, call, recipe, training=training)
     for program in ipu_dynamo.programs():
         note(program.short())
     assert len(found) == len(expected)

@@ -12,11 +12,8 @@ from tests.properties.running import ENGINES, infer
 @given(recipe=recipes(training=False), data=st.data())
 def test_inference_agrees_with_pytorch(engine, recipe, data):
     placement = data.draw(placements_of(recipe.build().names))
-    infer(
-        recipe,
-        placement,
-        data.draw(options_for(engine=engine, placement=placement, training=False)),
-    )
+    options = data.draw(options_for(engine=engine, placement=placement, training=False))
+    infer(recipe, placement, options)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
