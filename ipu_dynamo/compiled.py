@@ -295,7 +295,14 @@ def _workers(program: Program, options: Options) -> tuple[int, int | None]:
     seconds = [estimated_seconds(function) for function in program.functions]
     if sum(seconds) < _WORTH_A_THREAD * len(seconds):
         return 1, intra_op
-    return min(places, len(os.sched_getaffinity(0))), intra_op
+    return min(places, _cores()), intra_op
+
+
+def _cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _seed(program: Program) -> int:

@@ -22,6 +22,7 @@ from ipu_dynamo.capture.torch_private import (
     export_joint,
     fake_mode_of,
 )
+from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs, refuse_sparse
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.carry_stages import read_stages, write_stages
 
@@ -65,8 +66,10 @@ class Differentiate:
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
+        refuse_graphs_in_graphs(capture.graph.graph)
         write_stages(capture.graph.graph)
         joint = _export(capture)
+        refuse_sparse(joint.graph)
         _describe(capture, joint, names)
         capture.loss = None
         _remove_detach(joint.graph)
@@ -109,7 +112,14 @@ def _export(capture: Capture) -> fx.GraphModule:
             )
         ]
     with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
-        return export_joint(_Replay(capture), examples, mode)
+        try:
+            return export_joint(_Replay(capture), examples, mode)
+        except RuntimeError as error:
+            raise CompileError(
+                f"PyTorch cannot differentiate the model: {error}",
+                node=capture.loss,
+                hint="if a tensor was changed in place, write x = x + y in place of x += y",
+            ) from error
 
 
 def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:

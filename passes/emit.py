@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Placeholder
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import MUTATED, Part, Partitioned, accumulator
@@ -139,7 +139,8 @@ class _Emitter:
         prefix = {"forward": "forward", "backward": "backward", "forward_backward": "step"}
         function = make_function(f"{prefix[part.direction]}{part.stage}", part.graph)
         function = self.functions.setdefault(function.key, function)
-        operators = [node for node in function.operators if node.meta.get("stack_trace")]
+        traced = [node for node in function.operators if node.meta.get("stack_trace")]
+        operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
         return Call(
             function=function.name,
             ipu=part.ipu,

@@ -202,12 +202,6 @@ def test_python_objects_come_back_themselves():
         assert run(torch.ones(1))[1] is thing
 
 
-def test_order_of_keyword_arguments_does_not_matter():
-    run = compile_inference(lambda a, b: a - b, EAGER)
-    one, two = torch.ones(1), torch.full((1,), 2.0)
-    assert run(a=one, b=two) == run(b=two, a=one) == -1
-
-
 def test_results_have_no_gradient_and_memory_of_their_own():
     step = compiling(Net())
     x, y = batch()
@@ -248,37 +242,7 @@ def test_input_that_replicas_share_is_written_back_once():
     assert x.tolist() == [10, 11, 12, 13]
 
 
-# --- Calls that differ from the first one ---------------------------------------------------------
-
-
-def first_call(**changed):
-    arguments = {"x": torch.ones(4, 2), "pair": [torch.ones(4), None], "k": 1} | changed
-    return arguments
-
-
-DIFFERENT = {
-    "shape": ({"x": torch.ones(6, 2)}, r"Shape mismatch for x: expected torch.Size\(\[4, 2\]\)"),
-    "width": ({"x": torch.ones(4, 3)}, "Shape mismatch for x"),
-    "dtype": ({"x": torch.ones(4, 2).half()}, "Data type mismatch for x: expected torch.float32"),
-    "value": ({"k": 2}, "Value mismatch for k: expected 1 but got 2"),
-    "type of value": ({"k": 1.0}, "Value mismatch for k: expected 1 but got 1.0"),
-    "bool": ({"k": True}, "Value mismatch for k: expected 1 but got True"),
-    "tensor for value": ({"k": torch.ones(4)}, "Type mismatch for k: expected <class 'int'>"),
-    "none for tensor": ({"x": None}, "differ in structure|Type mismatch for x"),
-    "length": ({"pair": [torch.ones(4)]}, "differ in structure"),
-    "container": ({"pair": (torch.ones(4), None)}, "differ in structure"),
-    "nested": ({"pair": [torch.ones(5), None]}, r"Shape mismatch for pair\[0\]"),
-}
-
-
-@pytest.mark.parametrize(("changed", "message"), DIFFERENT.values(), ids=DIFFERENT)
-def test_different_call_is_refused_and_the_next_one_works(changed, message):
-    run = compile_inference(lambda x, pair, k: x.sum() + pair[0].sum() * k, Options("eager", 2))
-    expected = run(**first_call())
-    with pytest.raises(InputError, match=message) as caught:
-        run(**first_call(**changed))
-    assert "try:" in str(caught.value)
-    assert torch.equal(run(**first_call()), expected)
+# --- Failures -------------------------------------------------------------------------------------
 
 
 def test_rows_that_do_not_divide_are_refused_before_anything_is_compiled():

@@ -22,6 +22,7 @@ from ipu_dynamo.capture.torch_private import (
     static,
     to_fake,
 )
+from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs
 from ipu_dynamo.errors import CompileError, source_line
 
 aten = torch.ops.aten
@@ -131,7 +132,7 @@ def read_pass(
     Raises:
         CompileError: the graph has an operator or a size that programs cannot have.
     """
-    _refuse_unsupported(graph)
+    refuse_graphs_in_graphs(graph.graph)
     _fix_sizes(graph.graph)
     _remove_detach(graph.graph)
     capture = Capture(
@@ -209,17 +210,6 @@ def _lift_constants(capture: Capture) -> Iterator[tuple[Placeholder, Tensor]]:
         node.replace_all_uses_with(lifted)
         graph.erase_node(node)
         yield Placeholder(lifted.name, "constant"), value.detach()
-
-
-def _refuse_unsupported(graph: fx.GraphModule) -> None:
-    for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise CompileError(
-                f"operator {node.target} holds a graph or an effect of its own, which programs "
-                f"cannot have yet",
-                node=node,
-                hint="replace it (torch.cond by torch.where), or leave it out of the model",
-            )
 
 
 def _fix_sizes(graph: fx.Graph) -> None:

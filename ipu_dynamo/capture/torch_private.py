@@ -1,5 +1,6 @@
 """Hold every use that capture makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -268,3 +269,15 @@ def _mkldnn(*, enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep fake tensors from logging a traceback for an operator that the error names anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before

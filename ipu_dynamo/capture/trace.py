@@ -27,6 +27,7 @@ from ipu_dynamo.capture.torch_private import (
     is_fake,
     key_text,
     pytree,
+    quiet_fake_tensors,
     quote_source_of,
     seen_as_compiling,
     to_fake,
@@ -118,6 +119,7 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
         stack.enter_context(custom_functions_kept())
+        stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
         except DATA_DEPENDENT as error:
@@ -126,6 +128,9 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
                 where=raised_at(error.__traceback__),
                 hint="compute with tensors (torch.where), or move the decision out of the model",
             ) from error
+        except Exception as error:  # the user's own, or torch's for what the user wrote
+            error.add_note(f"while tracing {raised_at(error.__traceback__)}")
+            raise
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:
         placeholders.append(Placeholder(unused(name, placeholders), "input"))
