@@ -17,6 +17,7 @@ from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
+from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         IdentityLoss(loss),
         Precision(options.narrow),
         Differentiate(_start_gradient(options)),
+        round_scalars,
         random_streams,
         place_gradients,
     )
@@ -41,7 +43,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
 
 def lone_pipeline() -> tuple[Pass, ...]:
     """The passes for a graph that was placed and differentiated outside, by AOTAutograd."""
-    return (read_stages, place_gradients)
+    return (read_stages, round_scalars, place_gradients)
 
 
 def lower(

@@ -205,6 +205,7 @@ KINDS: dict[str, Kind] = {
     "drop": Kind(lambda _, x, y, i: F.dropout(x, 0.5), random=True),
     "noise": Kind(lambda _, x, y, i: x + torch.rand_like(x) - torch.randn_like(y), random=True),
 }
+BUFFERED = frozenset({"batch_norm", "average", "count", "remember"})  # training changes them
 TIED = frozenset(
     {"linear", "embedding", "unembedding", "look_up_largest", "checkpoint"}
 )  # weight [width, width]

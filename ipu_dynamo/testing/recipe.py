@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ipu_dynamo.capture.markers import identity_loss
-from ipu_dynamo.testing.kinds import KINDS, TIED
+from ipu_dynamo.testing.kinds import BUFFERED, KINDS, TIED
 
 Sharing = Literal["own", "tied", "module"]
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -102,6 +102,15 @@ class Recipe:
         if self.strided:
             x = x.repeat_interleave(2, 1)[:, ::2]
         return x, {"more": more, "ids": ids, "target": target}
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether two layers change one buffer: a pipeline refuses to have those on two IPUs."""
+        kinds = [step.kind for step in self.steps]
+        return any(
+            step.shares == "module" and step.kind in BUFFERED and step.kind in kinds[:index]
+            for index, step in enumerate(self.steps)
+        )
 
     def runs(self, *, training: bool = True) -> bool:
         """Whether plain PyTorch runs one micro-batch.

@@ -37,6 +37,7 @@ def test_order_of_the_passes():
         "IdentityLoss",
         "Precision",
         "Differentiate",
+        "round_scalars",
         "random_streams",
         "place_gradients",
     ]
@@ -77,7 +78,7 @@ def test_options_are_the_fields_of_the_passes():
 
 def test_post_and_loss_divides_the_start_gradient_by_the_replicas():
     options = Options(mean_strategy="post_and_loss", replicas=4)
-    *_, differentiate, _, _ = pipeline(options, training=True)
+    *_, differentiate, _, _, _ = pipeline(options, training=True)
     assert differentiate.start == 0.25
 
 
@@ -105,17 +106,18 @@ def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeyp
         "02_identityloss.txt",
         "03_precision.txt",
         "04_differentiate.txt",
-        "05_random_streams.txt",
-        "06_place_gradients.txt",
-        "07_program.txt",
+        "05_round_scalars.txt",
+        "06_random_streams.txt",
+        "07_place_gradients.txt",
+        "08_program.txt",
     ]
     texts = {file.name: file.read_text() for file in files}
     assert "ipu.begin_block" in texts["00_traced.txt"]
     assert "ipu.begin_block" not in texts["01_placement.txt"]
     assert texts["02_identityloss.txt"] == texts["01_placement.txt"]
     assert "mse_loss_backward" in texts["04_differentiate.txt"]
-    assert "aten.native_dropout.default" not in texts["05_random_streams.txt"]
-    assert texts["07_program.txt"] == f"{step.program}\n"
+    assert "aten.native_dropout.default" not in texts["06_random_streams.txt"]
+    assert texts["08_program.txt"] == f"{step.program}\n"
 
 
 def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):

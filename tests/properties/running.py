@@ -4,13 +4,19 @@ import pytest
 import torch
 
 from ipu_dynamo import compile_inference, compile_training
-from ipu_dynamo.testing import assert_same_inference, assert_same_training
+from ipu_dynamo.testing import assert_same_inference, assert_same_training, placements_of
 from ipu_dynamo.testing.batchings import micro_batches
 
 ENGINES = [
     pytest.param("eager"),
     pytest.param("inductor", marks=pytest.mark.inductor),
 ]
+
+
+def draw_placement(data, recipe):
+    """A placement that the compiler accepts for `recipe`."""
+    kinds = ["sharded"] if recipe.shares_buffers else ["sharded", "pipelined"]
+    return data.draw(placements_of(recipe.build().names, kinds=kinds))
 
 
 def slow(model):

@@ -17,7 +17,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import Partition
 from ipu_dynamo.passes.place_gradients import place_gradients, stage_of_slot
 from ipu_dynamo.passes.views import root
-from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, placements_of, recipes
+from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
 from tests.properties.evaluate import (
     captured,
     evaluate,
@@ -25,6 +25,7 @@ from tests.properties.evaluate import (
     named_inputs,
     text_of,
 )
+from tests.properties.running import draw_placement
 
 KINDS = ["input", "buffer", "parameter", "constant"]
 
@@ -115,7 +116,7 @@ def test_gradients_are_placed_along_the_data(case):
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_parts_compute_the_model(accumulation, recipe, training, data):
     model = recipe.build()
-    placement = data.draw(placements_of(model.names))
+    placement = draw_placement(data, recipe)
     placement.place(model)
     enough = placement.micro_batches(training=training)
     options = Options(

@@ -5,8 +5,9 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.testing import assert_close, placements_of, recipes
+from ipu_dynamo.testing import assert_close, recipes
 from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+from tests.properties.running import draw_placement
 
 PASSES = ["placement", "identityloss", "precision", "differentiate", "placegradients"]
 
@@ -15,7 +16,7 @@ PASSES = ["placement", "identityloss", "precision", "differentiate", "placegradi
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
     model = recipe.build()
-    placement = data.draw(placements_of(model.names))
+    placement = draw_placement(data, recipe)
     placement.place(model)
     micro_batches = placement.micro_batches(training=training)
     options = Options(

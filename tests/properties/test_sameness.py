@@ -12,10 +12,9 @@ from ipu_dynamo.testing import (
     assert_close,
     assert_same_bits,
     options_for,
-    placements_of,
     recipes,
 )
-from tests.properties.running import ENGINES, outcome
+from tests.properties.running import ENGINES, draw_placement, outcome
 
 NOWHERE = Placement()
 
@@ -23,7 +22,7 @@ NOWHERE = Placement()
 @pytest.mark.parametrize("engine", ENGINES)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_two_runs_give_the_same_bits(engine, recipe, training, data):
-    placement = data.draw(placements_of(recipe.build().names))
+    placement = draw_placement(data, recipe)
     options = data.draw(options_for(engine=engine, placement=placement, training=training))
     options = replace(options, seed=7)
     first, second = (outcome(recipe, placement, options, training=training) for _ in range(2))
@@ -32,7 +31,7 @@ def test_two_runs_give_the_same_bits(engine, recipe, training, data):
 
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_placement_changes_no_bit(recipe, training, data):
-    placement = data.draw(placements_of(recipe.build().names))
+    placement = draw_placement(data, recipe)
     options = data.draw(options_for(placement=placement, training=training))
     options = replace(options, seed=7)
     placed = outcome(recipe, placement, options, training=training)
@@ -43,7 +42,7 @@ def test_placement_changes_no_bit(recipe, training, data):
 @pytest.mark.inductor
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_engines_agree(recipe, training, data):
-    placement = data.draw(placements_of(recipe.build().names))
+    placement = draw_placement(data, recipe)
     options = data.draw(options_for(placement=placement, training=training))
     options = replace(options, seed=7)
     eager = outcome(recipe, placement, options, training=training)

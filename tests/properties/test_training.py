@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from ipu_dynamo.testing import Placement, options_for, placements_of, recipes
-from tests.properties.running import ENGINES, halves, train
+from ipu_dynamo.testing import Placement, options_for, recipes
+from tests.properties.running import ENGINES, draw_placement, halves, train
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -18,7 +18,7 @@ def test_training_agrees_with_pytorch(engine, recipe, data):
 @pytest.mark.parametrize("engine", ENGINES)
 @given(recipe=recipes(exact=True), data=st.data())
 def test_integers_are_trained_exactly(engine, recipe, data):
-    placement = data.draw(placements_of(recipe.build().names))
+    placement = draw_placement(data, recipe)
     options = data.draw(options_for(engine=engine, placement=placement, exact=True))
     train(recipe, placement, options, optimizer=halves, steps=1, rtol=0, atol=0)
 
@@ -26,7 +26,7 @@ def test_integers_are_trained_exactly(engine, recipe, data):
 @pytest.mark.parametrize("engine", ENGINES)
 @given(recipe=recipes(), data=st.data())
 def test_any_placement_agrees_with_pytorch(engine, recipe, data):
-    placement = data.draw(placements_of(recipe.build().names))
+    placement = draw_placement(data, recipe)
     options = data.draw(options_for(engine=engine, placement=placement))
     program = train(recipe, placement, options).program
     note(program.short())

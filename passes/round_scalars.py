@@ -1,0 +1,53 @@
+"""Round Python numbers beside half-precision tensors, as the operators of PyTorch do on the CPU.
+
+Before   %y: f16[n] = aten.add.Tensor(%x, 0.3)
+After    %y: f16[n] = aten.add.Tensor(%x, 0.300048828125)      the float16 nearest to 0.3
+Keeps    the graph; eager results, bit for bit. Inductor would compute with the exact number.
+Source   PyTorch 2.13: these kernels convert their scalar to the tensor's type before they compute.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
+
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_ROUNDING = frozenset(
+    {
+        aten.add.Scalar,
+        aten.add.Tensor,
+        aten.pow.Tensor_Scalar,
+        aten.rsub.Scalar,
+        aten.sub.Scalar,
+        aten.sub.Tensor,
+    }
+)
+
+
+def plan(graph: fx.Graph) -> dict[fx.Node, tuple[Any, ...]]:
+    """New arguments for every operator that has a number to round. Reads the graph only."""
+    changes = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.target in _ROUNDING and isinstance(value, Tensor) and value.dtype in _HALVES:
+            rounded = tuple(_rounded(argument, value.dtype) for argument in node.args)
+            if rounded != tuple(node.args):
+                changes[node] = rounded
+    return changes
+
+
+def round_scalars(capture: Capture) -> bool:
+    """The pass."""
+    changes = plan(capture.graph.graph)
+    for node, arguments in changes.items():
+        node.args = arguments
+    if changes:
+        capture.graph.recompile()
+    return bool(changes)
+
+
+def _rounded(argument: Any, dtype: torch.dtype) -> Any:
+    return torch.tensor(argument, dtype=dtype).item() if isinstance(argument, float) else argument
