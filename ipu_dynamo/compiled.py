@@ -1,6 +1,5 @@
 """Offer compiled models to users: `compile_training`, `compile_inference`."""
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,20 +9,19 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.driver import Compiled, batching, compile_model
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import InputError, IpuError
 from ipu_dynamo.expected import ExpectedArguments
 from ipu_dynamo.optimizers import Group, States, describe, export_state, import_state, refresh
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
-from ipu_dynamo.program.work import estimated_seconds
 from ipu_dynamo.recent import remember
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
+from ipu_dynamo.threads import threads_for
 from ipu_dynamo.variables import initial_tensors, updates
 
-_WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
 
 
@@ -68,6 +66,7 @@ class CompiledModel:
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         self._engine: Engine | None = None
+        self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
 
     @property
     def program(self) -> Program:
@@ -113,6 +112,12 @@ class CompiledModel:
             tensors: those of the arguments, in the order in which flattening finds them.
         """
         compiled, executable = self._ready()
+        for name, tensor, address in self._watched:
+            if tensor.data_ptr() != address:
+                raise InputError(
+                    f"{name} lies in other memory than when the program was compiled",
+                    hint="change it in place (copy_, load_state_dict), or compile again",
+                )
         if self.training and self._live:
             self._follow_optimizer()
         names = compiled.input_names
@@ -176,7 +181,7 @@ class CompiledModel:
             known = import_state(groups, self._optimizer, self._parameters())
         tensors = initial_tensors(compiled, known, private=self._own_weights)
         seed = _seed(compiled.program) if options.seed is None else options.seed
-        workers, threads = _workers(compiled.program, options)
+        workers, threads = threads_for(compiled.program, options)
         executable = Executable(
             compiled.program,
             tensors,
@@ -187,6 +192,11 @@ class CompiledModel:
             threads=threads,
         )
         remember(compiled.program)
+        self._watched = [
+            (name, given, given.data_ptr())
+            for name, given in compiled.tensors.items()
+            if name in tensors and tensors[name].data_ptr() == given.data_ptr() != 0
+        ]
         self._engine, self._groups, self._expected = engine, groups, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
 
@@ -279,30 +289,6 @@ def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
             leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
         leaves.append(leaf)
     return Arguments(tuple(leaves), given.spec, given.names)
-
-
-def _workers(program: Program, options: Options) -> tuple[int, int | None]:
-    """Threads that run IPUs side by side, and the intra-op threads of each.
-
-    The second number decides the order of some sums, so it does not depend on the first.
-    """
-    places = program.num_ipus * program.replicas
-    if options.strategy.kind != "pipelined" or places == 1:
-        return 1, None
-    intra_op = max(1, torch.get_num_threads() // places)
-    if options.workers is not None:
-        return options.workers, intra_op
-    seconds = [estimated_seconds(function) for function in program.functions]
-    if sum(seconds) < _WORTH_A_THREAD * len(seconds):
-        return 1, intra_op
-    return min(places, _cores()), intra_op
-
-
-def _cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _seed(program: Program) -> int:

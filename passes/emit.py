@@ -316,8 +316,11 @@ def _divisor(options: Options) -> float:
 
 
 def _varying(capture: Capture) -> set[fx.Node]:
-    """Nodes that depend on an input, a floating-point parameter or buffer, or a random number."""
-    varying = {node for node, role in capture.roles().items() if _varies(role, node)}
+    """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
+    model changes, or a random number."""
+    changed = {role.name for role in capture.outputs if role.kind == "mutation"}
+    roles = capture.roles().items()
+    varying = {node for node, role in roles if role.name in changed or _varies(role, node)}
     for node in capture.graph.graph.nodes:
         if node.target in _FROM_SHAPE:
             continue

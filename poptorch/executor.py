@@ -31,7 +31,7 @@ from poptorch.progress import compilation_bar
 from poptorch.traced_model import TracedModel
 from poptorch.translate import batching_factors, core_options, log_options
 from poptorch.weights import DeviceWeights
-from poptorch.wrapping import Wrapping, link_of, plain_classes
+from poptorch.wrapping import Wrapping, plain_classes
 
 
 class PoplarExecutor(DeviceWeights):
@@ -56,7 +56,7 @@ class PoplarExecutor(DeviceWeights):
         user_model: Any = None,
     ) -> None:
         made_from = model if user_model is None else user_model
-        super().__init__(options, None if training else link_of(made_from))
+        super().__init__(options, made_from)
         self._traced, self._training, self._made_from = model, training, made_from
         self._poptorch_version = poptorch_version
         self._parameters = parameters_of(model)
@@ -131,7 +131,7 @@ class PoplarExecutor(DeviceWeights):
             call = bind(self._parameters, args, kwargs)
             if not self.isCompiled():
                 self._compile(call)
-            else:
+            elif not self._training:
                 self._follow()
             if not self._attached:
                 self.attachToDevice()

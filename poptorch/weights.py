@@ -9,6 +9,7 @@ from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
+from poptorch.trainers import Trainers
 from poptorch.wrapping import WeightLink
 
 
@@ -19,17 +20,17 @@ class DeviceWeights:
 
     Args:
         options: the executor's own.
-        follows: the link of another executor, which trains the same module.
+        made_from: the user's module or function.
     """
 
     model: Any
 
-    def __init__(self, options: Options, follows: WeightLink | None) -> None:
-        self._options, self._follows = options, follows
-        self._seen_version = 0
+    def __init__(self, options: Options, made_from: Any) -> None:
+        self._options = options
         self._core: CompiledModel | None = None
         self._attached = False
         self._link = WeightLink(self)
+        self._trainers = Trainers(made_from, but=self._link)
 
     def isCompiled(self) -> bool:
         """Whether there is a program."""
@@ -127,14 +128,8 @@ class DeviceWeights:
         return self._options.ipu_id if self._options.exists("ipu_id") else None
 
     def _follow(self) -> None:
-        """Take over what the executor that trains the same module has learnt since."""
-        follows = self._follows
-        if follows is None or (self.isCompiled() and follows.version == self._seen_version):
-            return
-        if follows.owner is not None:
-            follows.owner.copyWeightsToHostIfNeeded()
-        self._seen_version = follows.version
-        if self.isCompiled():
+        """Take over what other executors have learnt since, for tensors of the same model."""
+        if self._trainers.fetch() and self.isCompiled():
             self.copyWeightsToDevice()
 
     def _ready(self) -> CompiledModel:

@@ -163,8 +163,11 @@ class Wrapping:
     """The change of a module's class and of the classes of its parameters and buffers.
 
     Attributes:
+        installed: counts the changes made so far, of all modules.
         parameter_class, buffer_class: what parameters and buffers become.
     """
+
+    installed: ClassVar[int] = 0
 
     def __init__(self, module: nn.Module, link: WeightLink) -> None:
         self._module, self._link = module, link
@@ -204,6 +207,7 @@ class Wrapping:
             __module__=self._plain.__module__,
             __doc__=self._plain.__doc__,
         )
+        Wrapping.installed += 1
 
     def remove(self) -> None:
         """Give every object its class back."""
@@ -222,11 +226,6 @@ class Wrapping:
             wrapped = _new_class(wrapped.__name__, (wrapped, plain), _plain=plain)
         self._changed.append((tensor, plain))
         tensor.__class__ = wrapped
-
-
-def link_of(module: Any) -> WeightLink | None:
-    """The link of a module that is wrapped for training."""
-    return module._poptorch_link if isinstance(module, WrappedModule) else None
 
 
 def plain_copy(module: Any) -> Any:

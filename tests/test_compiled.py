@@ -298,3 +298,14 @@ def test_changes_of_shared_weights_are_seen_by_the_next_call():
     with torch.no_grad():
         model.weight.zero_()
     assert_close(run(x), model(x).detach())
+
+
+def test_weights_that_moved_are_noticed():
+    model = Net()
+    step = compiling(model)
+    x, y = batch()
+    step(x, y)
+    weight = next(model.parameters())
+    weight.data = weight.data.clone()
+    with pytest.raises(InputError, match="lies in other memory than when the program was compiled"):
+        step(x, y)

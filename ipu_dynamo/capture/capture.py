@@ -83,6 +83,7 @@ class Capture:
         alone: which pass this is, when forward and backward are two programs that autograd
             connects; None when one program has all of it.
         homes: IPUs of variables that another program has placed.
+        calls: what the graph's custom autograd functions call, to be kept with it.
         aliases: returned values may share memory with inputs and with each other.
     """
 
@@ -96,6 +97,7 @@ class Capture:
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
     alone: Literal["forward", "backward"] | None = None
     homes: Mapping[str, int] = field(default_factory=dict)
+    calls: tuple[Callable[..., Any], ...] = ()
     aliases: bool = False
 
     @property

@@ -13,19 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ipu_dynamo.capture.markers import register_function
+from ipu_dynamo.capture.markers import CustomCall, register_function
 from ipu_dynamo.capture.torch_private import FunctionBase, flatten, pytree, replaced, run_backward
 from ipu_dynamo.errors import CompileError, called_from
 
 
 @contextmanager
-def custom_functions_kept() -> Iterator[None]:
+def custom_functions_kept() -> Iterator[list[CustomCall]]:
     """While tracing, record each `Function.apply` as one operator.
+
+    Gives the list of what these operators call: the graph works while the list is kept.
 
     Tensor hooks and gradients that the model computes itself are refused. What is replaced is
     below the public functions, which models may have taken before: `steep = Steep.apply`.
     """
     inside = False
+    kept: list[CustomCall] = []
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
@@ -54,6 +57,7 @@ def custom_functions_kept() -> Iterator[None]:
             return [leaf for leaf in out_leaves if isinstance(leaf, Tensor)]
 
         tensors = [leaves[i] for i in positions]
+        kept.append(call)
         values = iter(torch.ops.ipu.autograd_function(tensors, register_function(call)))
         out_leaves, out_spec = structure[0]
         rebuilt = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in out_leaves]
@@ -79,7 +83,7 @@ def custom_functions_kept() -> Iterator[None]:
         stack.enter_context(replaced(FunctionBase, "apply", classmethod(recorded)))
         stack.enter_context(replaced(torch.Tensor, "register_hook", refused))
         stack.enter_context(replaced(torch.autograd, run_backward.__name__, refused_gradient))
-        yield
+        yield kept
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -4,12 +4,15 @@ They exist between tracing and the passes that consume them (`placement`, `ident
 `differentiate`). Outside a trace the block markers do nothing and `identity_loss` is its reduction.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
+CustomCall = Callable[..., Sequence[Tensor]]
 NO_IPU = -1  # `begin_block` without an IPU
 
 _library = torch.library.Library("ipu", "DEF")
@@ -33,7 +36,8 @@ def _identity_loss(x: Tensor, reduction: str) -> Tensor:
     return x.mean() if reduction == "mean" else x.clone()
 
 
-_functions: dict[int, Callable[..., Sequence[Tensor]]] = {}
+_functions: WeakValueDictionary[int, CustomCall] = WeakValueDictionary()
+_handles = itertools.count()
 
 
 def _autograd_function(tensors: Sequence[Tensor], handle: int) -> Sequence[Tensor]:
@@ -53,9 +57,9 @@ has_side_effect(begin_block)
 has_side_effect(end_block)
 
 
-def register_function(call: Callable[..., Sequence[Tensor]]) -> int:
-    """Keep `call` for as long as graphs may name it; return the handle that graphs hold."""
-    handle = len(_functions)
+def register_function(call: CustomCall) -> int:
+    """Make `call` known by a handle, which graphs hold, for as long as somebody keeps it."""
+    handle = next(_handles)
     _functions[handle] = call
     return handle
 

@@ -118,7 +118,7 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
-        stack.enter_context(custom_functions_kept())
+        calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
@@ -141,6 +141,7 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
         tensors={role.name: tensor for role, tensor in held},
         structure=returned[-1],
         training=training,
+        calls=tuple(calls),
     )
     _finish_outputs(capture)
     lift_constants(capture, attributes)
