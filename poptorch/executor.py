@@ -24,12 +24,12 @@ from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.optimizer_in_use import OptimizerInUse
-from poptorch.options import Options, mean_reduction_strategy
+from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
 from poptorch.printing import module_repr
 from poptorch.progress import compilation_bar
 from poptorch.traced_model import TracedModel
-from poptorch.translate import batching_factors, core_options, log_options
+from poptorch.translate import batching_factors, core_options
 from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping, plain_classes
 
@@ -151,7 +151,7 @@ class PoplarExecutor(DeviceWeights):
             self.destroy()
 
     def _compile(self, call: Call) -> None:
-        log_options(self._options)
+        check_session(self._options.toDict())
         splits, factors = batching_factors(self._options)
         check_batches(call, splits=splits, factors=factors)
         check_model(self._traced)

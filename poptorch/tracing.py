@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from poptorch.errors import createPoptorchError
 
-_DEVICE = "ipu"
+_DEVICES = ("ipu", "xla")  # the second: what tensors of a PopTorch 3 trace say themselves
 
 
 @dataclass
@@ -67,7 +67,7 @@ def tracing() -> Iterator[Trace]:
 
 
 class _Devices(TorchFunctionMode):
-    """Take moves to the device "ipu" as done, and refuse moves away from it."""
+    """Take moves to the device "ipu", or "xla", as done, and refuse moves away from it."""
 
     def __torch_function__(
         self,
@@ -91,8 +91,8 @@ class _Devices(TorchFunctionMode):
 def _is_ipu(argument: Any) -> bool:
     """Whether an argument names the device."""
     if isinstance(argument, torch.device):
-        return argument.type == _DEVICE
-    return isinstance(argument, str) and argument.partition(":")[0] == _DEVICE
+        return argument.type in _DEVICES
+    return isinstance(argument, str) and argument.partition(":")[0] in _DEVICES
 
 
 def _names_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -31,7 +31,8 @@ class Trainers:
                     self._seen.setdefault(link, 0)
         trained = [link for link, version in self._seen.items() if link.version != version]
         for link in trained:
-            link.refresh()
+            if (owner := link.owner) is not None:
+                owner.copyWeightsToHostIfNeeded()
             self._seen[link] = link.version
         return bool(trained)
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from ipu_dynamo import options as core
-from poptorch._logging import logger
 from poptorch.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
-from poptorch.options import Options, check_session
+from poptorch.options import REFUSED, Options
 
 _OUTPUTS: dict[int, core.OutputMode] = {
     OutputMode.Final: "final",
@@ -54,18 +53,6 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
     )
 
 
-def log_options(options: Options) -> None:
-    """Log every option, and refuse settings of the lower layers that do not exist.
-
-    Raises:
-        poptorch.Error: for an unknown key, or a value of a type that no option has.
-    """
-    if options.exists("use_model"):
-        answer = "Enabled" if options.use_model else "Disabled"
-        logger.info("From the user configuration: Ipu model: %s", answer)
-    check_session(options.toDict())
-
-
 def core_strategy(options: Options) -> core.Strategy:
     """The execution strategy. Phases run as stages one after the other: results are the same."""
     plain = options._execution_strategy.core_strategy()
@@ -107,14 +94,12 @@ def _check_period(options: Options) -> None:
 def _refuse_pending(options: Options, *, training: bool) -> None:
     """Raise for what would change results and cannot be done yet."""
     settings = options._Popart.options
-    wanted = {
-        "Training.setAutomaticLossScaling": training
-        and bool(settings.get("automaticLossScalingSettings.enabled")),
-        "Precision.enableFloatingPointExceptions": bool(settings.get("enableFloatingPointChecks")),
-        "Precision.enableStochasticRounding": bool(settings.get("enableStochasticRounding")),
-        "Distributed with several processes": training and options.Distributed.numProcesses > 1,
-    }
-    for name in (name for name, asked in wanted.items() if asked):
+    wanted = [accessor for key, accessor in REFUSED.items() if settings.get(key)]
+    if not training and "Training.setAutomaticLossScaling" in wanted:
+        wanted.remove("Training.setAutomaticLossScaling")  # there is no loss to scale
+    if training and options.Distributed.numProcesses > 1:
+        wanted.append("Distributed with several processes")
+    for name in wanted:
         raise createPoptorchError(
             f"poptorch.Options: {name} would change the results, and this version cannot do it "
             "yet: leave it at its default"

@@ -20,40 +20,51 @@ class Effect(StrEnum):
     HOST = "host"  # the host: data loading, files, logging, wrapping
 
 
-# Options whose effect is still to come. Until then they are recorded; those that would change
-# results say so when they are set. An option leaves this set with the change that makes it work.
-PENDING = frozenset(
+# Options that a compilation refuses, because results would be others: the keys of `_Popart` that
+# have them, and the setters that stand for these. An entry leaves with the change that makes it
+# work.
+REFUSED = {
+    "automaticLossScalingSettings.enabled": "Training.setAutomaticLossScaling",
+    "enableFloatingPointChecks": "Precision.enableFloatingPointExceptions",
+    "enableStochasticRounding": "Precision.enableStochasticRounding",
+}
+_REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in REFUSED)])
+
+# Options whose effect is still to come. Those that are not refused are recorded until then; those
+# that would change results say so when they are set. An option leaves this set with the change
+# that makes it work.
+PENDING = _REFUSED_ACCESSORS | frozenset(
     {
-        "Precision.enableFloatingPointExceptions",
-        "Precision.enableStochasticRounding",
         "Precision.setPartialsType",
+        "TensorLocationSettings.minElementsForOffChip",
+        "TensorLocationSettings.minElementsForReplicatedTensorSharding",
+        "TensorLocationSettings.useIOTilesToLoad",
+        "TensorLocationSettings.useIOTilesToStore",
+        "TensorLocationSettings.useOnChipStorage",
+        "TensorLocationSettings.useReplicatedTensorSharding",
         "TensorLocations.numIOTiles",
         "TensorLocations.setAccumulatorLocation",
         "TensorLocations.setActivationLocation",
         "TensorLocations.setOptimizerLocation",
         "TensorLocations.setWeightLocation",
-        "Training.setAutomaticLossScaling",
         "_Popart.autoRecomputation",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
-        "_Popart.automaticLossScalingSettings.enabled",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
         "_Popart.automaticLossScalingSettings.updatePeriod",
         "_Popart.cachePath",
         "_Popart.convolutionOptions",
         "_Popart.defaultPrefetchBufferingDepth",
         "_Popart.enableEngineCaching",
-        "_Popart.enableFloatingPointChecks",
         "_Popart.enableOutlining",
         "_Popart.enableStableNorm",
-        "_Popart.enableStochasticRounding",
         "_Popart.engineOptions",
         "_Popart.instrumentWithHardwareCycleCounter",
         "_Popart.numIOTiles",
         "_Popart.partialsChunk",
         "_Popart.partialsTypeMatMuls",
         "_Popart.saveInitializersToFile",
+        "_Popart.setEngineOptions",
         "_Popart.syntheticDataMode",
-        "_Popart.updatableNamedBuffers",
         "anchorTensor",
         "appendToLocationExcludes",
         "disableModuleNamescope",
@@ -67,7 +78,6 @@ PENDING = frozenset(
         "setAvailableMemoryProportion",
         "sourceLocationExcludes",
         "syncPattern",
-        "updatableNamedBuffers",
     }
 )
 
@@ -87,13 +97,21 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _EFFECT = "__ipu_dynamo_effect__"
 
 
+def _anything(*args: Any, **kwargs: Any) -> bool:
+    return any(args) or any(kwargs.values())
+
+
 def setter(
-    effect: Effect,
+    effect: Effect, asks: Callable[..., bool] = _anything
 ) -> Callable[
     [Callable[Concatenate[_Owner, _Arguments], None]],
     Callable[Concatenate[_Owner, _Arguments], _Owner],
 ]:
-    """Make a method a setter: it carries `effect`, refuses frozen options and can be chained."""
+    """Make a method a setter: it carries `effect`, refuses frozen options and can be chained.
+
+    Args:
+        asks: whether its arguments ask for something else than the default.
+    """
 
     def decorate(
         method: Callable[Concatenate[_Owner, _Arguments], None],
@@ -103,7 +121,7 @@ def setter(
         def call(owner: _Owner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Owner:
             owner.checkIsFrozen()
             method(owner, *args, **kwargs)
-            if any(args) or any(kwargs.values()):
+            if asks(*args, **kwargs):
                 warn_if_pending(owner._PREFIX + method.__name__, effect)
             return owner
 
@@ -128,8 +146,8 @@ def effect_of(method: object) -> Effect | None:
 
 
 def warn_if_pending(accessor: str, effect: Effect) -> None:
-    """Say that an option which would change results does not do so yet."""
-    if effect is Effect.COMPUTES and accessor in PENDING:
+    """Say that an option which would change results does not do so yet, and is not refused."""
+    if effect is Effect.COMPUTES and accessor in PENDING - _REFUSED_ACCESSORS:
         logger.warning(
             "poptorch.Options.%s is recorded only: this version does not compute with it", accessor
         )

@@ -82,9 +82,9 @@ class MachineOptions(OptionsDict):
         )
         self.set(sync_pattern=sync_pattern.value)
 
-    @setter(Effect.RECORDED)
+    @setter(Effect.COMPUTES)
     def useIpuId(self, ipu_id: int) -> None:
-        """Ask for one particular IPU or group of IPUs."""
+        """Ask for one particular IPU or group of IPUs, which one executor has at a time."""
         require(isinstance(ipu_id, int), f"ipu_id must be an int, got {ipu_id!r}")
         self.createOrSet(ipu_id=ipu_id)
 

@@ -23,7 +23,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.fc, self.norm, self.lie = nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2), lie
 
-    def forward(self, x, labels):
+    def forward(self, x, labels, seen=None):
         lies = torch.compiler.is_compiling()  # a trace of ours says so
         logits = self.norm(self.fc(x))
         if self.lie == "output" and lies:
@@ -32,9 +32,9 @@ class Classifier(nn.Module):
         if self.lie == "gradient" and lies:
             loss = identity_loss(loss + self.fc.weight[1, 2] - self.fc.weight[1, 2].detach(), "sum")
         if self.lie == "buffer" and lies:
-            self.norm.running_mean.add_(1)
+            self.norm.num_batches_tracked.add_(1)
         if self.lie == "input" and lies:
-            labels.add_(1)
+            seen.add_(1)
         return logits, loss
 
 
@@ -48,14 +48,19 @@ def batch(rows=8):
     ("lie", "message"),
     [
         ("output", r"call 0, returned value \[0\]: max \|difference\| 1 > .* expected"),
-        ("buffer", r"call 0, model \['buffer norm.running_mean'\]: max \|difference\| 1 "),
-        ("input", r"call 0, argument \[0\]\[1\]: 8 of 8 elements; at \[0\]: "),
+        (
+            "buffer",
+            r"call 0, model \['buffer norm.num_batches_tracked'\]: .* at \[\]: 2, expected 1",
+        ),
+        ("input", r"call 0, argument \[0\]\[2\]: 8 of 8 elements; at \[0\]: 1, expected 0"),
         ("gradient", r"call 0, model \['parameter fc.weight'\]: .* at \[1, 2\]: "),
     ],
 )
 def test_a_difference_is_named(lie, message):
     with pytest.raises(AssertionError, match=message):
-        assert_same_training(Classifier(lie), [batch()], EAGER)
+        assert_same_training(
+            Classifier(lie), [(*batch(), torch.zeros(8, dtype=torch.int64))], EAGER
+        )
 
 
 def test_a_wrong_gradient_shows_in_the_momentum_although_the_weights_agree():

@@ -1,6 +1,9 @@
 """Check what comes back from a call, and what the model sees while it is traced."""
 
 import collections
+import copy
+import io
+import pickle
 import warnings
 
 import pytest
@@ -116,12 +119,38 @@ def test_values_stay_on_the_device(move):
         poptorch.inferenceModel(move)(ONE)
 
 
-def test_moves_to_the_device_are_no_moves():
+@pytest.mark.parametrize("device", ["ipu", "xla"])
+def test_moves_to_the_device_are_no_moves(device):
     def forward(x):
-        table = torch.ones(1, device="ipu") + torch.zeros(1).to("ipu")
-        return x.to("ipu") + table.to(x.device).to(torch.device("ipu"), dtype=torch.float32)
+        table = torch.ones(1, device=device) + torch.zeros(1).to(device)
+        return x.to(device) + table.to(x.device).to(torch.device(device), dtype=torch.float32)
 
     assert poptorch.inferenceModel(forward)(ONE) == 2
+
+
+def test_outputs_are_saved_as_plain_tensors():
+    output = poptorch.inferenceModel(lambda x: x + 1)(ONE)
+    output.note = "kept"
+    plain = poptorch.inferenceModel(lambda x: x + 2)(ONE)
+    file = io.BytesIO()
+    torch.save({"output": output, "plain": plain}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded == {"output": 2, "plain": 3}
+    assert vars(loaded["output"]) == {"note": "kept"}
+    assert not vars(loaded["plain"])
+    assert pickle.loads(pickle.dumps(output)).note == "kept"
+    for tensor in (output, copy.deepcopy(output)):
+        with pytest.raises(poptorch.Error, match="cannot be called explicitly"):
+            tensor.backward()
+
+
+def test_a_copy_of_an_output_is_saved_with_its_own_attributes():
+    output = poptorch.inferenceModel(lambda x: x + 1)(ONE)
+    twin = copy.deepcopy(output)
+    twin.note = "twin"
+    assert pickle.loads(pickle.dumps(twin)).note == "twin"
+    assert not vars(pickle.loads(pickle.dumps(output)))
 
 
 def test_a_tensor_from_outside_is_a_constant_with_a_warning():

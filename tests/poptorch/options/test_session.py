@@ -55,6 +55,26 @@ def test_wrong_settings_are_taken_first_and_refused_by_the_compilation(key, valu
         poptorch.poptorch_core._validateOptions(options.toDict())
 
 
+def test_a_call_that_compiles_checks_every_setting():
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options._Popart.set("asdf", True)
+    executor = poptorch.inferenceModel(torch.nn.Linear(1, 1), options)
+    with pytest.raises(poptorch.Error, match="Unknown bool option asdf"):
+        executor(torch.ones(1, 1))
+    assert not executor.isCompiled()
+
+
+def test_a_call_that_compiles_logs_every_setting_once(capsys, log_from):
+    options = poptorch.Options().showCompilationProgressBar(False).useIpuModel(True)
+    executor = poptorch.inferenceModel(torch.nn.Linear(1, 1), options)
+    log_from(logging.DEBUG)
+    for _ in range(2):
+        executor(torch.ones(1, 1))
+    text = capsys.readouterr().err
+    assert text.count("[debug] poptorch.Options set device_iterations to value 1") == 1
+    assert text.count("From the user configuration: Ipu model: Enabled") == 1
+
+
 def test_every_option_of_this_package_is_accepted_and_logged(capsys, log_from):
     options = poptorch.Options().outputMode(poptorch.OutputMode.All).deviceIterations(3)
     options.setExecutionStrategy(poptorch.SerialPhasedExecution("a")).modelName("m").useIpuId(1)

@@ -1,9 +1,11 @@
 """Check the table that the guide's list of options is made from."""
 
 import pytest
+import torch
+from torch import nn
 
 import poptorch
-from poptorch.options import PENDING, Effect, table
+from poptorch.options import PENDING, REFUSED, Effect, table
 
 TABLE = {line.accessor: line for line in table()}
 
@@ -19,7 +21,7 @@ def test_accessors_are_unique_and_pending_ones_exist():
         ("deviceIterations", Effect.COMPUTES),
         ("setExecutionStrategy", Effect.MACHINE),
         ("logDir", Effect.HOST),
-        ("useIpuId", Effect.RECORDED),
+        ("useIpuId", Effect.COMPUTES),
         ("Training.setConvolutionDithering", Effect.RECORDED),
         ("_Popart.enableOutlining", Effect.MACHINE),
         ("_Popart.strictOpVersions", Effect.RECORDED),
@@ -39,8 +41,13 @@ def test_setters_have_a_summary():
 @pytest.mark.parametrize(
     ("call", "warned"),
     [
-        (lambda o: o.Precision.enableStochasticRounding(True), "Precision.enableStochasticRoun"),
-        (lambda o: o.Precision.enableStochasticRounding(False), ""),
+        (lambda o: o.enableStableNorm(True), "enableStableNorm"),
+        (lambda o: o.enableStableNorm(False), ""),
+        (lambda o: o.Precision.setPartialsType(torch.half), "Precision.setPartialsType"),
+        (lambda o: o.Precision.setPartialsType(dtype=torch.float), ""),
+        (lambda o: o.Precision.enableStochasticRounding(True), ""),  # refused later
+        (lambda o: o._Popart.set("enableStochasticRounding", True), ""),
+        (lambda o: o.updatableNamedBuffers(["b"]), ""),
         (lambda o: o.anchorTensor("a", "b"), "anchorTensor"),
         (lambda o: o._Popart.set("partialsChunk", 16), "_Popart.partialsChunk"),
         (lambda o: o._Popart.set("enableOutlining", True), ""),
@@ -52,3 +59,17 @@ def test_an_option_that_would_change_results_and_does_not_says_so(capsys, call, 
     text = capsys.readouterr().err
     assert ("is recorded only" in text) == bool(warned)
     assert warned in text
+
+
+@pytest.mark.parametrize(("key", "accessor"), REFUSED.items())
+def test_a_compilation_refuses_what_it_would_ignore(key, accessor):
+    options = poptorch.Options().showCompilationProgressBar(False)
+    part, setter = accessor.split(".")
+    getattr(getattr(options, part), setter)(True)
+    assert options._Popart.options[key] is True
+    model = nn.Sequential(nn.Linear(1, 1), nn.Flatten())
+    executor = poptorch.trainingModel(model, options)
+    with pytest.raises(poptorch.Error, match=f"{accessor} would change the results"):
+        executor(torch.ones(1, 1))
+    assert TABLE[accessor].pending
+    assert TABLE[f"_Popart.{key}"].pending
