@@ -17,10 +17,10 @@ run: $(VENV)/examples ## the main job: train and check a network on four virtual
 	$(BIN)/python -m examples.digits
 
 test: $(VENV)/dev ## the tests, in less than 15 minutes
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" --hypothesis-profile=ci
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
 
 test-all: $(VENV)/dev ## all tests with many examples, into build/test-all.json
-	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=all --timeout=3600 \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --hypothesis-profile=all --timeout=3600 \
 		--json=build/test-all.json
 
 bench: $(VENV)/dev ## the benchmarks, into build/bench.json

@@ -11,6 +11,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 
 _KEY = "ipu_stage"  # key of node.meta["custom"]
+_NOTE = "Gradient addition node"  # autograd writes it behind the source line of such a sum
 
 
 def write_stage(node: fx.Node, stage: int) -> None:
@@ -40,4 +41,6 @@ def read_stages(capture: Capture) -> bool:
         stage = (node.meta.get("custom") or {}).get(_KEY)
         if stage is not None and not node.meta.get("is_gradient_acc") and not repeated:
             node.meta[STAGE] = stage
+        if _NOTE in (node.meta.get("stack_trace") or ""):
+            node.meta["stack_trace"] = node.meta["stack_trace"].partition(_NOTE)[0]
     return True

@@ -2,7 +2,8 @@
 
 import os
 
-from poptorch import _impl, enums, ops, optim, options, poptorch_core
+from poptorch import _impl as _impl
+from poptorch import enums, ops, optim, options, poptorch_core
 from poptorch._distribution import __version__, refuse_foreign_distribution
 from poptorch._logging import logger, setLogLevel
 from poptorch.arg_parsers import (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
@@ -22,6 +22,7 @@ def captured(model, data, options=None, *, training=True, before=None):
     Returns:
         The capture, and the pass that comes next, or None.
     """
+    data = pytree.tree_map_only(Tensor, lambda t: t.contiguous(), data)
     capture = trace(model, read_arguments(model, data, {}), training=training)
     for one in pipeline(options or Options(), training=training):
         if name_of(one) == before:
@@ -40,7 +41,7 @@ def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor
     """A copy of the tensor of every placeholder."""
     held = {**capture.tensors, **inputs}
     return [
-        held[role.name].detach().clone().to(node.meta["val"].dtype)
+        held[role.name].detach().contiguous().clone().to(node.meta["val"].dtype)
         for node, role in capture.roles().items()
     ]
 
@@ -64,10 +65,14 @@ class _Recorder(fx.Interpreter):
             assert promised is not None, f"%{n.name} has no value"
             assert promised.dtype == result.dtype, f"%{n.name}: {promised.dtype}, {result.dtype}"
             assert promised.shape == result.shape, f"%{n.name}: {promised.shape}, {result.shape}"
-            written = n.op == "call_function" and n.target._schema.is_mutable
-            if self.strict and not written and result.numel() > 1:
-                strides = promised.stride(), result.stride()
-                assert strides[0] == strides[1], f"%{n.name}: strides {strides}"
+            schema = getattr(n.target, "_schema", None)
+            written = schema is not None and schema.is_mutable
+            if self.strict and not written:
+                layouts = [
+                    [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
+                    for t in (promised, result)
+                ]
+                assert layouts[0] == layouts[1], f"%{n.name}: strides {layouts}"
         return result
 
 
