@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.torch_private import mark_stepped
 from ipu_dynamo.capture.trace import Arguments, read_arguments
+from ipu_dynamo.checkpoints import follow_checkpoints
 from ipu_dynamo.driver import Compiled, batching, compile_model
-from ipu_dynamo.errors import InputError, IpuError
+from ipu_dynamo.errors import CompileError, InputError, IpuError
 from ipu_dynamo.expected import ExpectedArguments
 from ipu_dynamo.optimizers import Group, States, describe, export_state, import_state, refresh
 from ipu_dynamo.options import Options
@@ -66,12 +68,24 @@ class CompiledModel:
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         self._engine: Engine | None = None
+        self._stepped = False
+        self._changed_inputs: set[str] = set()  # inputs that the model changes in place
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
 
     @property
     def program(self) -> Program:
         """The program, once compiled."""
         return self._ready()[0].program
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a program yet."""
+        return self._executable is not None
+
+    @property
+    def has_newer_state(self) -> bool:
+        """Whether the program has made steps that the torch optimiser knows nothing of."""
+        return self._stepped
 
     @property
     def executable(self) -> Executable:
@@ -118,10 +132,14 @@ class CompiledModel:
                     f"{name} lies in other memory than when the program was compiled",
                     hint="change it in place (copy_, load_state_dict), or compile again",
                 )
-        if self.training and self._live:
+        if self._optimizer is not None and self._live:
             self._follow_optimizer()
+            mark_stepped(self._optimizer)
+            self._stepped = True
         names = compiled.input_names
         fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
+        if self._changed_inputs:
+            _refuse_shared_inputs(names, tensors, self._changed_inputs)
         results = executable(fed, [group.values for group in self._groups])
         for output in compiled.program.outputs:
             if output.mutates:
@@ -135,6 +153,7 @@ class CompiledModel:
         Raises:
             InputError: the update itself would differ: another rule, or other groups.
         """
+        self._training_optimizer()
         if self._compiled is not None:
             parameters = self._parameters()
             self._groups = refresh(self._groups, optimizer, parameters, read=self._describe)
@@ -151,8 +170,27 @@ class CompiledModel:
 
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
-        assert self._optimizer is not None, "only training has an optimiser"
-        export_state(self._states(), self._groups, self._optimizer, self._parameters())
+        optimizer = self._training_optimizer()
+        export_state(self._states(), self._groups, optimizer, self._parameters())
+        self._stepped = False
+
+    def write_optimizer_state(self) -> None:
+        """Take over the state that the torch optimiser holds, for instance from a checkpoint."""
+        optimizer = self._training_optimizer()
+        known = import_state(self._groups, optimizer, self._parameters())
+        compiled, executable = self._ready()
+        fresh = initial_tensors(compiled, known, private=True)
+        for update in updates(compiled.program):
+            for _, names in update.states:
+                for name in names:
+                    executable.tensor(name).copy_(fresh[name])
+        executable.reload_states()
+        self._stepped = False
+
+    def _training_optimizer(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            raise IpuError("the model was compiled for inference: it has no optimizer")
+        return self._optimizer
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)
@@ -176,6 +214,7 @@ class CompiledModel:
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
         engine = self._engine or make_engine(options.engine)
+        self._refuse_narrowed(compiled)
         known: States = {}
         if self._optimizer is not None and self._live:
             known = import_state(groups, self._optimizer, self._parameters())
@@ -192,6 +231,7 @@ class CompiledModel:
             threads=threads,
         )
         remember(compiled.program)
+        self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
         self._watched = [
             (name, given, given.data_ptr())
             for name, given in compiled.tensors.items()
@@ -199,6 +239,18 @@ class CompiledModel:
         ]
         self._engine, self._groups, self._expected = engine, groups, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
+
+    def _refuse_narrowed(self, compiled: Compiled) -> None:
+        """Raise when the program would compute on narrowed copies that nobody exchanges."""
+        for variable in compiled.program.variables:
+            given = compiled.tensors.get(variable.name)
+            moves = variable.kind in ("parameter", "buffer") and not self._own_weights
+            if given is not None and moves and given.dtype != variable.type.dtype:
+                raise CompileError(
+                    f"{variable.kind} {variable.name} is {given.dtype}, which is carried as "
+                    f"{variable.type.dtype} with narrow=True",
+                    hint="convert the model first, for instance with model.float()",
+                )
 
     def _follow_optimizer(self) -> None:
         """Take over new numbers from the optimiser's groups, as after a scheduler's step."""
@@ -264,7 +316,19 @@ def compile_training(
         for x, y in data:
             loss = step(x, y)
     """
-    return CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise CompileError(
+            f"training needs an optimizer, got {optimizer!r}",
+            hint="pass torch.optim.SGD, Adam, AdamW or RMSprop, or use compile_inference",
+        )
+    if loss is not None and not isinstance(loss, int):
+        raise CompileError(
+            f"loss is {loss!r}, not the index of a returned tensor",
+            hint="count the returned tensors from 0, nested ones in order",
+        )
+    step = CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
+    follow_checkpoints(step, optimizer)
+    return step
 
 
 def compile_inference(
@@ -289,6 +353,20 @@ def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
             leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
         leaves.append(leaf)
     return Arguments(tuple(leaves), given.spec, given.names)
+
+
+def _refuse_shared_inputs(
+    names: Sequence[str], tensors: Sequence[Tensor], changed: Collection[str]
+) -> None:
+    """Raise when an input that the model changes in place shares memory with another one."""
+    owner: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if other != name and (name in changed or other in changed):
+            raise InputError(
+                f"inputs {other} and {name} share memory, and the model changes one in place",
+                hint="pass a clone of one of them",
+            )
 
 
 def _seed(program: Program) -> int:

@@ -132,6 +132,8 @@ class Options:
                 raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise OptionError(f"option workers is {self.workers!r}; it counts from 1, or is None")
         if self.replicas % self.input_group_size:
             raise OptionError(
                 f"option input_group_size is {self.input_group_size}; it must divide the "

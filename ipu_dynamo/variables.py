@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.driver import Compiled
+from ipu_dynamo.errors import InputError
 from ipu_dynamo.optimizers import States
 from ipu_dynamo.program import Program, Update
 
@@ -36,6 +37,7 @@ def updates(program: Program) -> list[Update]:
 
 def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     types = {variable.name: variable.type for variable in program.variables}
+    _refuse_unequal_counts(program, known)
     states: dict[str, Tensor] = {}
     for update in updates(program):
         specs = {spec.name: spec for spec in update.rule.state_names()}
@@ -48,3 +50,26 @@ def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict
                 if state in known.get(parameter, {}):
                     states[name].copy_(known[parameter][state])
     return states
+
+
+def _refuse_unequal_counts(program: Program, known: States) -> None:
+    """Raise when parameters that share a step counter come with different counts.
+
+    Raises:
+        InputError: some parameters have made more steps than others of their update.
+    """
+    for update in updates(program):
+        for spec in update.rule.state_names():
+            if spec.shape != "scalar" or update.rule.kind == "rmsprop":
+                continue  # torch counts RMSprop's steps, too, but no equation reads the count
+            counts = {
+                name: float(known.get(name, {}).get(spec.name, torch.tensor(spec.initial)))
+                for name in update.parameters
+            }
+            if len(set(counts.values())) > 1:
+                least, *_, most = sorted(counts, key=counts.__getitem__)
+                raise InputError(
+                    f"the optimizer's state {spec.name} is {counts[most]:g} for {most} and "
+                    f"{counts[least]:g} for {least}, which are updated together",
+                    hint="put those with fewer steps into a parameter group of their own",
+                )

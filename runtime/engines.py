@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.runtime.inductor_faults import miscompiled
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,15 @@ class InductorEngine:
             torch.zeros(()).new_empty(0) if value is None else _example(value)
             for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
         ]
-        if not function.operators:
+        fault = miscompiled(function.graph.graph)
+        if fault is not None:
+            log.warning(
+                "@%s runs on the eager engine: Inductor of this PyTorch gets %%%s wrong (%s)",
+                function.name,
+                fault.name,
+                source_line(fault),
+            )
+        if fault is not None or not function.operators:
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
         with _compiling:

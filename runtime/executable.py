@@ -57,6 +57,12 @@ class Executable:
         self.program, self.batching = program, batching
         self.seed, self.calls = seed, 0
         self.timeline: Timeline | None = None
+        self._parameter_updates: list[ParameterUpdate] = []
+        self._unshared = [
+            variable.name
+            for variable in program.variables
+            if not variable.replicated and variable.kind != "accumulator"
+        ]
         cut = sections(program)
         loop = cut.loop
         self._slots = number_slots(program)
@@ -71,6 +77,7 @@ class Executable:
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
         self._updates = self._prepare_updates(cut.after)
+        self._versions = self._own_versions()
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -83,6 +90,20 @@ class Executable:
             if not variable.replicated and variable.kind != "accumulator":
                 for replica in range(1, self.batching.replicas):
                     self.tensor(variable.name, replica).copy_(self.tensor(variable.name))
+
+    def _own_versions(self) -> list[int]:
+        """How often the first replica's own tensors were written, as torch counts."""
+        return [self.tensor(name)._version for name in self._unshared]
+
+    def _spread_changes(self) -> None:
+        """Give all replicas what the user wrote into the first one's tensors meanwhile."""
+        if self._unshared and self._own_versions() != self._versions:
+            self.spread()
+
+    def reload_states(self) -> None:
+        """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
+        for step in self._parameter_updates:
+            step.reload()
 
     def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
         """Run one call.
@@ -99,6 +120,7 @@ class Executable:
             ExecutionError: an operator failed. The program can be called again; parameters and
                 optimiser state are those after the last complete step.
         """
+        self._spread_changes()
         streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
         chunks = [streams[receive.stream] for receive in self._receives]
         batching = self.batching
@@ -115,6 +137,7 @@ class Executable:
                 self._clear_accumulators()
                 raise
         self.calls += 1
+        self._versions = self._own_versions()
         return {
             output.name: join(output, [v for v in values if v is not None], batching)
             for output, values in zip(self.program.outputs, collected, strict=True)
@@ -230,6 +253,7 @@ class Executable:
             scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
             zero_gradients=instruction.clear,
         )
+        self._parameter_updates.append(step)
         group = instruction.group
         others = [
             self.tensor(name, replica)

@@ -281,3 +281,8 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Tell learning-rate schedulers that a step was made, as `optimizer.step()` would."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from ipu_dynamo.testing import (
     options_for,
     recipes,
 )
+from ipu_dynamo.testing.kinds import KINDS
 from tests.properties.running import ENGINES, draw_placement, outcome
 
 NOWHERE = Placement()
@@ -37,6 +39,20 @@ def test_placement_changes_no_bit(recipe, training, data):
     placed = outcome(recipe, placement, options, training=training)
     plain = outcome(recipe, NOWHERE, replace(options, strategy=Strategy()), training=training)
     assert_same_bits(placed, plain)
+
+
+@given(
+    recipe=recipes(dtypes=[torch.float32], kinds=KINDS.keys() - {"count", "batch_norm"}),
+    training=st.booleans(),
+    data=st.data(),
+)
+def test_narrow_integers_change_no_number(recipe, training, data):
+    """Narrow integers hold what the models count, but a program cannot change integer buffers."""
+    placement = draw_placement(data, recipe)
+    options = data.draw(options_for(placement=placement, training=training))
+    wide = outcome(recipe, placement, options, training=training)
+    narrow = outcome(recipe, placement, replace(options, narrow=True), training=training)
+    assert_close(narrow, wide, same_dtype=False)
 
 
 @pytest.mark.inductor

@@ -135,3 +135,21 @@ def test_inductor_keeps_memory_layouts_between_stages():
 def test_function_without_operators_is_not_compiled_by_inductor():
     x = torch.randn(2)
     assert_same_bits(compile_inference(lambda x, y: (x, y), Options("inductor"))(x, x), (x, x))
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("values", [lambda h: h, lambda h: 2 * h.relu(), lambda h: h[[1, 0, 2]]])
+def test_adding_rows_of_a_value_to_itself_is_right_on_inductor(values):
+    """Inductor of PyTorch 2.13 alone overwrites what it still has to read."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 3), torch.randn(3, 3)
+    index = torch.tensor([1, 1, 0])
+
+    def model(x, weight):
+        h = x @ weight
+        rows = h.index_add(0, index, values(h))
+        return rows @ weight, x.t() @ rows
+
+    run = compile_inference(model, Options("inductor"))
+    for found, expected in zip(run(x, weight), model(x, weight), strict=True):
+        torch.testing.assert_close(found, expected)

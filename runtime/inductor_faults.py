@@ -1,0 +1,64 @@
+"""Recognise graphs that Inductor compiles wrongly, so that another engine runs them.
+
+PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is still read
+from it; plain torch.compile computes the same wrong numbers.
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_SCATTERS = {  # operator -> position of the values that it writes
+    aten.index_add.default: 3,
+    aten.index_copy.default: 3,
+    aten.index_put.default: 2,
+    aten.index_reduce.default: 3,
+    aten.scatter.src: 3,
+    aten.scatter_add.default: 3,
+    aten.scatter_reduce.two: 3,
+}
+_READ_IN_PLACE = {aten.gather.default, aten.index.Tensor, aten.index_select.default}
+
+
+def miscompiled(graph: fx.Graph) -> fx.Node | None:
+    """The first operator that would read what it has already overwritten, or None."""
+    nodes: list[fx.Node] = list(graph.nodes)
+    for node in nodes:
+        place = _SCATTERS.get(node.target)
+        if place is not None and len(node.args) > place:
+            written, values = node.args[0], node.args[place]
+            if isinstance(values, fx.Node) and _base(written) in _read_by(values):
+                return node
+    return None
+
+
+def _read_by(values: fx.Node) -> set[object]:
+    """Nodes that are read element by element where `values` is needed."""
+    found: set[fx.Node] = set()
+    waiting = [values]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        target = node.target
+        inlined = target is operator.getitem or (
+            isinstance(target, torch._ops.OpOverload)
+            and (target.is_view or torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
+        )
+        if inlined:
+            waiting += node.all_input_nodes
+    return {_base(node) for node in found}
+
+
+def _base(node: object) -> object:
+    """The tensor that a view looks at."""
+    while (
+        isinstance(node, fx.Node)
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target.is_view
+    ):
+        node = node.args[0]
+    return node
