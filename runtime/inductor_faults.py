@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
-_SCATTERS = {  # operator -> position of the values that it writes
+_SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
     aten.index_add.default: 3,
     aten.index_copy.default: 3,
     aten.index_put.default: 2,
