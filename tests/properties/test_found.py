@@ -1,0 +1,42 @@
+"""Keep the smallest cases of what drawn models have found."""
+
+import pytest
+
+from ipu_dynamo import Options
+from ipu_dynamo.testing import Placement, Recipe, Step
+from tests.properties.running import ENGINES, halves, infer, train
+
+NOWHERE = Placement()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_returned_value_may_be_expanded(engine):
+    recipe = Recipe(returns=("last", "expanded"))
+    train(recipe, NOWHERE, Options(engine=engine))
+    infer(recipe, NOWHERE, Options(engine=engine))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_may_be_added_to_their_own_tensor(engine):
+    recipe = Recipe(steps=(Step("linear"), Step("add_rows")))
+    assert recipe.data(1, seed=1)[1]["ids"].tolist() == [1, 1]
+    train(recipe, NOWHERE, Options(engine=engine))
+
+
+def test_a_returned_integer_buffer_that_changes_comes_back_every_time():
+    recipe = Recipe(steps=(Step("count"),), returns=("buffer",), exact=True)
+    options = Options(engine="eager", gradient_accumulation=2, replicas=2, output_mode="all")
+    train(recipe, NOWHERE, options, optimizer=halves, steps=1, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("orthogonal", [False, True])
+def test_the_first_replica_of_a_group_changes_the_input(orthogonal):
+    recipe = Recipe(steps=(Step("change"),), exact=True)
+    options = Options(
+        engine="eager",
+        gradient_accumulation=2,
+        replicas=4,
+        input_group_size=2,
+        input_groups_orthogonal=orthogonal,
+    )
+    train(recipe, NOWHERE, options, optimizer=halves, steps=1, rtol=0, atol=0)
