@@ -25,6 +25,7 @@ from ipu_dynamo.capture.torch_private import (
 from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs, refuse_sparse
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.carry_stages import read_stages, write_stages
+from ipu_dynamo.passes.insert import call
 
 aten = torch.ops.aten
 
@@ -45,8 +46,7 @@ class _Replay(nn.Module):
         if not self.training_pass:
             return tuple(results)
         loss, *returned = results
-        scalar = loss if loss.dim() == 0 else loss.sum()
-        return (scalar, *[value.detach() for value in returned])
+        return (loss, *[value.detach() for value in returned])
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,13 @@ class Differentiate:
         if capture.training:
             assert capture.loss is not None, "the identity_loss pass runs before differentiate"
             _check_loss(capture, capture.loss)
+            capture.loss = _as_number(capture.graph.graph, capture.loss)
             capture.set_returned(
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
         refuse_graphs_in_graphs(capture.graph.graph)
+        _remove_idle_dropout(capture.graph.graph)
         write_stages(capture.graph.graph)
         joint = _export(capture)
         refuse_sparse(joint.graph)
@@ -80,6 +82,24 @@ class Differentiate:
         read_stages(capture)
         joint.recompile()
         return True
+
+
+def _as_number(graph: fx.Graph, loss: fx.Node) -> fx.Node:
+    """The sum of the loss: to differentiate it is to differentiate every element."""
+    if loss.meta["val"].dim() == 0:
+        return loss
+    with graph.inserting_before(graph.output_node()):
+        return call(graph, aten.sum.default, loss, origin=loss)
+
+
+def _remove_idle_dropout(graph: fx.Graph) -> None:
+    """Remove dropout that drops nothing: it returns its input, where AOTAutograd makes a copy,
+    so that a change in place of the result would not reach the input."""
+    for node in graph.find_nodes(op="call_function", target=aten.dropout.default):
+        source, probability, training = node.args
+        if probability == 0 or not training:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def _check_loss(capture: Capture, loss: fx.Node) -> None:

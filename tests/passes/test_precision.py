@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ipu_dynamo import compile_inference, compile_training
+from ipu_dynamo import CompiledModel, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.program.narrowing import NARROW
@@ -149,7 +149,8 @@ def test_training_in_narrow_types_is_that_in_float32(dtype):
     torch.manual_seed(0)
     ours, theirs = Counting().to(dtype), Counting()
     theirs.load_state_dict(ours.state_dict())
-    step = compile_training(ours, torch.optim.Adam(ours.parameters(), lr=0.1), NARROWED)
+    adam = torch.optim.Adam(ours.parameters(), lr=0.1)
+    step = CompiledModel(ours, Options(**NARROWED), optimizer=adam, own_weights=True)
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
     for _ in range(3):
         tokens, labels = torch.randint(0, 7, (6,)), torch.randint(0, 5, (6,))

@@ -40,3 +40,17 @@ def test_the_first_replica_of_a_group_changes_the_input(orthogonal):
         input_groups_orthogonal=orthogonal,
     )
     train(recipe, NOWHERE, options, optimizer=halves, steps=1, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_change_reaches_the_input_through_dropout_that_is_off(engine):
+    recipe = Recipe(steps=(Step("dropout"), Step("change", y=5)))
+    train(recipe, NOWHERE, Options(engine=engine))
+    infer(recipe, NOWHERE, Options(engine=engine))
+
+
+def test_the_sum_of_an_elementwise_loss_has_a_source_line():
+    recipe = Recipe(losses=("none",))
+    program = train(recipe, NOWHERE, Options(engine="eager")).program
+    operators = [n for function in program.functions for n in function.operators]
+    assert not [n for n in operators if n.all_input_nodes and not n.meta.get("stack_trace")]
