@@ -86,10 +86,9 @@ class Executable:
 
     def spread(self) -> None:
         """Copy the first replica's values to the variables that every replica has for itself."""
-        for variable in self.program.variables:
-            if not variable.replicated and variable.kind != "accumulator":
-                for replica in range(1, self.batching.replicas):
-                    self.tensor(variable.name, replica).copy_(self.tensor(variable.name))
+        for name in self._unshared:
+            for replica in range(1, self.batching.replicas):
+                self.tensor(name, replica).copy_(self.tensor(name))
 
     def _own_versions(self) -> list[int]:
         """How often the first replica's own tensors were written, as torch counts."""
@@ -136,8 +135,9 @@ class Executable:
             except BaseException:
                 self._clear_accumulators()
                 raise
+            finally:
+                self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
-        self._versions = self._own_versions()
         return {
             output.name: join(output, [v for v in values if v is not None], batching)
             for output, values in zip(self.program.outputs, collected, strict=True)

@@ -211,3 +211,33 @@ def test_reads_inputs_where_they_lie():
     data = torch.randn(8, 8)
     step(data)
     assert seen == [data[2 * i :].data_ptr() for i in range(4)]
+
+
+def test_a_failure_leaves_every_replica_its_own_buffers():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            self.total.add_(x[:, 1].sum())
+            h = self.layer(x * trip(x))
+            return F.mse_loss(h, x), self.total * 1
+
+    step = step_of(Counting(), 1, replicas=2, strategy=Strategy())
+    data = torch.zeros(4, 8)
+    data[:2, 1], data[2:, 1] = 1.0, 10.0  # the first replica counts 2 per call, the second 20
+    assert step(data)[1].tolist() == [2, 20]
+    marked = data.clone()
+    marked[2, 0] = 77  # the second replica fails, after the first has counted
+    fails_at[:] = [77]
+    try:
+        with pytest.raises(ExecutionError, match="tripped"):
+            step(marked)
+    finally:
+        fails_at.clear()
+    first, second = step.executable.tensor("total", 0), step.executable.tensor("total", 1)
+    before = first.item(), second.item()
+    assert before[1] != before[0]
+    assert step(data)[1].tolist() == [before[0] + 2, before[1] + 20]
