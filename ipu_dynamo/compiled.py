@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import Model
-from ipu_dynamo.capture.torch_private import mark_stepped
+from ipu_dynamo.capture.torch_private import mark_stepped, outside_modes
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.checkpoints import follow_checkpoints
 from ipu_dynamo.driver import Compiled, batching, compile_model
@@ -213,7 +213,7 @@ class CompiledModel:
         compiled = compile_model(
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
-        engine = self._engine or make_engine(options.engine)
+        engine = self._engine or make_engine(options.stage_engine)
         self._refuse_narrowed(compiled)
         known: States = {}
         if self._optimizer is not None and self._live:
@@ -272,7 +272,7 @@ class CompiledModel:
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
         compiled, executable = self._ready()
-        with torch.no_grad():
+        with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
             for variable in compiled.program.variables:
                 if variable.kind not in ("parameter", "buffer"):
                     continue

@@ -14,6 +14,8 @@ _CHOICES = {
     "output_mode": ("default", "all", "every", "final", "sum"),
     "reduction": ("mean", "sum"),
     "mean_strategy": ("post", "running", "post_and_loss"),
+    "partials": ("float", "half"),
+    "convolution_partials": ("float", "half"),
 }
 _COUNTS = (
     "device_iterations",
@@ -21,6 +23,7 @@ _COUNTS = (
     "replicas",
     "input_group_size",
     "return_period",
+    "partials_chunk",
 )
 
 
@@ -62,6 +65,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale": (int, float),
     "strategy": Strategy,
     "narrow": bool,
+    "floating_point_exceptions": bool,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
 }
@@ -90,6 +94,12 @@ class Options:
         strategy: how blocks become stages.
         narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
             integer parameters and buffers as constants, as PopTorch does.
+        partials, convolution_partials: precision of the partial sums of products, and of
+            convolutions, of halves. `half` cuts the reduction into chunks of `partials_chunk`
+            elements, sums each in float32 and adds the chunks' sums in float16, rounding each time.
+        partials_chunk: elements in a chunk, at least 16.
+        floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
+            or a comparison with nan, and name the operator. Stages then run on the eager engine.
         workers: at most so many threads run the IPUs of a pipelined strategy side by side; one
             runs micro-batch by micro-batch. None: one for each IPU of every replica, as far as
             there are cores, and one in all where stages are too small to gain from more. The
@@ -114,6 +124,10 @@ class Options:
     loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
     narrow: bool = False
+    partials: Literal["float", "half"] = "float"
+    convolution_partials: Literal["float", "half"] = "float"
+    partials_chunk: int = 64
+    floating_point_exceptions: bool = False
     workers: int | None = None
     seed: int | None = None
 
@@ -132,6 +146,8 @@ class Options:
                 raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
+        if self.partials_chunk < 16:
+            raise OptionError(f"option partials_chunk is {self.partials_chunk}; it is at least 16")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise OptionError(f"option workers is {self.workers!r}; it counts from 1, or is None")
         if self.replicas % self.input_group_size:
@@ -162,6 +178,11 @@ class Options:
                 near = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(known)
                 raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
         return cls(**given)
+
+    @property
+    def stage_engine(self) -> Engine:
+        """The engine that stages run on: checks between operators keep these apart."""
+        return "eager" if self.floating_point_exceptions else self.engine
 
     @property
     def input_groups(self) -> int:

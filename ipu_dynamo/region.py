@@ -82,7 +82,7 @@ def compile_region(
     specialise(gm, examples)
     markers = read_markers(gm)
     _warn_of_break(gm, markers)
-    engine = make_engine(options.engine)
+    engine = make_engine(options.stage_engine)
     region = _Region(
         roles=describe_inputs(gm, examples),
         ipus=_place(gm, options),
@@ -133,7 +133,7 @@ class _Region:
             capture.ipus, capture.homes = self.ipus, self.homes
             capture.alone = None if kind == "inference" else kind
             self.seen |= {node.name: role for node, role in capture.roles().items()}
-            program = lower(capture, self.options, passes=lone_pipeline())
+            program = lower(capture, self.options, passes=lone_pipeline(self.options))
             self.homes |= {variable.name: variable.ipu for variable in program.variables}
             remember(program)
             log.debug("%s", program)

@@ -9,12 +9,23 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.torch_private import fake_mode_of
 
+aten = torch.ops.aten
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
 
 
-def call(graph: fx.Graph, target: Any, *args: Any, origin: fx.Node, **kwargs: Any) -> fx.Node:
-    """Insert a call at the graph's insertion point, placed and blamed where `origin` is."""
-    node = graph.call_function(target, args, kwargs)
+def call(
+    graph: fx.Graph,
+    target: Any,
+    *args: Any,
+    origin: fx.Node,
+    name: str | None = None,
+    **kwargs: Any,
+) -> fx.Node:
+    """Insert a call at the graph's insertion point, placed and blamed where `origin` is.
+
+    `name` is what the node is called, with a number behind it if that is taken.
+    """
+    node = graph.create_node("call_function", target, args, kwargs, name)
     node.meta = {key: origin.meta[key] for key in _INHERITED if key in origin.meta}
     node.meta["val"] = evaluate(node, origin)
     return node
@@ -27,3 +38,20 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
     known += [origin.meta["val"]] if origin is not None else []
     with fake_mode_of(known), torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
+    """Turn `node` into this call; it keeps its name, its place and the layout of its result."""
+    before = node.meta["val"]
+    node.target, node.args, node.kwargs = target, args, kwargs
+    after = evaluate(node)
+    node.meta["val"] = after
+    if after.stride() == before.stride():
+        return
+    with node.graph.inserting_before(node):
+        made = call(node.graph, target, *args, origin=node, name=f"{node.name}_dense", **kwargs)
+        size, stride = list(before.shape), list(before.stride())
+        options = {"dtype": after.dtype, "device": after.device}
+        empty = call(node.graph, aten.empty_strided.default, size, stride, origin=node, **options)
+    node.target, node.args, node.kwargs = aten.copy.default, (empty, made), {}
+    node.meta["val"] = evaluate(node)

@@ -11,6 +11,9 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import UpdateGroup, emit
+from ipu_dynamo.passes.float_products import float_products
+from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
+from ipu_dynamo.passes.half_partials import HalfPartials
 from ipu_dynamo.passes.identity_loss import IdentityLoss
 from ipu_dynamo.passes.partition import Accumulation, Partition
 from ipu_dynamo.passes.place_gradients import place_gradients
@@ -38,12 +41,22 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         round_scalars,
         random_streams,
         place_gradients,
+        _half_partials(options),
+        float_products,
+        FloatingPointExceptions(options.floating_point_exceptions),
     )
 
 
-def lone_pipeline() -> tuple[Pass, ...]:
+def lone_pipeline(options: Options) -> tuple[Pass, ...]:
     """The passes for a graph that was placed and differentiated outside, by AOTAutograd."""
-    return (read_stages, round_scalars, place_gradients)
+    return (
+        read_stages,
+        round_scalars,
+        place_gradients,
+        _half_partials(options),
+        float_products,
+        FloatingPointExceptions(options.floating_point_exceptions),
+    )
 
 
 def lower(
@@ -96,6 +109,14 @@ def _start_gradient(options: Options) -> float:
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale
+
+
+def _half_partials(options: Options) -> HalfPartials:
+    return HalfPartials(
+        options.partials_chunk,
+        matmuls=options.partials == "half",
+        convolutions=options.convolution_partials == "half",
+    )
 
 
 def _accumulation(options: Options) -> Accumulation:

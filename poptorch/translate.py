@@ -36,6 +36,8 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
     _check_period(options)
     reduction = options.Training.accumulation_and_replication_reduction_type
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
+    settings = options._Popart.options
+    convolutions = settings.get("convolutionOptions", {})
     return core.Options(
         device_iterations=options.device_iterations,
         gradient_accumulation=options.Training.gradient_accumulation,
@@ -49,6 +51,10 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
         strategy=core_strategy(options),
         narrow=True,
         loss_scale=loss_scale,
+        partials=settings.get("partialsTypeMatMuls", "float"),
+        convolution_partials=convolutions.get("partialsType", "float"),
+        partials_chunk=settings.get("partialsChunk", 64),
+        floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         seed=options.random_seed if options.exists("random_seed") else None,
     )
 

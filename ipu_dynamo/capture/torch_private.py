@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.proxy import _register_stack_trace_anchor as quote_source_of
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -58,6 +59,7 @@ __all__ = [
     "key_text",
     "marked_dynamic",
     "mkldnn_enabled",
+    "outside_modes",
     "outside_tracing",
     "pytree",
     "quote_source_of",

@@ -25,7 +25,6 @@ class Effect(StrEnum):
 # work.
 REFUSED = {
     "automaticLossScalingSettings.enabled": "Training.setAutomaticLossScaling",
-    "enableFloatingPointChecks": "Precision.enableFloatingPointExceptions",
     "enableStochasticRounding": "Precision.enableStochasticRounding",
 }
 _REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in REFUSED)])
@@ -35,7 +34,6 @@ _REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in
 # that makes it work.
 PENDING = _REFUSED_ACCESSORS | frozenset(
     {
-        "Precision.setPartialsType",
         "TensorLocationSettings.minElementsForOffChip",
         "TensorLocationSettings.minElementsForReplicatedTensorSharding",
         "TensorLocationSettings.useIOTilesToLoad",
@@ -52,7 +50,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
         "_Popart.automaticLossScalingSettings.updatePeriod",
         "_Popart.cachePath",
-        "_Popart.convolutionOptions",
         "_Popart.defaultPrefetchBufferingDepth",
         "_Popart.enableEngineCaching",
         "_Popart.enableOutlining",
@@ -60,8 +57,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
         "_Popart.engineOptions",
         "_Popart.instrumentWithHardwareCycleCounter",
         "_Popart.numIOTiles",
-        "_Popart.partialsChunk",
-        "_Popart.partialsTypeMatMuls",
         "_Popart.saveInitializersToFile",
         "_Popart.setEngineOptions",
         "_Popart.syntheticDataMode",

@@ -1,7 +1,9 @@
 """Check wrapping, weights on both sides, and what happens after a failure."""
 
 import copy
+import gc
 import pickle
+import sys
 
 import pytest
 import torch
@@ -231,3 +233,25 @@ def test_compile_hooks_run_in_order_also_around_failures():
     assert calls == ["before", "trace", "after", "before", "after", "trace"]
     with pytest.raises(RuntimeError, match="Pre-compile hook must be callable"):
         poptorch.registerPreCompileHook(None)
+
+
+def test_an_executor_that_is_freed_while_another_model_is_traced_brings_its_weights_home():
+    trained = Weighted()
+    held = [trainer(trained)]
+    held[0](ONE)
+    held[0].itself = held[0]  # a cycle, which only the garbage collector finds
+
+    class Freeing(nn.Module):
+        def forward(self, x):
+            held.clear()
+            gc.collect()
+            return x + 1
+
+    raised = []
+    hook, sys.unraisablehook = sys.unraisablehook, raised.append
+    try:
+        assert poptorch.inferenceModel(Freeing())(ONE) == 2
+    finally:
+        sys.unraisablehook = hook
+    assert not raised
+    assert trained.w != Weighted().w

@@ -1,0 +1,69 @@
+"""Define the operator that stops a program at a floating-point exception.
+
+Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions";
+IEEE 754, section 7, for what an exception is.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.fx.node import has_side_effect
+
+Kind = Literal["elementwise", "division", "comparison", "whole"]
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define(
+    "check_floating_point(Tensor result, Tensor[] operands, float[] numbers, str kind, "
+    "str operator) -> ()"
+)
+
+
+def _check(
+    result: Tensor, operands: Sequence[Tensor], numbers: Sequence[float], kind: Kind, operator: str
+) -> None:
+    """Raise if `operator`, which made `result`, met what its operands do not account for.
+
+    Args:
+        operands: the floating-point tensors that it read.
+        numbers: the Python numbers that it read.
+        kind: `elementwise` and `division` hold every element against its own operands,
+            `comparison` only asks for nan, `whole` holds all elements against all operands.
+
+    Raises:
+        FloatingPointError: nan from no nan (invalid operation), infinity from finite operands
+            (overflow, or division by zero), division by zero, or comparison with nan.
+    """
+    problem = _problem(result, [*operands, *map(torch.tensor, numbers)], kind)
+    if problem:
+        raise FloatingPointError(f"{operator}: {problem}")
+
+
+def _problem(result: Tensor, values: Sequence[Tensor], kind: Kind) -> str:
+    if kind == "comparison":
+        return "comparison with nan" if any(value.isnan().any() for value in values) else ""
+    if kind == "division" and ((values[1] == 0) & ~values[0].isnan()).any():
+        return "division by zero"
+    if result.isfinite().all():
+        return ""
+    nan = infinite = torch.tensor(False)
+    for value in values:
+        was_nan, was_infinite = value.isnan(), value.isinf()
+        nan = nan | (was_nan.any() if kind == "whole" else was_nan)
+        infinite = infinite | (was_infinite.any() if kind == "whole" else was_infinite)
+    if (result.isnan() & ~nan).any():
+        return "invalid operation, the result is nan"
+    if (result.isinf() & ~infinite & ~nan).any():
+        return "overflow or division by zero, the result is infinite"
+    return ""
+
+
+def _nothing(*_: object) -> None:
+    """Shapes alone raise nothing."""
+
+
+_library.impl("check_floating_point", _check, "CompositeExplicitAutograd")
+_library.impl("check_floating_point", _nothing, "Meta")
+check = torch.ops.ipu.check_floating_point.default
+has_side_effect(check)

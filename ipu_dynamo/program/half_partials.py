@@ -1,0 +1,190 @@
+"""Define products and convolutions of halves whose partial sums are kept in half precision.
+
+The reduction is cut into chunks of K elements: inside a chunk products are summed in float32, the
+sum of a chunk is rounded to float16, and these partials are added in order in float16, rounding
+each time. With P chunks and partial sums of at most S in magnitude the result is within
+(P - 1) * 2**-11 * S + 2**-11 * S of the sum of the float32 chunks. This approximates the machine,
+whose steps are finer.
+
+Source: PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define("half_partials_matmul(Tensor a, Tensor b, int chunk) -> Tensor")
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, int groups, int chunk"
+_library.define(f"half_partials_conv(Tensor x, Tensor weight, {_GEOMETRY}) -> Tensor")
+for _name, _other in (("input", "weight"), ("weight", "x")):
+    _library.define(
+        f"half_partials_conv_{_name}(SymInt[] shape, Tensor gradient, Tensor {_other}, "
+        f"{_GEOMETRY}) -> Tensor"
+    )
+Sizes = Sequence[int]
+
+
+def _matmul(a: Tensor, b: Tensor, chunk: int) -> Tensor:
+    """The product of f16[..., m, k] and f16[..., k, n], f16[..., m, n]."""
+    depth = a.shape[-1]
+    total = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+    wide_a, wide_b = a.float(), b.float()
+    partial = torch.empty(total.shape, dtype=torch.float32, device=a.device)
+    for start in range(0, depth, chunk):
+        size = min(chunk, depth - start)
+        torch.matmul(wide_a.narrow(-1, start, size), wide_b.narrow(-2, start, size), out=partial)
+        if start == 0:
+            total.copy_(partial)
+        else:
+            total.add_(partial.half())
+    return total
+
+
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    chunk: int,
+) -> Tensor:
+    """The convolution of f16[n, c, ...] with f16[o, c / groups, ...]."""
+    columns, out = _columns(_padded(x, padding), weight.shape[2:], stride, dilation, groups)
+    kernel = weight.reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2)
+    result = _matmul(columns, kernel, chunk)  # [groups, n * out, o / groups]
+    return _channels_first(result, x.shape[0], out)
+
+
+def _conv_input(
+    shape: Sizes,
+    gradient: Tensor,
+    weight: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    chunk: int,
+) -> Tensor:
+    """What a convolution gives to its input of `shape`: one of the spread gradient, with the
+    kernel turned around."""
+    n, o, *places = gradient.shape
+    kernel = weight.shape[2:]
+    spread = gradient.new_zeros(
+        (n, o, *[(p - 1) * s + 1 for p, s in zip(places, stride, strict=True)])
+    )
+    every: tuple[Any, ...] = (..., *[slice(None, None, s) for s in stride])
+    spread[every] = gradient
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    after = [
+        size + d * (k - 1) - have - first
+        for size, d, k, have, first in zip(
+            shape[2:], dilation, kernel, spread.shape[2:], before, strict=True
+        )
+    ]
+    pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+    around = torch.nn.functional.pad(spread, pads)
+    turned = weight.flip(list(range(2, weight.dim())))
+    turned = turned.reshape(groups, o // groups, -1, *kernel).transpose(1, 2)
+    turned = turned.reshape(-1, o // groups, *kernel)
+    none = [0] * len(kernel)
+    return _conv(around, turned, [1] * len(kernel), none, dilation, groups, chunk)
+
+
+def _conv_weight(
+    shape: Sizes,
+    gradient: Tensor,
+    x: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    chunk: int,
+) -> Tensor:
+    """What a convolution gives to its weight of `shape`."""
+    columns, out = _columns(_padded(x, padding), shape[2:], stride, dilation, groups)
+    places = gradient.shape[0] * prod(out)
+    of_group = gradient.reshape(gradient.shape[0], groups, shape[0] // groups, -1)
+    left = of_group.permute(1, 2, 0, 3).reshape(groups, shape[0] // groups, places)
+    return _matmul(left, columns, chunk).reshape(*shape)
+
+
+def _padded(x: Tensor, padding: Sizes) -> Tensor:
+    return torch.nn.functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
+
+
+def _columns(
+    x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int
+) -> tuple[Tensor, list[int]]:
+    """What the kernel sees at every place, [groups, n * out, c / groups * kernel], and out."""
+    n, c, *sizes = x.shape
+    out = [
+        (size - d * (k - 1) - 1) // s + 1
+        for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
+    ]
+    x = x.contiguous()
+    steps = x.stride()[2:]
+    windows = x.as_strided(
+        (n, groups, c // groups, *out, *kernel),
+        (
+            x.stride(0),
+            x.stride(1) * (c // groups),
+            x.stride(1),
+            *[step * s for step, s in zip(steps, stride, strict=True)],
+            *[step * d for step, d in zip(steps, dilation, strict=True)],
+        ),
+    )
+    dims = len(out)
+    order = [1, 0, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims)]
+    return windows.permute(order).reshape(groups, n * prod(out), -1), out
+
+
+def _channels_first(result: Tensor, n: int, out: Sizes) -> Tensor:
+    """[groups, n * out, o / groups] as [n, o, *out]."""
+    groups, _, o = result.shape
+    return result.reshape(groups, n, prod(out), o).permute(1, 0, 3, 2).reshape(n, groups * o, *out)
+
+
+def _matmul_shape(a: Tensor, b: Tensor, chunk: int) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+
+def _conv_shape(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    chunk: int,
+) -> Tensor:
+    sizes = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(
+            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    return x.new_empty((x.shape[0], weight.shape[0], *sizes))
+
+
+def _given_shape(shape: Sizes, gradient: Tensor, *_: object) -> Tensor:
+    return gradient.new_empty(shape)
+
+
+for _name, _run, _shape in (
+    ("half_partials_matmul", _matmul, _matmul_shape),
+    ("half_partials_conv", _conv, _conv_shape),
+    ("half_partials_conv_input", _conv_input, _given_shape),
+    ("half_partials_conv_weight", _conv_weight, _given_shape),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    _library.impl(_name, _shape, "Meta")
+
+matmul = torch.ops.ipu.half_partials_matmul.default
+conv = torch.ops.ipu.half_partials_conv.default
+conv_input = torch.ops.ipu.half_partials_conv_input.default
+conv_weight = torch.ops.ipu.half_partials_conv_weight.default

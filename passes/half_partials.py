@@ -1,0 +1,170 @@
+"""Keep the partial sums of half products in half precision, chunk by chunk.
+
+Before   %y: f16[m,n] = aten.addmm(%bias, %a, %b)
+After    %p: f16[m,n] = ipu.half_partials_matmul(%a, %b, 64);  %y: f16[m,n] = aten.add(%p, %bias)
+Keeps    stages, source lines, shapes; products of float32. Values change, as the option asks:
+         `program/half_partials.py` says how, and how far they can be from the exact ones.
+Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.insert import become, call
+from ipu_dynamo.program import half_partials as ops
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class HalfPartials:
+    """The pass.
+
+    Args:
+        chunk: elements of the reduction whose products are summed in float32.
+        matmuls, convolutions: which products are meant.
+    """
+
+    chunk: int
+    matmuls: bool
+    convolutions: bool
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        wanted = [
+            *(_MATMULS if self.matmuls else ()),
+            *(_CONVOLUTIONS if self.convolutions else ()),
+        ]
+        products = plan(graph, wanted)
+        for node in products:
+            with graph.inserting_before(node):
+                _REWRITES[node.target](_Product(graph, node, self.chunk))
+        if products:
+            graph.eliminate_dead_code()
+            capture.graph.recompile()
+        return bool(products)
+
+
+def plan(graph: fx.Graph, operators: Collection[Any]) -> list[fx.Node]:
+    """The calls of `operators` on two halves. Reads the graph only."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target in operators and node.all_input_nodes[-1].meta["val"].dtype == torch.float16
+    ]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product and the operators that take its place."""
+
+    graph: fx.Graph
+    node: fx.Node
+    chunk: int
+
+    def op(self, target: Any, *args: Any) -> fx.Node:
+        return call(self.graph, target, *args, origin=self.node)
+
+    def become(self, target: Any, *args: Any) -> None:
+        become(self.node, target, *args)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return self.node.args
+
+    def argument(self, position: int, name: str, default: Any) -> Any:
+        args, kwargs = self.node.args, self.node.kwargs
+        return args[position] if position < len(args) else kwargs.get(name, default)
+
+
+def _matmul(p: _Product) -> None:
+    p.become(ops.matmul, *p.args[:2], p.chunk)
+
+
+def _added_matmul(p: _Product) -> None:
+    """beta * bias + alpha * (a @ b)."""
+    bias, a, b = p.args[:3]
+    beta, alpha = p.argument(3, "beta", 1), p.argument(4, "alpha", 1)
+    product = p.op(ops.matmul, a, b, p.chunk)
+    if alpha != 1:
+        product = p.op(aten.mul.Tensor, product, alpha)
+    if beta == 0:  # the bias counts for nothing, nan or not
+        p.become(aten.expand.default, product, list(p.node.meta["val"].shape))
+        return
+    if beta != 1:
+        bias = p.op(aten.mul.Tensor, bias, beta)
+    p.become(aten.add.Tensor, product, bias)
+
+
+def _matrix_by_vector(p: _Product) -> None:
+    a, b = p.args[:2]
+    column = p.op(aten.unsqueeze.default, b, 1)
+    p.become(aten.squeeze.dim, p.op(ops.matmul, a, column, p.chunk), 1)
+
+
+def _vector_by_vector(p: _Product) -> None:
+    a, b = p.args[:2]
+    row, column = p.op(aten.unsqueeze.default, a, 0), p.op(aten.unsqueeze.default, b, 1)
+    p.become(aten.view.default, p.op(ops.matmul, row, column, p.chunk), [])
+
+
+def _convolution(p: _Product) -> None:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = p.args
+    dims = len(weight.meta["val"].shape) - 2
+    geometry = (*_spread(dims, stride, padding, dilation), groups, p.chunk)
+    if transposed:
+        shape = list(p.node.meta["val"].shape)
+        product = p.op(ops.conv_input, shape, x, weight, *geometry)
+    else:
+        product = p.op(ops.conv, x, weight, *geometry)
+    if bias is None:
+        p.become(aten.clone.default, product)
+        return
+    size = bias.meta["val"].shape[0]
+    p.become(aten.add.Tensor, product, p.op(aten.view.default, bias, [size, *[1] * dims]))
+
+
+def _convolution_backward(p: _Product) -> None:
+    gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = p.args
+    dims = len(weight.meta["val"].shape) - 2
+    geometry = (*_spread(dims, stride, padding, dilation), groups, p.chunk)
+    shape, kernel = list(x.meta["val"].shape), list(weight.meta["val"].shape)
+    for part in list(p.node.users):
+        assert part.target is getitem, "only parts of several results can be read"
+        with p.graph.inserting_before(part):
+            if part.args[1] == 2:
+                become(part, aten.sum.dim_IntList, gradient, [0, *range(2, dims + 2)])
+            elif part.args[1] == 1:
+                pair = (x, gradient) if transposed else (gradient, x)
+                become(part, ops.conv_weight, kernel, *pair, *geometry)
+            elif transposed:
+                become(part, ops.conv, gradient, weight, *geometry)
+            else:
+                become(part, ops.conv_input, shape, gradient, weight, *geometry)
+
+
+def _spread(dims: int, *sizes: Any) -> list[list[int]]:
+    """A size for every dimension, where one stands for all."""
+    return [list(s) * dims if len(s) == 1 else list(s) for s in sizes]
+
+
+_Rewrite = Callable[[_Product], None]
+_MATMULS: dict[Any, _Rewrite] = {
+    aten.mm.default: _matmul,
+    aten.bmm.default: _matmul,
+    aten.addmm.default: _added_matmul,
+    aten.baddbmm.default: _added_matmul,
+    aten.mv.default: _matrix_by_vector,
+    aten.dot.default: _vector_by_vector,
+}
+_CONVOLUTIONS: dict[Any, _Rewrite] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}
+_REWRITES = _MATMULS | _CONVOLUTIONS
