@@ -16,9 +16,10 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.partition import MUTATED, Part, Partitioned, accumulator
+from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
 from ipu_dynamo.program import (
+    MUTATED,
     Call,
     Copy,
     Function,
@@ -37,6 +38,7 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
+from ipu_dynamo.program.constants import digest
 from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.program.values import Kind
 
@@ -209,7 +211,10 @@ class _Emitter:
                 kind: Kind = role.kind  # type: ignore[assignment]
                 own = options.replicas > 1 and role.name in self.changed
                 type_ = self.variable_type(role.name)
-                found.append(Variable(role.name, type_, kind, self.homes[role.name], not own))
+                tensor = self.capture.tensors[role.name]
+                values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
+                home = self.homes[role.name]
+                found.append(Variable(role.name, type_, kind, home, not own, digest=values))
         for part in self.partitioned.parts:
             for name in part.gradients:
                 type_ = self.variable_type(name)

@@ -23,10 +23,9 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.passes.place_gradients import slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
-from ipu_dynamo.program import Direction
+from ipu_dynamo.program import MUTATED, Direction
 
 aten = torch.ops.aten
-MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
 Accumulation = Literal["store", "sum", "running"]
 
 

@@ -155,13 +155,13 @@ def read_pass(
             placeholders.append(role)
         else:
             graph.graph.erase_node(node)  # a size, which is part of the program
-    for role, tensor in _lift_constants(capture):
-        placeholders.append(role)
-        flat.arguments.append(role.name)
-        flat.constants.append(tensor)
+    constants = dict(_lift_constants(capture))
+    placeholders += constants
+    flat.arguments += [role.name for role in constants]
+    flat.constants += constants.values()
     capture.placeholders = tuple(placeholders)
     capture.tensors = {
-        role.name: node.meta["val"]
+        role.name: constants.get(role, node.meta["val"])
         for node, role in capture.roles().items()
         if role.kind != "input"
     }

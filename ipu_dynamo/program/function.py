@@ -1,6 +1,7 @@
 """Hold the flat graph of a stage; equal graphs are one function, compiled once."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.program.graph_text import node_text
+from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.types import TensorType
 
 
@@ -20,8 +23,9 @@ class Function:
 
     Args:
         name: unique within the program.
-        key: digest of everything that decides what is computed: operators, their arguments, and
-            dtype, shape and stride of every input. Equal keys compute equal results.
+        key: digest of everything that decides what is computed: operators, their arguments, which
+            inputs are written, and dtype, shape, stride and device of every value. Equal keys
+            compute equal results.
         inputs, outputs: types in calling order.
         graph: the computation; not part of comparisons, `key` stands for it.
     """
@@ -67,15 +71,14 @@ def make_function(name: str, graph: fx.GraphModule) -> Function:
 
 
 def structural_key(graph: fx.GraphModule) -> str:
-    """A digest that ignores names: equal for graphs that compute the same from the same layout."""
+    """A digest of what `graph` computes from which layouts; names and source lines do not count."""
     number: dict[fx.Node, str] = {}
-    lines = []
+    text = partial(write, name_of=lambda node: number[node], otherwise=repr)
+    digest = sha256()
     for node in graph.graph.nodes:
-        args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(number[n]))
-        number[node] = f"%{len(number)}"
-        layout = _layout(node.meta.get("val")) if node.op == "placeholder" else ""
-        lines.append(f"{node.op} {node.target if node.op != 'placeholder' else ''} {args} {layout}")
-    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+        digest.update(f"{node_text(node, text, str)}\n".encode())
+        number[node] = str(len(number))
+    return digest.hexdigest()[:16]
 
 
 def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:
@@ -95,12 +98,6 @@ class _Reference(str):
 
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
-
-
-def _layout(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{TensorType.of(value)} stride {tuple(value.stride())} on {value.device.type}"
-    return repr(value)
 
 
 def _type_text(node: fx.Node) -> str:

@@ -14,6 +14,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
+from ipu_dynamo.program.types import DTYPES
+
 _CALL = re.compile(r"(\w+)\((.*)\)")
 
 
@@ -215,7 +217,6 @@ def _read(part: str) -> tuple[str, bool | torch.dtype]:
     name, given, value = part.partition("=")
     if not given:
         return name, True
-    dtype = getattr(torch, value, None)
-    if not isinstance(dtype, torch.dtype):
+    if value not in DTYPES:
         raise ValueError(f"not a dtype: {value!r} of {name}")
-    return name, dtype
+    return name, DTYPES[value]

@@ -1,11 +1,14 @@
 """Define the program: what passes emit, what the runtime executes, and what users read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from torch import Tensor
 
 from ipu_dynamo.program.function import Function
 from ipu_dynamo.program.instructions import Call, Copy, Instruction, Repeat, Send
+from ipu_dynamo.program.text import parse_text, write_text
 from ipu_dynamo.program.types import byte_text
 from ipu_dynamo.program.values import Input, Output, Variable
 
@@ -56,6 +59,22 @@ class Program:
         return "\n".join(
             [self._header(), *self._memory(), *self._streams(), *_body_lines(self.body, "  ")]
         )
+
+    def text(self) -> str:
+        """The full form, in ASCII: all of the program but the tensors of its variables."""
+        return write_text(self)
+
+    @classmethod
+    def parse(cls, text: str, constants: Mapping[str, Tensor] | None = None) -> Self:
+        """Inverse of `text`; nothing in it is run or imported.
+
+        Args:
+            constants: tensors by name, to be compared with those that the program was made with.
+
+        Raises:
+            ValueError: what is wrong, and in which line.
+        """
+        return parse_text(text, cls, constants)
 
     def __str__(self) -> str:
         functions = [f"{function}\n{function.listing()}" for function in self.functions]

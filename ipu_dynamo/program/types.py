@@ -21,8 +21,13 @@ _SHORT = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
-_LONG = {short: dtype for dtype, short in _SHORT.items()}
-_TEXT = re.compile(r"(\w+)\[([\d,]*)\]")
+DTYPES: dict[str, torch.dtype] = {  # by the name that torch prints, without `torch.`
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+_LONG = DTYPES | {short: dtype for dtype, short in _SHORT.items()}
+_TEXT = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,8 @@ class TensorType:
     def parse(cls, text: str) -> Self:
         """Inverse of `str`."""
         match = _TEXT.fullmatch(text)
-        dtype = match and (_LONG.get(match[1]) or getattr(torch, match[1], None))
-        if not match or not isinstance(dtype, torch.dtype):
+        dtype = _LONG.get(match[1]) if match else None
+        if match is None or dtype is None:
             raise ValueError(f"not a tensor type: {text!r}")
         return cls(dtype, tuple(int(size) for size in match[2].split(",") if size))
 

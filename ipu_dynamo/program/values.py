@@ -25,6 +25,7 @@ class Variable:
         ipu: its home.
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
+        digest: of the values, for a constant.
     """
 
     name: str
@@ -32,10 +33,12 @@ class Variable:
     kind: Kind
     ipu: int
     replicated: bool = True
+    digest: str = ""
 
     def __str__(self) -> str:
         own = "" if self.replicated else ", one per replica"
-        return f"{self.kind} %{self.name}: {self.type}  on ipu{self.ipu}{own}"
+        values = f", values {self.digest}" if self.digest else ""
+        return f"{self.kind} %{self.name}: {self.type}  on ipu{self.ipu}{own}{values}"
 
 
 @dataclass(frozen=True, slots=True)
