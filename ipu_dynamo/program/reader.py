@@ -136,7 +136,7 @@ class Reader:
         named: dict[str, Any] = {}
 
         def argument() -> None:
-            if self._tokens[self._next + 1] != ("sign", "="):
+            if self._tokens[self._next + 1 : self._next + 2] != [("sign", "=")]:
                 if named:
                     raise ValueError("an argument without a name follows one with a name")
                 positional.append(self.value())

@@ -151,6 +151,8 @@ def test_other_text_is_a_value_or_refused(text):
         ("1 2", "nothing may follow before 2"),
         ("os", "os is not a value"),
         ("torch.hub", "torch.hub is not a value"),
+        ("f(", "expected a value and found the end of the line"),
+        ("f(x=", "expected a value and found the end of the line"),
         ("f(1)", "these are no fields of f"),
         ("slice(1)", "these are no fields of slice"),
         ('device("ipu")', "not a device: 'ipu'"),
