@@ -65,6 +65,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale": (int, float),
     "strategy": Strategy,
     "narrow": bool,
+    "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
@@ -98,6 +99,8 @@ class Options:
             convolutions, of halves. `half` cuts the reduction into chunks of `partials_chunk`
             elements, sums each in float32 and adds the chunks' sums in float16, rounding each time.
         partials_chunk: elements in a chunk, at least 16.
+        stochastic_rounding: round results and weights in half precision up or down at random,
+            without bias; reproducible from `seed`.
         floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
             or a comparison with nan, and name the operator. Stages then run on the eager engine.
         workers: at most so many threads run the IPUs of a pipelined strategy side by side; one
@@ -127,6 +130,7 @@ class Options:
     partials: Literal["float", "half"] = "float"
     convolution_partials: Literal["float", "half"] = "float"
     partials_chunk: int = 64
+    stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
     workers: int | None = None
     seed: int | None = None

@@ -7,7 +7,7 @@ Source   PopTorch user guide, "Gradient accumulation" and "Output mode"; spec of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -200,6 +200,9 @@ class _Emitter:
                     for spec in group.rule.state_names()
                 )
                 update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+                halves = any(self.variable_type(n).dtype == torch.float16 for n in names)
+                if options.stochastic_rounding and halves:
+                    update = replace(update, rounding="stochastic")
                 result.append(update)
         return result
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ipu_dynamo.capture.capture import Capture, Pass
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.options import Options
+from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import UpdateGroup, emit
@@ -21,6 +21,7 @@ from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.round_scalars import round_scalars
+from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)
@@ -43,12 +44,22 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         place_gradients,
         _half_partials(options),
         float_products,
+        StochasticRounding(options.stochastic_rounding),
         FloatingPointExceptions(options.floating_point_exceptions),
     )
 
 
 def lone_pipeline(options: Options) -> tuple[Pass, ...]:
-    """The passes for a graph that was placed and differentiated outside, by AOTAutograd."""
+    """The passes for a graph that was placed and differentiated outside, by AOTAutograd.
+
+    Raises:
+        OptionError: for stochastic rounding, whose random stream such a program does not have.
+    """
+    if options.stochastic_rounding:
+        raise OptionError(
+            "option stochastic_rounding does not work through torch.compile; use "
+            "ipu_dynamo.compile_training or compile_inference"
+        )
     return (
         read_stages,
         round_scalars,

@@ -31,8 +31,11 @@ _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
 
 
 @dataclass
-class _Drawing:
-    """Operators that draw for one node; `number` is the node's position among random ones."""
+class Drawing:
+    """Operators that draw for one node; `number` is the node's position among random ones.
+
+    They go to the graph's insertion point.
+    """
 
     graph: fx.Graph
     key: fx.Node
@@ -41,6 +44,7 @@ class _Drawing:
     draws: int = 0
 
     def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Insert a call, placed and blamed where the node is."""
         return call(self.graph, target, *args, origin=self.node, **kwargs)
 
     def bits(self, shape: tuple[int, ...]) -> fx.Node:
@@ -100,7 +104,7 @@ class _Drawing:
         return self.op(aten._to_copy.default, value, dtype=dtype)
 
 
-def _dropout(d: _Drawing) -> tuple[fx.Node, ...]:
+def _dropout(d: Drawing) -> tuple[fx.Node, ...]:
     x, p, train = _completed(d.node.args, (None, None, None))
     value = _val(x)
     if train is False or p == 0.0:
@@ -113,14 +117,14 @@ def _dropout(d: _Drawing) -> tuple[fx.Node, ...]:
     return scaled, mask
 
 
-def _bernoulli_of(d: _Drawing) -> tuple[fx.Node, ...]:
+def _bernoulli_of(d: Drawing) -> tuple[fx.Node, ...]:
     """Probabilities are the elements of the first argument."""
     value = _val(d.node.args[0])
     drawn = d.op(aten.lt.Tensor, d.fraction(tuple(value.shape)), d.node.args[0])
     return (d.as_result(drawn),)
 
 
-def _bernoulli_p(d: _Drawing) -> tuple[fx.Node, ...]:
+def _bernoulli_p(d: Drawing) -> tuple[fx.Node, ...]:
     p = d.node.args[1] if len(d.node.args) > 1 else d.node.kwargs.get("p", 0.5)
     if isinstance(p, fx.Node):
         drawn = d.op(aten.lt.Tensor, d.fraction(_shape(d)), p)
@@ -129,21 +133,21 @@ def _bernoulli_p(d: _Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(drawn),)
 
 
-def _rand(d: _Drawing) -> tuple[fx.Node, ...]:
+def _rand(d: Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(d.result_fraction()),)
 
 
-def _randn(d: _Drawing) -> tuple[fx.Node, ...]:
+def _randn(d: Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(d.normal(_shape(d))),)
 
 
-def _uniform(d: _Drawing) -> tuple[fx.Node, ...]:
+def _uniform(d: Drawing) -> tuple[fx.Node, ...]:
     low, high = _completed(d.node.args[1:], (0.0, 1.0))
     span = d.op(aten.mul.Tensor, d.result_fraction(), high - low)
     return (d.as_result(d.op(aten.add.Tensor, span, low)),)
 
 
-def _normal(d: _Drawing) -> tuple[fx.Node, ...]:
+def _normal(d: Drawing) -> tuple[fx.Node, ...]:
     """Mean and deviation follow the tensor, or are tensors themselves."""
     numbers = [a for a in d.node.args if not isinstance(a, list | tuple)]
     if d.node.target in (aten.normal_functional.default,):
@@ -153,14 +157,14 @@ def _normal(d: _Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(d.op(aten.add.Tensor, scaled, mean)),)
 
 
-def _exponential(d: _Drawing) -> tuple[fx.Node, ...]:
+def _exponential(d: Drawing) -> tuple[fx.Node, ...]:
     rate = d.node.args[1] if len(d.node.args) > 1 else d.node.kwargs.get("lambd", 1.0)
     positive = d.op(aten.rsub.Scalar, d.fraction(_shape(d)), 1.0)
     scaled = d.op(aten.mul.Tensor, d.op(aten.log.default, positive), -1.0 / rate)  # type: ignore[operator]
     return (d.as_result(scaled),)
 
 
-def _randint(d: _Drawing) -> tuple[fx.Node, ...]:
+def _randint(d: Drawing) -> tuple[fx.Node, ...]:
     numbers = [a for a in d.node.args if isinstance(a, int)]
     low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
     if high - low > 1 << 24:
@@ -174,12 +178,12 @@ def _randint(d: _Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(d.op(aten.add.Tensor, whole, low)),)
 
 
-def _randperm(d: _Drawing) -> tuple[fx.Node, ...]:
+def _randperm(d: Drawing) -> tuple[fx.Node, ...]:
     order = d.op(aten.sort.stable, d.bits(_shape(d)), stable=True, dim=0)
     return (d.as_result(d.op(getitem, order, 1)),)
 
 
-def _multinomial(d: _Drawing) -> tuple[fx.Node, ...]:
+def _multinomial(d: Drawing) -> tuple[fx.Node, ...]:
     """Without replacement: the largest of weights over exponential numbers come first."""
     weights, count, replace = _completed(d.node.args, (None, 1, False))
     shape = tuple(_val(weights).shape)
@@ -197,7 +201,7 @@ def _multinomial(d: _Drawing) -> tuple[fx.Node, ...]:
     return (d.op(getitem, best, 1),)
 
 
-def _rrelu(d: _Drawing) -> tuple[fx.Node, ...]:
+def _rrelu(d: Drawing) -> tuple[fx.Node, ...]:
     """Slopes of negative elements are uniform; gives the result and the slopes."""
     x, noise, low, high, train = _completed(d.node.args, (None, None, 0.125, 1 / 3, False))
     if not train:
@@ -209,7 +213,7 @@ def _rrelu(d: _Drawing) -> tuple[fx.Node, ...]:
     return d.op(aten.mul.Tensor, x, slopes), slopes
 
 
-_DRAW: dict[Any, Callable[[_Drawing], tuple[fx.Node, ...]]] = {
+_DRAW: dict[Any, Callable[[Drawing], tuple[fx.Node, ...]]] = {
     aten.native_dropout.default: _dropout,
     aten.bernoulli.default: _bernoulli_of,
     aten.bernoulli.p: _bernoulli_p,
@@ -260,7 +264,7 @@ def random_streams(capture: Capture) -> bool:
     nodes = plan(capture.graph.graph)
     if not nodes:
         return False
-    key = _key_input(capture)
+    key = key_input(capture)
     graph = capture.graph.graph
     for number, node in enumerate(nodes):
         draw = _DRAW.get(node.target)
@@ -271,16 +275,19 @@ def random_streams(capture: Capture) -> bool:
                 hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
             )
         with graph.inserting_before(node):
-            results = draw(_Drawing(graph, key, node, number))
+            results = draw(Drawing(graph, key, node, number))
         _replace(graph, node, results)
     graph.eliminate_dead_code()
     capture.graph.recompile()
     return True
 
 
-def _key_input(capture: Capture) -> fx.Node:
-    """Add the input for the key after the other placeholders."""
+def key_input(capture: Capture) -> fx.Node:
+    """The input for the key; added after the other placeholders if there is none."""
     nodes = capture.placeholder_nodes
+    for node, role in capture.roles().items():
+        if role.kind == "random_key":
+            return node
     with capture.graph.graph.inserting_after(nodes[-1] if nodes else None):
         key = capture.graph.graph.placeholder(RANDOM_KEY)
     with fake_mode_of([n.meta["val"] for n in capture.graph.graph.nodes if "val" in n.meta]):
@@ -315,7 +322,7 @@ def _val(argument: Any) -> torch.Tensor:
     return value
 
 
-def _shape(d: _Drawing) -> tuple[int, ...]:
+def _shape(d: Drawing) -> tuple[int, ...]:
     return tuple(d.node.meta["val"].shape)
 
 

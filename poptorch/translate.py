@@ -54,6 +54,7 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
         partials=settings.get("partialsTypeMatMuls", "float"),
         convolution_partials=convolutions.get("partialsType", "float"),
         partials_chunk=settings.get("partialsChunk", 64),
+        stochastic_rounding=settings.get("enableStochasticRounding", False),
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         seed=options.random_seed if options.exists("random_seed") else None,
     )

@@ -15,6 +15,7 @@ from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step
 from ipu_dynamo.runtime.timeline import Timeline
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
+from ipu_dynamo.runtime.update_rounding import StochasticRounding
 from ipu_dynamo.runtime.update_scale import GradientScale
 from ipu_dynamo.runtime.workers import run_side_by_side
 
@@ -58,6 +59,7 @@ class Executable:
         self.seed, self.calls = seed, 0
         self.timeline: Timeline | None = None
         self._parameter_updates: list[ParameterUpdate] = []
+        self._rounding = StochasticRounding()
         self._unshared = [
             variable.name
             for variable in program.variables
@@ -130,6 +132,7 @@ class Executable:
             try:
                 for number in range(self._rounds):
                     self._run_round(number, chunks, collected)
+                    self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
                     for update in self._updates:
                         update(numbers)
             except BaseException:
@@ -245,6 +248,7 @@ class Executable:
         states = {
             state: [self.tensor(name) for name in names] for state, names in instruction.states
         }
+        stochastic = instruction.rounding == "stochastic"
         step = ParameterUpdate(
             instruction.rule,
             parameters,
@@ -252,6 +256,7 @@ class Executable:
             states,
             scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
             zero_gradients=instruction.clear,
+            rounding=self._rounding if stochastic else None,
         )
         self._parameter_updates.append(step)
         group = instruction.group

@@ -29,6 +29,14 @@ def random_keys(
     return list(torch.from_numpy(words).unbind(0))
 
 
+def update_seed(*, seed: int, call: int, iteration: int) -> int:
+    """A 63-bit seed for what one optimiser step draws."""
+    with np.errstate(over="ignore"):
+        key = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(call))
+        key = _mix(~key + np.uint64(iteration))  # apart from the keys of micro-batches
+    return int(key >> np.uint64(1))
+
+
 def _mix(value: np.ndarray | np.uint64) -> np.ndarray:
     """Spread every bit of 64-bit integers over all 64."""
     value = value + _STEP

@@ -10,6 +10,7 @@ from ipu_dynamo.program.optimizers import SGD, Adam, RMSprop, Rule
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update_adam import AdamUpdate
 from ipu_dynamo.runtime.update_rmsprop import RMSpropUpdate
+from ipu_dynamo.runtime.update_rounding import StochasticRounding
 from ipu_dynamo.runtime.update_scale import GradientNorms, GradientScale
 from ipu_dynamo.runtime.update_sgd import SGDUpdate
 from ipu_dynamo.runtime.update_tensors import Batch, batches, distinct
@@ -29,6 +30,7 @@ class ParameterUpdate:
             `runtime.update_tensors.new_states` makes them.
         scale: what the gradients are divided by; None for 1.
         zero_gradients: set the gradients to zero afterwards.
+        rounding: how half parameters are written; None rounds to the nearest.
 
     Raises:
         ValueError: tensors that do not fit each other, or are not real floating-point ones.
@@ -43,8 +45,9 @@ class ParameterUpdate:
         *,
         scale: GradientScale | None = None,
         zero_gradients: bool = False,
+        rounding: StochasticRounding | None = None,
     ) -> None:
-        parts = batches(rule, parameters, gradients, states)
+        parts = batches(rule, parameters, gradients, states, rounding)
         divisor = None if scale is None else scale.tensor
         self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
         steps = [step for batch in parts for step in batch.states.get("step", [])]

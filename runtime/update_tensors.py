@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.runtime.torch_private import foreach_copy_, foreach_div_
+from ipu_dynamo.runtime.update_rounding import StochasticRounding
 
 
 class Batch:
@@ -24,26 +25,33 @@ class Batch:
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, specs: Sequence[StateSpec]
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        specs: Sequence[StateSpec],
+        rounding: StochasticRounding | None = None,
     ) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self._rounding = dtype, device, rounding
         self.parameters: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.states: dict[str, list[Tensor]] = {spec.name: [] for spec in specs}
         self._specs = specs
         self._loads: tuple[list[Tensor], list[Tensor]] = ([], [])  # to, from
         self._stores: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._rounded: tuple[list[Tensor], list[Tensor]] = ([], [])  # stored at random
         self._divisor: Tensor | None = None
 
     def add(self, parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor]) -> None:
         """Take in one parameter; `states` are all its states."""
         layout = torch.empty_like(parameter, dtype=self.dtype, device="meta")
-        self.parameters.append(self._bind(parameter, layout, keep=True))
-        self.gradients.append(self._bind(gradient, layout, keep=False))
+        at_random = self._rounding is not None and parameter.dtype == torch.float16
+        stores = self._rounded if at_random else self._stores
+        self.parameters.append(self._bind(parameter, layout, stores))
+        self.gradients.append(self._bind(gradient, layout, None))
         for name, shape, _, _ in self._specs:
             state = states[name]
             if shape == "like_parameter":
-                state = self._bind(state, layout, keep=True)
+                state = self._bind(state, layout, self._stores)
             self.states[name].append(state)
 
     def scale_by(self, divisor: Tensor | None) -> Tensor | None:
@@ -67,17 +75,24 @@ class Batch:
         """Write the buffers back."""
         if self._stores[0]:
             foreach_copy_(*self._stores)
+        if self._rounding is not None and self._rounded[0]:
+            self._rounding.store(*self._rounded)
 
-    def _bind(self, tensor: Tensor, layout: Tensor, *, keep: bool) -> Tensor:
-        """`tensor` itself if it fits `layout`, else a buffer that stands for it."""
+    def _bind(
+        self, tensor: Tensor, layout: Tensor, stores: tuple[list[Tensor], list[Tensor]] | None
+    ) -> Tensor:
+        """`tensor` itself if it fits `layout`, else a buffer that stands for it.
+
+        `stores` gets the buffer, if it is to be written back.
+        """
         if tensor.dtype == layout.dtype and tensor.stride() == layout.stride():
             return tensor
         buffer = torch.empty_like(layout, device=self.device)
         self._loads[0].append(buffer)
         self._loads[1].append(tensor)
-        if keep:
-            self._stores[0].append(tensor)
-            self._stores[1].append(buffer)
+        if stores is not None:
+            stores[0].append(tensor)
+            stores[1].append(buffer)
         return buffer
 
 
@@ -86,8 +101,12 @@ def batches(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     states: Mapping[str, Sequence[Tensor]],
+    rounding: StochasticRounding | None = None,
 ) -> tuple[Batch, ...]:
     """Group parameters that have a gradient by the dtype of their arithmetic, in order.
+
+    Args:
+        rounding: how half parameters are written; None rounds to the nearest.
 
     Raises:
         ValueError: lists of different lengths, tensors of different shapes or devices, or a dtype
@@ -107,8 +126,10 @@ def batches(
         for tensor in (parameter, *shaped):
             _check(tensor, parameter, index, parameters[0].device)
         dtype = reduce(torch.promote_types, [t.dtype for t in shaped], parameter.dtype)
+        if rounding is not None:
+            dtype = torch.promote_types(dtype, torch.float32)
         if dtype not in made:
-            made[dtype] = Batch(dtype, parameter.device, specs)
+            made[dtype] = Batch(dtype, parameter.device, specs, rounding)
         made[dtype].add(parameter.detach(), gradient.detach(), own)
     return tuple(made.values())
 

@@ -108,6 +108,7 @@ class Update:
         states: for each of the rule's states, the variables that hold it, aligned likewise.
         divisor: the gradients are divided by it first.
         clear: set the gradients, which are accumulators, to zero afterwards.
+        rounding: of parameters in half precision: to the nearest, or up or down at random.
     """
 
     rule: Rule
@@ -118,6 +119,7 @@ class Update:
     states: tuple[tuple[str, tuple[str, ...]], ...]
     divisor: float
     clear: bool
+    rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def __str__(self) -> str:
         pairs = ", ".join(
@@ -125,7 +127,9 @@ class Update:
         )
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
         clear = ", clear" if self.clear else ""
-        return f"update group {self.group} {self.rule}{mean}{clear} ({pairs})  on ipu{self.ipu}"
+        rounding = ", round at random" if self.rounding == "stochastic" else ""
+        does = f"{self.rule}{mean}{clear}{rounding}"
+        return f"update group {self.group} {does} ({pairs})  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)

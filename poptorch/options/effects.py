@@ -25,7 +25,6 @@ class Effect(StrEnum):
 # work.
 REFUSED = {
     "automaticLossScalingSettings.enabled": "Training.setAutomaticLossScaling",
-    "enableStochasticRounding": "Precision.enableStochasticRounding",
 }
 _REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in REFUSED)])
 

@@ -43,6 +43,7 @@ def test_order_of_the_passes():
         "place_gradients",
         "HalfPartials",
         "float_products",
+        "StochasticRounding",
         "FloatingPointExceptions",
     ]
 
@@ -116,8 +117,9 @@ def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeyp
         "07_place_gradients.txt",
         "08_halfpartials.txt",
         "09_float_products.txt",
-        "10_floatingpointexceptions.txt",
-        "11_program.txt",
+        "10_stochasticrounding.txt",
+        "11_floatingpointexceptions.txt",
+        "12_program.txt",
     ]
     texts = {file.name: file.read_text() for file in files}
     assert "ipu.begin_block" in texts["00_traced.txt"]
@@ -125,7 +127,7 @@ def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeyp
     assert texts["02_identityloss.txt"] == texts["01_placement.txt"]
     assert "mse_loss_backward" in texts["04_differentiate.txt"]
     assert "aten.native_dropout.default" not in texts["06_random_streams.txt"]
-    assert texts["11_program.txt"] == f"{step.program}\n"
+    assert texts["12_program.txt"] == f"{step.program}\n"
 
 
 def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_setters_have_a_summary():
         (lambda o: o.enableStableNorm(False), ""),
         (lambda o: o.Precision.setPartialsType(torch.half), ""),
         (lambda o: o.Precision.setPartialsType(dtype=torch.float), ""),
-        (lambda o: o.Precision.enableStochasticRounding(True), ""),  # refused later
+        (lambda o: o.Precision.enableStochasticRounding(True), ""),
         (lambda o: o._Popart.set("enableStochasticRounding", True), ""),
         (lambda o: o.updatableNamedBuffers(["b"]), ""),
         (lambda o: o.anchorTensor("a", "b"), "anchorTensor"),
