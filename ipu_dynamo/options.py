@@ -3,12 +3,19 @@
 import math
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ipu_dynamo.errors import IpuError
 
 Engine = Literal["auto", "inductor", "eager"]
 OutputMode = Literal["default", "all", "every", "final", "sum"]
+StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
+Liveness = Literal[
+    "always_live",
+    "off_chip_after_fwd",
+    "off_chip_after_fwd_no_overlap",
+    "off_chip_after_each_phase",
+]
 _CHOICES = {
     "engine": ("auto", "inductor", "eager"),
     "output_mode": ("default", "all", "every", "final", "sum"),
@@ -17,6 +24,7 @@ _CHOICES = {
     "partials": ("float", "half"),
     "convolution_partials": ("float", "half"),
 }
+PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
 _COUNTS = (
     "device_iterations",
     "gradient_accumulation",
@@ -45,20 +53,61 @@ class Strategy:
 
     Args:
         kind: `pipelined`: stages work on different micro-batches at once, and their order must
-            follow the data; `sharded`: one after the other, any order.
+            follow the data; `sharded`: one after the other, any order; `serial_phased` and
+            `parallel_phased`: in `phases`, which alternate between two groups of IPUs if parallel.
         auto_stage: stage of a block when `stages` is empty: its IPU's number (`same_as_ipu`), or
             the next number at its first appearance (`auto_increment`).
-        stages: explicit stages in order.
+        stages: explicit stages in order; of a strategy without phases.
         weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
             as PopTorch does; otherwise its home sends copies and sums the gradients.
+        phases: the stages of every phase, in order; of a phased strategy.
+        liveness: which activations leave the chip between phases: none (`always_live`); what the
+            backward pass reads, when the forward pass ends (`off_chip_after_fwd`), in phases of
+            its own or not (`..._no_overlap`); all, after each phase (`off_chip_after_each_phase`,
+            which, as `..._no_overlap`, is for serial phases).
+        separate_backward_phase: the backward pass begins in a phase of its own, also where
+            activations are always live.
+
+    Raises:
+        OptionError: phases and kind do not fit each other, or the liveness does not fit the kind.
 
     Source: PopTorch user guide, "Parallel execution strategies".
     """
 
-    kind: Literal["pipelined", "sharded"] = "sharded"
+    kind: StrategyKind = "sharded"
     auto_stage: Literal["same_as_ipu", "auto_increment"] = "auto_increment"
     stages: tuple[StageSpec, ...] = ()
     weights_on_one_ipu: bool = False
+    phases: tuple[tuple[StageSpec, ...], ...] = ()
+    liveness: Liveness = "always_live"
+    separate_backward_phase: bool = False
+
+    def __post_init__(self) -> None:
+        for name, literal in (("kind", StrategyKind), ("liveness", Liveness)):
+            if (value := getattr(self, name)) not in (choices := get_args(literal)):
+                raise OptionError(
+                    f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
+                )
+        if self.phased != bool(self.phases) or (self.phased and self.stages):
+            raise OptionError(
+                f"a strategy of kind {self.kind} has {len(self.phases)} phases and "
+                f"{len(self.stages)} stages; give a phased one its stages in `phases`, any other "
+                "one no phases"
+            )
+        if not self.phased and (self.liveness != "always_live" or self.separate_backward_phase):
+            raise OptionError(
+                f"liveness and separate_backward_phase are for phases, not for kind {self.kind}"
+            )
+        if self.kind == "parallel_phased" and self.liveness not in PARALLEL_LIVENESS:
+            raise OptionError(
+                f"liveness {self.liveness} is for serial phases; parallel ones have "
+                f"{' or '.join(PARALLEL_LIVENESS)}"
+            )
+
+    @property
+    def phased(self) -> bool:
+        """Whether stages run in phases."""
+        return self.kind in ("serial_phased", "parallel_phased")
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -103,10 +152,10 @@ class Options:
             without bias; reproducible from `seed`.
         floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
             or a comparison with nan, and name the operator. Stages then run on the eager engine.
-        workers: at most so many threads run the IPUs of a pipelined strategy side by side; one
-            runs micro-batch by micro-batch. None: one for each IPU of every replica, as far as
-            there are cores, and one in all where stages are too small to gain from more. The
-            results are the same bits.
+        workers: at most so many threads run the IPUs of a pipelined strategy, or of parallel
+            phases, side by side; one runs micro-batch by micro-batch. None: one for each IPU of
+            every replica, as far as there are cores, and one in all where stages are too small to
+            gain from more. The results are the same bits.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 

@@ -63,6 +63,11 @@ def read_options(given: Options | dict[str, Any] | None, mode: str | None) -> Op
             "micro-batches that a pipeline needs; use a sharded strategy, or "
             "ipu_dynamo.compile_training with gradient_accumulation"
         )
+    if options.strategy.phased:
+        raise OptionError(
+            f"option strategy is {options.strategy.kind}, but torch.compile keeps between forward "
+            "and backward what it wants; use a sharded strategy, or ipu_dynamo.compile_training"
+        )
     return options
 
 

@@ -17,7 +17,7 @@ def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
     The second number decides the order of some sums, so it does not depend on the first.
     """
     places = program.num_ipus * program.replicas
-    if options.strategy.kind != "pipelined" or places == 1:
+    if options.strategy.kind not in ("pipelined", "parallel_phased") or places == 1:
         return 1, None
     intra_op = max(1, torch.get_num_threads() // places)
     if options.workers is not None:

@@ -18,6 +18,7 @@ from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
+from ipu_dynamo.passes.store_activations import Move, Moves, leaves_chip, store_activations
 from ipu_dynamo.program import (
     MUTATED,
     Call,
@@ -25,6 +26,7 @@ from ipu_dynamo.program import (
     Function,
     Input,
     Instruction,
+    Load,
     Output,
     Program,
     Receive,
@@ -32,6 +34,7 @@ from ipu_dynamo.program import (
     Repeat,
     Returns,
     Send,
+    Store,
     TensorType,
     Update,
     Variable,
@@ -77,6 +80,8 @@ class _Emitter:
     changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
     local: dict[tuple[str, int], str] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
+    stored: dict[tuple[str, int], Store] = field(default_factory=dict)  # by value and its home
+    moves: Moves = field(default_factory=Moves)
     before: list[Instruction] = field(default_factory=list)
     micro_batch: list[Instruction] = field(default_factory=list)
 
@@ -97,16 +102,50 @@ class _Emitter:
                     self.changed.add(name)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
+        streams = {n: r for n, r in self.roles.items() if r.kind in ("input", "random_key")}
+        liveness = self.options.strategy.liveness
+        self.moves = store_activations(
+            self.partitioned.parts, {*streams, ACCUMULATION_WEIGHT}, liveness
+        )
 
     def variable_type(self, name: str) -> TensorType:
         return TensorType.of(self.values[name])
 
     def call_parts(self) -> None:
-        for part in self.partitioned.parts:
+        for index, part in enumerate(self.partitioned.parts):
+            for move in self.moves.loads.get(index, ()):
+                self.load(move)
             arguments = tuple(self.argument(name, part.ipu) for name in part.inputs)
             self.micro_batch.append(self.call(part, arguments))
             self.copy_results(part)
             self.send_results(part)
+            for move in self.moves.stores.get(index, ()):
+                self.store(move)
+
+    def store(self, move: Move) -> None:
+        name = self.local.get((move.value, move.home), move.value)
+        type_, source = self.moving(move)
+        store = Store(name, f"{name}.off", type_, move.ipu, move.phase, source)
+        self.stored[move.value, move.home] = store
+        self.micro_batch.append(store)
+
+    def load(self, move: Move) -> None:
+        """Load a value; from here on this is what its IPU calls it."""
+        stored = self.stored[move.value, move.home]
+        name = stored.value if move.ipu == move.home else _on(stored.value, move.ipu)
+        result = f"{name}.phase{move.until}"
+        self.local[move.value, move.ipu] = result
+        load = Load(stored.result, result, stored.type, move.ipu, move.phase, stored.source)
+        self.micro_batch.append(load)
+
+    def moving(self, move: Move) -> tuple[TensorType, str]:
+        """Type and source of a value that is stored."""
+        if move.value in self.sources:
+            _, source, type_ = self.sources[move.value]
+            return type_, source
+        if move.value == ACCUMULATION_WEIGHT:
+            return TensorType(torch.float32, ()), "the accumulation step"
+        return self.variable_type(move.value), f"input {move.value}"
 
     def argument(self, name: str, ipu: int) -> str:
         """The name under which `ipu` has a part's input; emits what brings it there."""
@@ -151,6 +190,7 @@ class _Emitter:
             arguments=arguments,
             results=part.outputs,
             source=source_line(operators[0]) if operators else "no line of the model",
+            phase=part.phase,
         )
 
     def copy_results(self, part: Part) -> None:
@@ -158,7 +198,9 @@ class _Emitter:
         later = self.partitioned.parts[self.partitioned.parts.index(part) + 1 :]
         for name in part.outputs:
             _, source, type_ = self.sources[name]
-            for ipu in dict.fromkeys(p.ipu for p in later if name in p.inputs):
+            readers = [p for p in later if name in p.inputs]
+            near = [p for p in readers if not leaves_chip(self.options.strategy.liveness, part, p)]
+            for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
                     self.local[name, ipu] = _on(name, ipu)
                     self.micro_batch.append(

@@ -21,7 +21,7 @@ from ipu_dynamo.capture.capture import (
     Capture,
     Placeholder,
 )
-from ipu_dynamo.passes.place_gradients import slot
+from ipu_dynamo.passes.place_gradients import slot, stage_of_slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
 from ipu_dynamo.program import MUTATED, Direction
 
@@ -37,6 +37,7 @@ class Part:
         inputs: names of placeholders and of values that earlier parts made, in calling order.
         outputs: names of the values that `graph` returns.
         gradients: parameters whose gradient it writes to an accumulator, which is an input too.
+        phase: when it runs, in a phased strategy.
     """
 
     stage: int
@@ -46,6 +47,7 @@ class Part:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     gradients: tuple[str, ...] = ()
+    phase: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,9 @@ class _Cutter:
         self.capture = capture
         self.stages = max(capture.ipus) + 1
         self.roles: dict[fx.Node, Placeholder] = capture.roles()
+        joined = capture.joined
         self.slots: dict[fx.Node, int] = {
-            node: slot(node.meta[STAGE], node.meta[BACKWARD], self.stages)
+            node: slot(node.meta[STAGE], node.meta[BACKWARD], self.stages, joined=joined)
             for node in capture.graph.graph.nodes
             if node.op not in ("placeholder", "output")
         }
@@ -260,9 +263,9 @@ def _rename_values(capture: Capture) -> None:
 
 def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
     last = cutter.stages - 1
-    stage = index if index <= last else 2 * last - index
-    direction: Direction = "forward" if index < last else "backward"
-    if index == last:
+    stage = stage_of_slot(index, cutter.stages, joined=capture.joined)
+    direction: Direction = "forward" if index <= last else "backward"
+    if index == last and capture.joined:
         direction = capture.alone or ("forward_backward" if capture.training else "forward")
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None
@@ -276,6 +279,7 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
         inputs=tuple(draft.inputs),
         outputs=tuple(draft.outputs),
         gradients=tuple(draft.gradients),
+        phase=capture.phases[stage][direction == "backward"] if capture.phases else None,
     )
 
 

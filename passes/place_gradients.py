@@ -13,14 +13,17 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 
 
-def slot(stage: int, backward: bool, stages: int) -> int:
-    """When a node runs within a micro-batch, from 0; the last stage's two passes are one slot."""
-    return 2 * (stages - 1) - stage if backward else stage
+def slot(stage: int, backward: bool, stages: int, *, joined: bool = True) -> int:
+    """When a node runs within a micro-batch, from 0.
+
+    The last stage's two passes are one slot if `joined`: unless they are in different phases.
+    """
+    return 2 * stages - 1 - joined - stage if backward else stage
 
 
-def stage_of_slot(index: int, stages: int) -> int:
+def stage_of_slot(index: int, stages: int, *, joined: bool = True) -> int:
     """The stage that runs in a slot."""
-    return index if index < stages else 2 * (stages - 1) - index
+    return index if index < stages else 2 * stages - 1 - joined - index
 
 
 def plan(capture: Capture) -> dict[fx.Node, int]:
@@ -37,7 +40,7 @@ def plan(capture: Capture) -> dict[fx.Node, int]:
         given = [slots[source] for source in node.all_input_nodes if source in slots]
         stage = node.meta.get(STAGE)
         if stage is not None:
-            given.append(slot(stage, node.meta[BACKWARD], stages))
+            given.append(slot(stage, node.meta[BACKWARD], stages, joined=capture.joined))
         if given:
             slots[node] = max(given)
         else:
@@ -52,9 +55,10 @@ def place_gradients(capture: Capture) -> bool:
     stages = max(capture.ipus) + 1
     changed = False
     for node, index in plan(capture).items():
-        stage = stage_of_slot(index, stages)
-        # In the last stage's slot both directions are possible, elsewhere the slot tells.
-        backward = node.meta[BACKWARD] if index == stages - 1 else index >= stages
+        stage = stage_of_slot(index, stages, joined=capture.joined)
+        # In a joined slot both directions are possible, elsewhere the slot tells.
+        both = capture.joined and index == stages - 1
+        backward = node.meta[BACKWARD] if both else index >= stages
         if (node.meta.get(STAGE), node.meta[BACKWARD]) != (stage, backward):
             node.meta[STAGE], node.meta[BACKWARD] = stage, backward
             changed = True

@@ -13,13 +13,15 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Capture
-from ipu_dynamo.capture.markers import NO_IPU, begin_block, end_block
+from ipu_dynamo.capture.markers import begin_block, end_block
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Strategy
+from ipu_dynamo.passes.block_places import Blocks
+from ipu_dynamo.program.phases import PhaseNumbers
 
-
-class BlockError(CompileError, AssertionError):
-    """A block's id or IPU does not fit the strategy."""
+# What stages are sorted by: number of stage or phase (0 when sharded), and how often the IPU
+# changed before (0 in a pipeline).
+Rank = tuple[int, int]
 
 
 class PipelineSizeError(CompileError):
@@ -47,90 +49,45 @@ class PipelineSizeError(CompileError):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The decision: a stage for every operator, an IPU for every stage, markers to remove."""
+    """The decision: a stage for every operator, an IPU for every stage, markers to remove.
+
+    `phases` has the phase of every stage, from 0; it is empty unless the strategy is phased.
+    """
 
     stages: dict[fx.Node, int]
     ipus: dict[int, int]
+    phases: dict[int, int]
     markers: tuple[fx.Node, ...]
     pipeline_stages: int
 
 
-@dataclass
-class _Blocks:
-    """What is known of the blocks begun so far: their ids, stage numbers and IPUs."""
-
-    strategy: Strategy
-    numbers: dict[str, int]
-    automatic: dict[str, str]
-    first_number: int = 0
-
-    def begin(self, marker: fx.Node) -> tuple[int, int]:
-        """Stage number and IPU of the block that `marker` begins."""
-        name, ipu = str(marker.args[0]), int(marker.args[1])  # type: ignore[arg-type]
-        name = self._identify(name)
-        stage = self._stage(name, ipu, marker)
-        explicit = self.strategy.stages[stage].ipu if self.strategy.stages else None
-        if explicit is not None:
-            return stage, explicit
-        return stage, stage if ipu == NO_IPU else ipu
-
-    def _identify(self, name: str) -> str:
-        """The block's id: its own, or the next number for one without ("" or "#...")."""
-        if name and not name.startswith("#"):
-            return name
-        key = name or f"anonymous {len(self.automatic)}"
-        return self.automatic.setdefault(key, str(len(self.automatic)))
-
-    def _stage(self, name: str, ipu: int, marker: fx.Node) -> int:
-        if self.strategy.stages:
-            for number, stage in enumerate(self.strategy.stages):
-                if name in stage.blocks:
-                    return number
-            known = [block for stage in self.strategy.stages for block in stage.blocks]
-            raise BlockError(
-                f"Unknown Block '{name}' list of expected Blocks: {known}",
-                node=marker,
-                hint="name the block in one of the strategy's stages",
-            )
-        if name not in self.numbers:
-            if self.strategy.auto_stage == "auto_increment":
-                self.numbers[name] = self.first_number + len(self.numbers)
-            elif ipu == NO_IPU:
-                raise BlockError(
-                    f"poptorch.AutoStage.SameAsIpu was selected but no IPU was specified for "
-                    f"block {name}",
-                    node=marker,
-                    hint="give the block an ipu_id, or select AutoStage.AutoIncrement",
-                )
-            else:
-                self.numbers[name] = ipu
-        return self.numbers[name]
-
-
 def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
     """Decide where every operator runs. Reads the graph, changes nothing."""
-    blocks = _Blocks(strategy, {}, {})
-    ranks: dict[fx.Node, int] = {}  # stage number, or visit number when sharded
-    ipus: dict[int, int] = {0: 0}
+    blocks = Blocks(strategy)
+    ranks: dict[fx.Node, Rank] = {}
+    ipus: dict[Rank, int] = {(0, 0): 0}
     markers: list[fx.Node] = []
-    current: int | None = 0
+    current: Rank | None = (0, 0)
     previous_ipu, visits, pipeline_stages = 0, 0, 1
     for node in graph.nodes:
         if node.target is begin_block:
             markers.append(node)
             if len(markers) == 1 and ranks:
                 blocks.first_number = 1
-            stage, ipu = blocks.begin(node)
+            number, ipu = blocks.begin(node)
             pipeline_stages += ipu != previous_ipu
             visits += ipu != previous_ipu
             previous_ipu = ipu
-            current = stage if strategy.kind == "pipelined" else visits
+            current = (
+                0 if strategy.kind == "sharded" else number,
+                0 if strategy.kind == "pipelined" else visits,
+            )
             if not ranks:
-                ipus.pop(0, None)
+                ipus.pop((0, 0), None)
             if ipus.setdefault(current, ipu) != ipu:
                 raise CompileError(
                     f"block {node.args[0]!r} on IPU {ipu} and earlier blocks on IPU "
-                    f"{ipus[current]} have the same pipeline stage {current}, but different "
+                    f"{ipus[current]} have the same pipeline stage {number}, but different "
                     f"virtual graph ids",
                     node=node,
                     hint="give blocks of one stage one IPU, or use AutoStage.AutoIncrement",
@@ -148,25 +105,32 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
             ranks[node] = current
         elif node.target is getitem and node.args[0] in ranks:
             ranks[node] = ranks[node.args[0]]
-    if strategy.kind == "pipelined":
-        _check_order(ranks)
-    order = sorted(set(ranks.values()))
-    dense = _merge(order, ipus)
+    if strategy.kind != "sharded":
+        _check_order(ranks, "phase" if strategy.phased else "pipeline stage")
+    order = sorted(set(ranks.values())) or [(0, 0)]
+    dense = _merge(order, ipus, apart=strategy.phased)
     return Placed(
         stages={node: dense[rank] for node, rank in ranks.items()},
-        ipus={dense[rank]: ipus[rank] for rank in order} or {0: 0},
+        ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
+        phases={dense[rank]: rank[0] for rank in order} if strategy.phased else {},
         markers=tuple(markers),
         pipeline_stages=pipeline_stages,
     )
 
 
-def apply(capture: Capture, placed: Placed) -> None:
+def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:
     """Write the stages to the nodes and remove the markers."""
     for node, stage in placed.stages.items():
         node.meta[STAGE] = stage
     for marker in placed.markers:
         capture.graph.graph.erase_node(marker)
     capture.ipus = dict(placed.ipus)
+    if placed.phases:
+        numbers = PhaseNumbers.of(strategy)
+        capture.phases = {
+            stage: (numbers.forward(phase), numbers.backward(phase))
+            for stage, phase in placed.phases.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -181,7 +145,7 @@ class Placement:
             return False
         placed = plan(capture.graph.graph, self.strategy)
         self._check_size(placed, capture.training)
-        apply(capture, placed)
+        apply(capture, placed, self.strategy)
         if self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu:
             _check_weights(capture)
         return True
@@ -222,28 +186,30 @@ def _example(node: object) -> object:
     return node.meta.get("example_value") if isinstance(node, fx.Node) else None
 
 
-def _merge(order: list[int], ipus: dict[int, int]) -> dict[int, int]:
-    """Number the used stages from 0; neighbours on one IPU are one stage."""
-    dense: dict[int, int] = {}
-    last: int | None = None
+def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Rank, int]:
+    """Number the used stages from 0; neighbours on one IPU are one, unless phases keep `apart`."""
+    dense: dict[Rank, int] = {}
+    last: Rank | None = None
     for rank in order:
         same = last is not None and ipus[last] == ipus[rank]
+        same = same and not (apart and last is not None and last[0] != rank[0])
         dense[rank] = len(set(dense.values())) - (1 if same else 0)
         last = rank
     return dense
 
 
-def _check_order(ranks: dict[fx.Node, int]) -> None:
-    """Raise when an operator of a pipeline reads the result of a later stage."""
-    for node, stage in ranks.items():
+def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:
+    """Raise when an operator reads the result of a later stage, or of a later phase."""
+    for node, (number, _) in ranks.items():
         for source in node.all_input_nodes:
-            if ranks.get(source, stage) > stage:
+            if source in ranks and ranks[source][0] > number:
                 raise CompileError(
-                    f"pipeline stage {stage} reads %{source.name}, a result of the later stage "
-                    f"{ranks[source]}",
+                    f"{what} {number} reads %{source.name}, a result of the later "
+                    f"{what.split()[-1]} {ranks[source][0]}",
                     node=node,
-                    hint="number stages along the data flow (AutoStage.AutoIncrement), or use "
-                    "ShardedExecution",
+                    hint=f"number {what}s along the data flow"
+                    + (" (AutoStage.AutoIncrement)" if what == "pipeline stage" else "")
+                    + ", or use ShardedExecution",
                 )
 
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from ipu_dynamo.capture.torch_private import DATA_DEPENDENT
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.passes.placement import BlockError, PipelineSizeError
+from ipu_dynamo.passes.block_places import BlockError
+from ipu_dynamo.passes.placement import PipelineSizeError
 from poptorch.checks import check_ipus
 from poptorch.errors import Error, wrapped
 from poptorch.options import Options

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from poptorch.enums import AutoStage, Liveness
-from poptorch.errors import createPoptorchError, require
+from poptorch.errors import require
 from poptorch.stages import BlockId, Phase, Stage, as_phase, as_stage
 
 _PIPELINED, _SHARDED, _PHASED = 0, 1, 2  # values of the option `execution_mode`
@@ -183,17 +183,6 @@ class ParallelPhasedExecution(_PhasedExecution):
         require(isinstance(off_chip, bool), f"off_chip must be True or False, got {off_chip!r}")
         self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
-
-    def core_strategy(self) -> dict[str, Any]:
-        for number, phase in enumerate(self.phases):
-            for stage in phase.stages:
-                if stage.ipu_id is not None and stage.ipu_id % 2 != number % 2:
-                    raise createPoptorchError(
-                        "When phases are executed in parallel: even phases must run on even IPUs "
-                        "and odd phases on odd IPUs "
-                        f"(phase {number} has {stage!r} on IPU {stage.ipu_id})"
-                    )
-        return super().core_strategy()
 
 
 def _is_list_of(value: Any, kind: type) -> bool:

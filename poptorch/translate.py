@@ -1,9 +1,10 @@
 """Say in the core's options what PopTorch's options ask for."""
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ipu_dynamo import options as core
-from poptorch.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
 from poptorch.options import REFUSED, Options
 
@@ -13,6 +14,12 @@ _OUTPUTS: dict[int, core.OutputMode] = {
     OutputMode.All: "all",
     OutputMode.Sum: "sum",
     OutputMode.Default: "default",
+}
+_LIVENESS: dict[str, core.Liveness] = {
+    Liveness.AlwaysLive.name: "always_live",
+    Liveness.OffChipAfterFwd.name: "off_chip_after_fwd",
+    Liveness.OffChipAfterFwdNoOverlap.name: "off_chip_after_fwd_no_overlap",
+    Liveness.OffChipAfterEachPhase.name: "off_chip_after_each_phase",
 }
 _STRATEGIES: dict[int, Any] = {
     MeanReductionStrategy.Running: "running",
@@ -61,12 +68,21 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
 
 
 def core_strategy(options: Options) -> core.Strategy:
-    """The execution strategy. Phases run as stages one after the other: results are the same."""
+    """The execution strategy."""
     plain = options._execution_strategy.core_strategy()
+    stages = tuple(core.StageSpec(blocks, ipu) for blocks, ipu in plain["stages"])
+    if "phases" in plain:
+        ends = list(accumulate(plain["phases"], initial=0))
+        return core.Strategy(
+            kind=plain["kind"],
+            phases=tuple(stages[begin:end] for begin, end in pairwise(ends)),
+            liveness=_LIVENESS[plain["liveness"]],
+            separate_backward_phase=plain["separate_backward_phase"],
+        )
     return core.Strategy(
-        kind="pipelined" if plain["kind"] == "pipelined" else "sharded",
+        kind=plain["kind"],
         auto_stage=plain["auto_stage"],
-        stages=tuple(core.StageSpec(blocks, ipu) for blocks, ipu in plain["stages"]),
+        stages=stages,
         weights_on_one_ipu=True,
     )
 

@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Input, Instruction, Program, Receive, Reduce, Send, Update
+from ipu_dynamo.program import Input, Instruction, Program, Receive, Reduce, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
+from ipu_dynamo.runtime.dependences import calls_of, changes_between_calls, dependences
 from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.phased_schedule import alternating
 from ipu_dynamo.runtime.random_keys import random_keys
 from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
 from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.timeline import Timeline
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
@@ -43,6 +46,7 @@ class Executable:
     Attributes:
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs.
+        memory: what the IPUs keep off the chip, and how many bytes went there and back.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Executable:
         self.program, self.batching = program, batching
         self.seed, self.calls = seed, 0
         self.timeline: Timeline | None = None
+        self.memory = StreamingMemory()
         self._parameter_updates: list[ParameterUpdate] = []
         self._rounding = StochasticRounding()
         self._unshared = [
@@ -72,7 +77,7 @@ class Executable:
         training = program.kind == "training"
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
-        self.schedule = _schedule(loop, self._per_round, batching.replicas, workers)
+        self.schedule = _schedule(program, self._per_round, batching.replicas, workers)
         self._threads = threads
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
@@ -211,7 +216,7 @@ class Executable:
     def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        return prepare_steps(self.program, engine, self._slots, kept, self._threads)
+        return prepare_steps(self.program, engine, self._slots, kept, self._threads, self.memory)
 
     def _prepare_sends(self, loop: Sequence[Instruction]) -> list[tuple[int, int, list[bool]]]:
         """For every output stream: its index, the slot of its value, and when it is kept."""
@@ -282,11 +287,19 @@ class Executable:
                     self.tensor(variable.name, replica).zero_()
 
 
-def _schedule(
-    loop: Sequence[Instruction], micro_batches: int, replicas: int, workers: int | None
-) -> Schedule:
-    """One worker: micro-batch by micro-batch; more: as a pipeline."""
-    calls = [i for i in loop if isinstance(i, Call)]
+def _schedule(program: Program, micro_batches: int, replicas: int, workers: int | None) -> Schedule:
+    """One worker: micro-batch by micro-batch; more: as a pipeline, or as phases in parallel."""
+    calls = calls_of(program)
     if workers == 1 or len({call.ipu for call in calls}) * replicas == 1:
         return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
-    return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
+    if all(call.phase is None for call in calls):
+        return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
+    if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
+        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+    return alternating(
+        calls,
+        dependences(program),
+        micro_batches=micro_batches,
+        replicas=replicas,
+        workers=workers,
+    )

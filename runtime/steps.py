@@ -5,10 +5,22 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ipu_dynamo.program import Call, Copy, Function, Instruction, Program, Receive, Repeat
+from ipu_dynamo.program import (
+    Call,
+    Copy,
+    Function,
+    Instruction,
+    Load,
+    Program,
+    Receive,
+    Repeat,
+    Store,
+)
 from ipu_dynamo.runtime.blame import explain
 from ipu_dynamo.runtime.engines import Engine, Stage
+from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 
+Moves = tuple[tuple[int, int], ...]
 Picker = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -27,7 +39,10 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call, prepared: where its arguments lie, where its results go, which values end with it."""
+    """A call, prepared: where its arguments lie, where its results go, which values end with it.
+
+    `loads` come before it and `stores` after it, as pairs of slots (from, to).
+    """
 
     stage: Stage
     arguments: Picker
@@ -35,6 +50,9 @@ class Step:
     dead: tuple[int, ...]
     call: Call
     function: Function
+    memory: StreamingMemory
+    loads: Moves = ()
+    stores: Moves = ()
 
 
 def sections(program: Program) -> Sections:
@@ -62,7 +80,7 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
                 slots[name] = slots[stream]
-            case Receive(result=name):
+            case Receive(result=name) | Store(result=name) | Load(result=name):
                 made = (name,)
             case Call(results=results):
                 made = results
@@ -80,27 +98,57 @@ def prepare_steps(
     slots: dict[str, int],
     kept: set[int],
     threads: int | None = None,
+    memory: StreamingMemory | None = None,
 ) -> list[Step]:
     """The calls of a program's loop in order; a value ends with the last call that names it.
+
+    What an IPU loads is loaded by its next call, and what it stores is stored by its last one.
 
     Args:
         kept: slots of values that outlive the calls.
         threads: intra-op threads of whoever runs the calls; None is torch's number.
+        memory: where stored values go; None: a new one.
     """
+    memory = memory or StreamingMemory()
     functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
-    calls = [i for i in sections(program).loop if isinstance(i, Call)]
+    loop = sections(program).loop
+    calls = [i for i in loop if isinstance(i, Call)]
+    loads, stores = moves_of_calls(loop, slots)
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
         last |= {slots[name]: index for name in names}
+        last |= {slot: index for move in (*loads[index], *stores[index]) for slot in move}
     steps = []
     for index, call in enumerate(calls):
         function, stage = functions[call.function]
         arguments = picker([slots[name] for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
-        steps.append(Step(stage, arguments, results, dead, call, function))
+        moves = memory, loads[index], stores[index]
+        steps.append(Step(stage, arguments, results, dead, call, function, *moves))
     return steps
+
+
+def moves_of_calls(
+    loop: Sequence[Instruction], slots: dict[str, int]
+) -> tuple[dict[int, Moves], dict[int, Moves]]:
+    """For every call the slots (from, to) of what it loads before and stores after it."""
+    calls = [i for i in loop if isinstance(i, Call)]
+    loads: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
+    stores: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
+    passed = 0
+    for instruction in loop:
+        if isinstance(instruction, Call):
+            passed += 1
+        elif isinstance(instruction, Load | Store):
+            move = (slots[instruction.value], slots[instruction.result])
+            same = [i for i, call in enumerate(calls) if call.ipu == instruction.ipu]
+            if isinstance(instruction, Load):
+                loads[min(i for i in same if i >= passed)] += (move,)
+            else:
+                stores[max(i for i in same if i < passed)] += (move,)
+    return loads, stores
 
 
 def picker(slots: Sequence[int]) -> Picker:
@@ -125,6 +173,8 @@ def run_steps(steps: Sequence[Step], values: list[Any], micro_batch: int) -> Non
 
 def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     """Run one prepared call, as `run_steps` does."""
+    for source, target in step.loads:
+        values[target] = step.memory.load(values[source])
     try:
         results = step.stage(list(step.arguments(values)))
     except Exception as error:
@@ -133,5 +183,7 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     for slot, result in zip(step.results, results, strict=True):
         if slot is not None:
             values[slot] = result
+    for source, target in step.stores:
+        values[target] = step.memory.store(values[source])
     for slot in step.dead:
         values[slot] = None

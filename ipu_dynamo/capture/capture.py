@@ -80,6 +80,7 @@ class Capture:
         loss: the node that training minimises; known after the `identity_loss` pass, gone after
             `differentiate`.
         ipus: IPU of each stage; set by the `placement` pass.
+        phases: the numbers of each stage's forward and backward phase; empty without phases.
         alone: which pass this is, when forward and backward are two programs that autograd
             connects; None when one program has all of it.
         homes: IPUs of variables that another program has placed.
@@ -95,6 +96,7 @@ class Capture:
     training: bool
     loss: fx.Node | None = None
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
+    phases: dict[int, tuple[int, int]] = field(default_factory=dict)
     alone: Literal["forward", "backward"] | None = None
     homes: Mapping[str, int] = field(default_factory=dict)
     calls: tuple[Callable[..., Any], ...] = ()
@@ -103,6 +105,14 @@ class Capture:
     @property
     def placeholder_nodes(self) -> list[fx.Node]:
         return list(self.graph.graph.find_nodes(op="placeholder"))
+
+    @property
+    def joined(self) -> bool:
+        """Whether the last stage does both its passes at once: one slot of a micro-batch."""
+        if not self.phases:
+            return True
+        forward, backward = self.phases[max(self.phases)]
+        return forward == backward
 
     @property
     def output_node(self) -> fx.Node:

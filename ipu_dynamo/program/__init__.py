@@ -7,13 +7,17 @@ from ipu_dynamo.program.instructions import (
     Copy,
     Direction,
     Instruction,
+    Load,
     Receive,
     Reduce,
     Repeat,
     Send,
+    Store,
     Update,
 )
+from ipu_dynamo.program.phases import PhaseNumbers
 from ipu_dynamo.program.program import Program
+from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import TensorType
 from ipu_dynamo.program.values import Input, Output, Returns, Variable
 
@@ -25,14 +29,18 @@ __all__ = [
     "Function",
     "Input",
     "Instruction",
+    "Load",
     "Output",
+    "PhaseNumbers",
     "Program",
     "Receive",
     "Reduce",
     "Repeat",
     "Returns",
     "Send",
+    "Store",
     "TensorType",
+    "Traffic",
     "Update",
     "Variable",
     "graph_outputs",

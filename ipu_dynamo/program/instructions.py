@@ -62,6 +62,7 @@ class Call:
         arguments: names of variables and values, in the function's order.
         results: names that the returned tensors get; None for an output without a tensor.
         source: first line of the user's model that it computes.
+        phase: when it runs, in a phased program.
     """
 
     function: str
@@ -71,11 +72,48 @@ class Call:
     arguments: tuple[str, ...]
     results: tuple[str | None, ...]
     source: str
+    phase: int | None = None
 
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
         arguments = ", ".join(f"%{name}" for name in self.arguments)
-        return f"({results}) = call @{self.function}({arguments})  on ipu{self.ipu}"
+        phase = "" if self.phase is None else f", phase {self.phase}"
+        return f"({results}) = call @{self.function}({arguments})  on ipu{self.ipu}{phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Move a value from an IPU to streaming memory, which knows it as `result`.
+
+    No instruction after it reads `value`: its room on the chip is free.
+    """
+
+    value: str
+    result: str
+    type: TensorType
+    ipu: int
+    phase: int
+    source: str
+
+    def __str__(self) -> str:
+        what = f"%{self.result} = %{self.value}: {self.type}, {self.type.nbytes} bytes"
+        return f"store {what}  ipu{self.ipu} -> off chip, phase {self.phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring a value from streaming memory to an IPU, which knows it as `result`."""
+
+    value: str
+    result: str
+    type: TensorType
+    ipu: int
+    phase: int
+    source: str
+
+    def __str__(self) -> str:
+        what = f"%{self.result} = %{self.value}: {self.type}, {self.type.nbytes} bytes"
+        return f"load {what}  off chip -> ipu{self.ipu}, phase {self.phase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +182,4 @@ class Repeat:
         return f"repeat {self.count} over {_PLURAL[self.over]}"
 
 
-Instruction = Receive | Send | Copy | Call | Reduce | Update | Repeat
+Instruction = Receive | Send | Copy | Call | Store | Load | Reduce | Update | Repeat

@@ -7,8 +7,9 @@ from typing import Literal, Self
 from torch import Tensor
 
 from ipu_dynamo.program.function import Function
-from ipu_dynamo.program.instructions import Call, Copy, Instruction, Repeat, Send
+from ipu_dynamo.program.instructions import Call, Copy, Instruction, Load, Repeat, Send, Store
 from ipu_dynamo.program.text import parse_text, write_text
+from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import byte_text
 from ipu_dynamo.program.values import Input, Output, Variable
 
@@ -53,6 +54,11 @@ class Program:
     def num_stages(self) -> int:
         """How many stages the program has; a stage's two passes count once."""
         return len({call.stage for call in self.calls})
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes between IPUs and streaming memory in one call, of all replicas."""
+        return _traffic(self.body) * self.replicas
 
     def short(self) -> str:
         """Variables by IPU, streams and instructions, without the operators of functions."""
@@ -107,6 +113,8 @@ class Program:
             kinds = dict.fromkeys(v.kind for v in here)
             counts = ", ".join(f"{sum(v.kind == k for v in here)} {k}" for k in kinds)
             lines.append(f"  ipu{ipu}: {byte_text(total)} in {len(here)} variables ({counts})")
+        if self.traffic != Traffic():
+            lines.append(f"  streaming memory: {self.traffic} in a call")
         return lines
 
 
@@ -117,11 +125,24 @@ def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
             yield from _walk(instruction.body)
 
 
+def _traffic(body: tuple[Instruction, ...]) -> Traffic:
+    total = Traffic()
+    for instruction in body:
+        match instruction:
+            case Store(type=moved):
+                total += Traffic(stored=moved.nbytes)
+            case Load(type=moved):
+                total += Traffic(loaded=moved.nbytes)
+            case Repeat(count=count, body=inner):
+                total += _traffic(inner) * count
+    return total
+
+
 def _body_lines(body: tuple[Instruction, ...], indent: str) -> list[str]:
     lines = []
     for instruction in body:
         text = f"{indent}{instruction}"
-        if isinstance(instruction, Call | Copy | Send):
+        if isinstance(instruction, Call | Copy | Send | Store | Load):
             text = f"{text:<88}  # {instruction.source}"
         lines.append(text)
         if isinstance(instruction, Repeat):

@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import TypeVar, get_args
 
 from hypothesis import strategies as st
 from torch import nn
 
 from ipu_dynamo.blocks import BeginBlock
-from ipu_dynamo.options import StageSpec, Strategy
+from ipu_dynamo.options import (
+    PARALLEL_LIVENESS,
+    Liveness,
+    StageSpec,
+    Strategy,
+    StrategyKind,
+)
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -38,7 +44,7 @@ class Placement:
 
     def micro_batches(self, *, training: bool) -> int:
         """The least number that fills the pipeline: per update, or per call of an inference."""
-        if self.strategy.kind == "sharded":
+        if self.strategy.kind != "pipelined":
             return 1
         ipus = [0, *(0 if block.ipu is None else block.ipu for block in self.blocks)]
         stages = len(list(groupby(ipus)))
@@ -52,7 +58,7 @@ def placements_of(
     *,
     max_blocks: int = 4,
     max_ipus: int = 4,
-    kinds: Sequence[Literal["pipelined", "sharded"]] = ("sharded", "pipelined"),
+    kinds: Sequence[StrategyKind] = ("sharded", "pipelined", "serial_phased", "parallel_phased"),
 ) -> Placement:
     """Placements that the compiler accepts for any model whose `layers` run in that order, once.
 
@@ -74,6 +80,8 @@ def placements_of(
     where = sorted(draw(st.sets(positions, max_size=max_blocks)))
     ipus = [draw(st.integers(0, max_ipus - 1)) for _ in where]
     kind = draw(st.sampled_from(list(kinds)))
+    if kind in ("serial_phased", "parallel_phased"):
+        return draw(_in_phases(kind, [layers[at] for at in where], ipus, max_ipus))
     naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
     if naming == "explicit" and where:
         # What runs before the first block belongs to the first stage, on IPU 0.
@@ -88,3 +96,29 @@ def placements_of(
         for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))
     )
     return Placement(blocks, strategy)
+
+
+@st.composite
+def _in_phases(
+    draw: st.DrawFn, kind: StrategyKind, layers: Sequence[str], ipus: Sequence[int], max_ipus: int
+) -> Placement:
+    """Blocks before `layers` in phases, several in one or one in each; they want `ipus`."""
+    # What runs before the first block belongs to the first phase, on IPU 0.
+    phases = [[StageSpec(("start",), 0)]]
+    blocks = []
+    alternate = kind == "parallel_phased"
+    for i, (layer, ipu) in enumerate(zip(layers, ipus, strict=True)):
+        if draw(st.booleans()) and (max_ipus > 1 or not alternate):
+            phases.append([])
+        if alternate and ipu % 2 != (len(phases) - 1) % 2:
+            ipu += 1 if ipu + 1 < max_ipus else -1
+        explicit = draw(st.booleans())
+        phases[-1].append(StageSpec((f"block {i}",), ipu if explicit else None))
+        blocks.append(BlockAt(layer, f"block {i}", ipu))
+    strategy = Strategy(
+        kind,
+        phases=tuple(map(tuple, phases)),
+        liveness=draw(st.sampled_from(PARALLEL_LIVENESS if alternate else get_args(Liveness))),
+        separate_backward_phase=draw(st.booleans()),
+    )
+    return Placement(tuple(blocks), strategy)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import ipu_dynamo
-from ipu_dynamo import BeginBlock, Block, CompileError, ExecutionError, Options, Strategy
+from ipu_dynamo import BeginBlock, Block, CompileError, ExecutionError, Options, StageSpec, Strategy
 from ipu_dynamo.backend import ipu
 from ipu_dynamo.options import OptionError
 
@@ -24,6 +24,10 @@ def compiled(model, fullgraph=True):
         ({"replicas": 2}, "option replicas has no meaning for torch.compile"),
         (Options(gradient_accumulation=4), "option gradient_accumulation has no meaning"),
         ({"strategy": Strategy(kind="pipelined")}, "option strategy is pipelined"),
+        (
+            {"strategy": Strategy(kind="serial_phased", phases=((StageSpec(("a",), 0),),))},
+            "option strategy is serial_phased",
+        ),
     ],
 )
 def test_refuses_options(options, text):

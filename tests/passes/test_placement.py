@@ -9,7 +9,8 @@ from ipu_dynamo import BeginBlock, Block, BlockFunction, CompileError, StageSpec
 from ipu_dynamo.capture.capture import STAGE
 from ipu_dynamo.capture.markers import begin_block, end_block
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.passes.placement import BlockError, PipelineSizeError, Placement
+from ipu_dynamo.passes.block_places import BlockError
+from ipu_dynamo.passes.placement import PipelineSizeError, Placement
 
 PIPELINED = Strategy("pipelined")
 SAME_AS_IPU = Strategy("pipelined", auto_stage="same_as_ipu")

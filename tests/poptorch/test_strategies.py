@@ -154,19 +154,6 @@ def test_parallel_phases_send_tensors_off_the_chip_or_not():
         strategy.sendTensorsOffChipAfterFwd("yes")
 
 
-@given(st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=4))
-def test_parallel_phases_and_their_ipus_have_one_parity(ipus):
-    strategy = poptorch.ParallelPhasedExecution(*(f"block{i}" for i in range(len(ipus))))
-    for number, ipu in enumerate(ipus):
-        if ipu is not None:
-            strategy.phase(number).ipus(ipu)
-    if all(ipu is None or ipu % 2 == number % 2 for number, ipu in enumerate(ipus)):
-        assert [ipu for _, ipu in strategy.core_strategy()["stages"]] == ipus
-    else:
-        with pytest.raises(poptorch.Error, match="even phases must run on even IPUs and odd"):
-            strategy.core_strategy()
-
-
 @pytest.mark.parametrize("cls", KINDS)
 def test_a_strategy_says_its_execution_mode_and_no_addresses(cls):
     strategy = cls("a", Stage("b").ipu(1))

@@ -15,7 +15,8 @@ ENGINES = [
 
 def draw_placement(data, recipe):
     """A placement that the compiler accepts for `recipe`."""
-    kinds = ["sharded"] if recipe.shares_buffers else ["sharded", "pipelined"]
+    kinds = ["sharded", "serial_phased", "parallel_phased"]
+    kinds += [] if recipe.shares_buffers else ["pipelined"]
     return data.draw(placements_of(recipe.build().names, kinds=kinds))
 
 

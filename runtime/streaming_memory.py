@@ -1,0 +1,44 @@
+"""Hold in host memory what leaves the IPUs, and count the bytes of every transfer."""
+
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Traffic
+
+_HOST = torch.device("cpu")
+
+
+class Kept(NamedTuple):
+    """A value in streaming memory, and the device it came from."""
+
+    tensor: Tensor
+    device: torch.device
+
+
+class StreamingMemory:
+    """The memory beside the IPUs of all replicas.
+
+    Invariant: `traffic` is what all transfers so far have moved. IPUs that are this machine's
+    processor share its memory, so a transfer to or from them copies nothing.
+    """
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+
+    def store(self, value: Tensor) -> Kept:
+        """What is kept of a value that leaves its IPU."""
+        self._count(Traffic(stored=value.nbytes))
+        return Kept(value.to(_HOST), value.device)
+
+    def load(self, kept: Kept) -> Tensor:
+        """The value, back on its device."""
+        self._count(Traffic(loaded=kept.tensor.nbytes))
+        return kept.tensor.to(kept.device)
+
+    def _count(self, moved: Traffic) -> None:
+        with self._lock:  # workers move values side by side
+            self.traffic += moved
