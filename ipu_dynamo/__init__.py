@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.markers import identity_loss
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
-    from ipu_dynamo.options import Options, StageSpec, Strategy
+    from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
 
 __version__ = "0.1.0"
@@ -24,6 +24,8 @@ __all__ = [
     "ExecutionError",
     "InputError",
     "IpuError",
+    "Location",
+    "Locations",
     "Options",
     "StageSpec",
     "Strategy",
@@ -38,7 +40,7 @@ _HOMES = {
     "ipu_dynamo.capture.markers": ("identity_loss",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
-    "ipu_dynamo.options": ("Options", "StageSpec", "Strategy"),
+    "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.recent": ("programs",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -110,9 +110,48 @@ class Strategy:
         return self.kind in ("serial_phased", "parallel_phased")
 
 
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where the tensors of one kind live.
+
+    Args:
+        off_chip: in streaming memory, and on an IPU only while it uses them.
+        min_elements: tensors of fewer elements stay on the chip in any case.
+    """
+
+    off_chip: bool = False
+    min_elements: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.off_chip, bool):
+            raise OptionError(f"location off_chip is {self.off_chip!r}; it is True or False")
+        if type(self.min_elements) is not int or self.min_elements < 0:
+            raise OptionError(f"location min_elements is {self.min_elements!r}; it counts from 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """Where tensors live, by kind.
+
+    Args:
+        weights: parameters: loaded for every call that reads them, and around the update.
+        optimizer_state: loaded before the update and stored after it.
+        accumulators: loaded when a step begins and stored when it ends.
+        activations: what the liveness of a phased strategy may move, by default all of them.
+
+    Source: PopTorch user guide, "poptorch.TensorLocationSettings".
+    """
+
+    weights: Location = Location()
+    optimizer_state: Location = Location()
+    accumulators: Location = Location()
+    activations: Location = Location(off_chip=True)
+
+
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale": (int, float),
     "strategy": Strategy,
+    "locations": Locations,
     "narrow": bool,
     "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
@@ -142,6 +181,7 @@ class Options:
         loss_scale: the loss is multiplied by it in the backward pass, and gradients are divided by
             it before the update: it moves half-precision gradients to a better range.
         strategy: how blocks become stages.
+        locations: what lives in streaming memory, beside the IPUs.
         narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
             integer parameters and buffers as constants, as PopTorch does.
         partials, convolution_partials: precision of the partial sums of products, and of
@@ -175,6 +215,7 @@ class Options:
     mean_strategy: Literal["post", "running", "post_and_loss"] = "post"
     loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
+    locations: Locations = field(default_factory=Locations)
     narrow: bool = False
     partials: Literal["float", "half"] = "float"
     convolution_partials: Literal["float", "half"] = "float"

@@ -16,9 +16,15 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.locate_variables import (
+    locate_variables,
+    move_after_step,
+    move_before_step,
+    move_in_micro_batch,
+)
 from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
-from ipu_dynamo.passes.store_activations import Move, Moves, leaves_chip, store_activations
+from ipu_dynamo.passes.store_activations import ActivationRule, Move, Moves, store_activations
 from ipu_dynamo.program import (
     MUTATED,
     Call,
@@ -102,11 +108,19 @@ class _Emitter:
                     self.changed.add(name)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
-        streams = {n: r for n, r in self.roles.items() if r.kind in ("input", "random_key")}
-        liveness = self.options.strategy.liveness
-        self.moves = store_activations(
-            self.partitioned.parts, {*streams, ACCUMULATION_WEIGHT}, liveness
-        )
+        types = {name: type_ for name, (_, _, type_) in self.sources.items()}
+        streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}
+        for name, role in self.roles.items():
+            if role.kind in ("input", "random_key"):
+                streams[name] = self.variable_type(name)
+        parts = self.partitioned.parts
+        self.variables = self.find_variables()
+        self.away = {v.name: v for v in self.variables if v.off_chip}
+        self.moves = store_activations(parts, types | streams, streams, self.rule())
+
+    def rule(self) -> ActivationRule:
+        """Which activations leave the chip."""
+        return ActivationRule(self.options.strategy.liveness, self.options.locations.activations)
 
     def variable_type(self, name: str) -> TensorType:
         return TensorType.of(self.values[name])
@@ -157,7 +171,7 @@ class _Emitter:
         if role is None or role.kind in ("input", "random_key"):
             result = name if not any(n == name for n, _ in self.local) else _on(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu))
-        elif self.homes[name] == ipu:
+        elif self.homes[name] == ipu or name in self.away:
             return name
         else:
             result = _on(name, ipu)
@@ -199,7 +213,7 @@ class _Emitter:
         for name in part.outputs:
             _, source, type_ = self.sources[name]
             readers = [p for p in later if name in p.inputs]
-            near = [p for p in readers if not leaves_chip(self.options.strategy.liveness, part, p)]
+            near = [p for p in readers if not self.rule().moves(type_, part, p)]
             for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
                     self.local[name, ipu] = _on(name, ipu)
@@ -248,7 +262,7 @@ class _Emitter:
                 result.append(update)
         return result
 
-    def variables(self) -> list[Variable]:
+    def find_variables(self) -> list[Variable]:
         options = self.options
         found = []
         for role in self.capture.placeholders:
@@ -267,7 +281,7 @@ class _Emitter:
                 found.append(Variable(accumulator(name), type_, "accumulator", part.ipu, alone))
         for index, group in enumerate(self.groups):
             found += self.states(index, group)
-        return found
+        return locate_variables(found, options.locations, frozenset(self.changed))
 
     def states(self, index: int, group: UpdateGroup) -> list[Variable]:
         found: dict[str, Variable] = {}
@@ -322,10 +336,12 @@ def emit(
     """The pass. `groups` are the optimiser's, empty for inference."""
     emitter = _Emitter(capture, partitioned, options, groups)
     emitter.call_parts()
-    micro_batches = tuple(emitter.micro_batch)
+    away = emitter.away
+    micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, away))
     if capture.training:
         accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches)
-        step = (*emitter.before, accumulate, *emitter.update())
+        before = (*move_before_step(away), *emitter.before)
+        step = (*before, accumulate, *move_after_step(emitter.update(), away))
         body: tuple[Instruction, ...] = (
             Repeat("device_iteration", options.device_iterations, step),
         )
@@ -336,7 +352,7 @@ def emit(
         kind=capture.alone or ("training" if capture.training else "inference"),
         num_ipus=max(capture.ipus.values()) + 1,
         replicas=options.replicas,
-        variables=tuple(emitter.variables()),
+        variables=tuple(emitter.variables),
         inputs=tuple(emitter.inputs()),
         outputs=tuple(emitter.outputs()),
         functions=tuple(emitter.functions.values()),

@@ -6,11 +6,13 @@ Keeps    the parts, and which values they read.
 Source   PopTorch user guide, "poptorch.Liveness".
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
-from ipu_dynamo.options import Liveness
+from ipu_dynamo.options import Liveness, Location
 from ipu_dynamo.passes.partition import Part
+from ipu_dynamo.program import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,21 @@ class Moves:
     stores: dict[int, list[Move]] = field(default_factory=dict)
 
 
-def leaves_chip(liveness: Liveness, maker: Part, reader: Part) -> bool:
-    """Whether what `maker` made is off the chip before `reader` runs."""
+@dataclass(frozen=True, slots=True)
+class ActivationRule:
+    """Which values leave the chip: a liveness, and where activations may be."""
+
+    liveness: Liveness
+    location: Location
+
+    def moves(self, type: TensorType, maker: Part, reader: Part) -> bool:
+        """Whether a value that `maker` made is off the chip before `reader` runs."""
+        large = prod(type.shape) >= self.location.min_elements
+        return self.location.off_chip and large and _later(self.liveness, maker, reader)
+
+
+def _later(liveness: Liveness, maker: Part, reader: Part) -> bool:
+    """Whether there is a transfer between two parts."""
     if liveness == "always_live":
         return False
     if liveness == "off_chip_after_each_phase":
@@ -49,16 +64,22 @@ def leaves_chip(liveness: Liveness, maker: Part, reader: Part) -> bool:
     return maker.direction == "forward" and reader.direction == "backward"
 
 
-def store_activations(parts: Sequence[Part], streams: Collection[str], liveness: Liveness) -> Moves:
+def store_activations(
+    parts: Sequence[Part],
+    types: Mapping[str, TensorType],
+    streams: Collection[str],
+    rule: ActivationRule,
+) -> Moves:
     """The plan. A value is stored once, when its phase or the forward pass ends, and loaded in the
     phase before the one that reads it: by every such phase where each phase ends with stores,
     else once by each IPU.
 
     Args:
         parts: of a micro-batch, in order.
+        types: of what parts make, and of streams.
         streams: inputs that IPUs receive. What an IPU received and reads again is such a value.
     """
-    moves = Moves()
+    moves, liveness = Moves(), rule.liveness
     made: dict[tuple[str, int], int] = {}  # value and its home -> index of the part
     homes: dict[str, int] = {}
     stored: set[tuple[str, int]] = set()
@@ -69,7 +90,7 @@ def store_activations(parts: Sequence[Part], streams: Collection[str], liveness:
             if home is None:
                 continue  # a variable
             maker = made.setdefault((name, home), index)
-            if not leaves_chip(liveness, parts[maker], part):
+            if not rule.moves(types[name], parts[maker], part):
                 continue
             if (name, home) not in stored:
                 stored.add((name, home))

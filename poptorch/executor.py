@@ -183,7 +183,12 @@ class PoplarExecutor(DeviceWeights):
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
         update = self._update
         scale = update.loss_scale if update else 1.0
-        options = core_options(self._options, training=self._training, loss_scale=scale)
+        options = core_options(
+            self._options,
+            training=self._training,
+            loss_scale=scale,
+            combined_accumulator=update is not None and update.combined_accumulator,
+        )
         if update is None:
             return CompiledModel(adapter, options, optimizer=None, own_weights=True)
         return CompiledModel(

@@ -35,6 +35,11 @@ class OptimizerInUse:
         """What the loss is multiplied by in the backward pass."""
         return float(self.reading.settings["loss_scaling"])
 
+    @property
+    def combined_accumulator(self) -> bool:
+        """Whether gradients and the optimizer's state share their tensors."""
+        return bool(self.reading.settings["use_combined_accum"])
+
     def groups(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
     ) -> tuple[Group, ...]:

@@ -28,12 +28,15 @@ _STRATEGIES: dict[int, Any] = {
 }
 
 
-def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -> core.Options:
+def core_options(
+    options: Options, *, training: bool, loss_scale: float = 1.0, combined_accumulator: bool = False
+) -> core.Options:
     """The core's options for an executor.
 
     Args:
         options: complete, as `poptorch.options.adopt` makes them.
         loss_scale: what the loss is multiplied by in the backward pass.
+        combined_accumulator: the optimizer's state is in the gradients' accumulators.
 
     Raises:
         poptorch.Error: an option asks for what would change results and is not there yet, or the
@@ -56,6 +59,7 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
         reduction="sum" if reduction == ReductionType.Sum else "mean",
         mean_strategy=_STRATEGIES[strategy],
         strategy=core_strategy(options),
+        locations=core_locations(options, combined_accumulator=combined_accumulator),
         narrow=True,
         loss_scale=loss_scale,
         partials=settings.get("partialsTypeMatMuls", "float"),
@@ -85,6 +89,23 @@ def core_strategy(options: Options) -> core.Strategy:
         stages=stages,
         weights_on_one_ipu=True,
     )
+
+
+def core_locations(options: Options, *, combined_accumulator: bool = False) -> core.Locations:
+    """Where tensors live: what a user set, else off the chip in phases and on it without them."""
+    phased = core_strategy(options).phased
+    given = {
+        kind: options.TensorLocations.toDict().get(f"location_{kind}", {})
+        for kind in ("weight", "optimizer", "accumulator", "activation")
+    }
+    if combined_accumulator:
+        given["optimizer"] = given["accumulator"]
+
+    def location(kind: str) -> core.Location:
+        on_chip = bool(given[kind].get("onChip", not phased))
+        return core.Location(not on_chip, given[kind].get("minElementsForOffChip", 0))
+
+    return core.Locations(*map(location, given))
 
 
 def batching_factors(options: Options) -> tuple[int, str]:

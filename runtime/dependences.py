@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from ipu_dynamo.program import Call, Program
+from ipu_dynamo.program import MUTATED, Call, Program
 from ipu_dynamo.runtime.steps import moves_of_calls, number_slots, sections
-
-_MUTATED = "ipu.mutated"  # see `ipu_dynamo.program.Function`
 
 
 def dependences(program: Program) -> tuple[tuple[int, ...], ...]:
@@ -45,7 +43,7 @@ def changed_slots(program: Program) -> set[int]:
         function.name: [
             position
             for position, node in enumerate(function.graph.graph.find_nodes(op="placeholder"))
-            if node.meta.get(_MUTATED)
+            if node.meta.get(MUTATED)
         ]
         for function in program.functions
     }
@@ -64,7 +62,7 @@ def calls_of(program: Program) -> Sequence[Call]:
 def _uses(program: Program) -> dict[int, list[int]]:
     """For each slot the calls that read or write it, in order; what makes a value is first."""
     slots = number_slots(program)
-    loads, stores = moves_of_calls(sections(program).loop, slots)
+    loads, stores, _ = moves_of_calls(sections(program).loop, slots)
     uses: dict[int, list[int]] = {}
     for index, call in enumerate(calls_of(program)):
         names = (*call.arguments, *(name for name in call.results if name))

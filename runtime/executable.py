@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Input, Instruction, Program, Receive, Reduce, Send, Update
+from ipu_dynamo.program import (
+    Input,
+    Instruction,
+    Load,
+    Program,
+    Receive,
+    Reduce,
+    Send,
+    Store,
+    Update,
+)
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.dependences import calls_of, changes_between_calls, dependences
 from ipu_dynamo.runtime.engines import Engine
@@ -83,6 +93,7 @@ class Executable:
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
+        self._beginnings = self._prepare_updates(cut.before)
         self._updates = self._prepare_updates(cut.after)
         self._versions = self._own_versions()
 
@@ -136,6 +147,8 @@ class Executable:
         with torch.no_grad():
             try:
                 for number in range(self._rounds):
+                    for begin in self._beginnings:
+                        begin(numbers)
                     self._run_round(number, chunks, collected)
                     self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
                     for update in self._updates:
@@ -233,7 +246,21 @@ class Executable:
                 prepared.append(self._reduction(instruction))
             elif isinstance(instruction, Update):
                 prepared.append(self._update(instruction))
+            elif isinstance(instruction, Load | Store):
+                prepared.append(self._transfer(instruction))
         return prepared
+
+    def _transfer(self, instruction: Load | Store) -> Callable[[Numbers], None]:
+        """Move a variable, which every replica has for itself."""
+        tensors = [self.tensor(instruction.value, r) for r in range(self.batching.replicas)]
+        isload = isinstance(instruction, Load)
+        move = self.memory.fetch if isload else self.memory.write_back
+
+        def run(_: Numbers) -> None:
+            for tensor in tensors:
+                move(tensor)
+
+        return run
 
     def _reduction(self, instruction: Reduce) -> Callable[[Numbers], None]:
         first, *others = (

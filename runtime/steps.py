@@ -41,7 +41,8 @@ class Sections:
 class Step:
     """A call, prepared: where its arguments lie, where its results go, which values end with it.
 
-    `loads` come before it and `stores` after it, as pairs of slots (from, to).
+    `loads` come before it and `stores` after it, as pairs of slots (from, to); `fetches` are the
+    slots of variables that are off the chip.
     """
 
     stage: Stage
@@ -53,6 +54,7 @@ class Step:
     memory: StreamingMemory
     loads: Moves = ()
     stores: Moves = ()
+    fetches: tuple[int, ...] = ()
 
 
 def sections(program: Program) -> Sections:
@@ -113,7 +115,7 @@ def prepare_steps(
     functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
-    loads, stores = moves_of_calls(loop, slots)
+    loads, stores, fetches = moves_of_calls(loop, slots)
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
@@ -125,18 +127,20 @@ def prepare_steps(
         arguments = picker([slots[name] for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
-        moves = memory, loads[index], stores[index]
+        moves = memory, loads[index], stores[index], fetches[index]
         steps.append(Step(stage, arguments, results, dead, call, function, *moves))
     return steps
 
 
 def moves_of_calls(
     loop: Sequence[Instruction], slots: dict[str, int]
-) -> tuple[dict[int, Moves], dict[int, Moves]]:
-    """For every call the slots (from, to) of what it loads before and stores after it."""
+) -> tuple[dict[int, Moves], dict[int, Moves], dict[int, tuple[int, ...]]]:
+    """For every call the slots (from, to) of what it loads before and stores after it, and the
+    slots of the variables that are loaded for it."""
     calls = [i for i in loop if isinstance(i, Call)]
     loads: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
     stores: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
+    fetches: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(calls)), ())
     passed = 0
     for instruction in loop:
         if isinstance(instruction, Call):
@@ -144,11 +148,13 @@ def moves_of_calls(
         elif isinstance(instruction, Load | Store):
             move = (slots[instruction.value], slots[instruction.result])
             same = [i for i, call in enumerate(calls) if call.ipu == instruction.ipu]
-            if isinstance(instruction, Load):
+            if isinstance(instruction, Load) and move[0] == move[1]:
+                fetches[passed] += move[:1]
+            elif isinstance(instruction, Load):
                 loads[min(i for i in same if i >= passed)] += (move,)
             else:
                 stores[max(i for i in same if i < passed)] += (move,)
-    return loads, stores
+    return loads, stores, fetches
 
 
 def picker(slots: Sequence[int]) -> Picker:
@@ -173,6 +179,8 @@ def run_steps(steps: Sequence[Step], values: list[Any], micro_batch: int) -> Non
 
 def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     """Run one prepared call, as `run_steps` does."""
+    for variable in step.fetches:
+        step.memory.fetch(values[variable])
     for source, target in step.loads:
         values[target] = step.memory.load(values[source])
     try:

@@ -39,6 +39,14 @@ class StreamingMemory:
         self._count(Traffic(loaded=kept.tensor.nbytes))
         return kept.tensor.to(kept.device)
 
+    def fetch(self, variable: Tensor) -> None:
+        """Bring a variable to the chip. It lies in host memory all the time."""
+        self._count(Traffic(loaded=variable.nbytes))
+
+    def write_back(self, variable: Tensor) -> None:
+        """Take a variable off the chip again, changed."""
+        self._count(Traffic(stored=variable.nbytes))
+
     def _count(self, moved: Traffic) -> None:
         with self._lock:  # workers move values side by side
             self.traffic += moved

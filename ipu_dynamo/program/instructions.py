@@ -77,43 +77,53 @@ class Call:
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
         arguments = ", ".join(f"%{name}" for name in self.arguments)
-        phase = "" if self.phase is None else f", phase {self.phase}"
-        return f"({results}) = call @{self.function}({arguments})  on ipu{self.ipu}{phase}"
+        where = f"on ipu{self.ipu}{_in(self.phase)}"
+        return f"({results}) = call @{self.function}({arguments})  {where}"
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """Move a value from an IPU to streaming memory, which knows it as `result`.
 
-    No instruction after it reads `value`: its room on the chip is free.
+    Its room on the chip is free afterwards. A variable keeps its name on both sides.
     """
 
     value: str
     result: str
     type: TensorType
     ipu: int
-    phase: int
+    phase: int | None
     source: str
 
     def __str__(self) -> str:
-        what = f"%{self.result} = %{self.value}: {self.type}, {self.type.nbytes} bytes"
-        return f"store {what}  ipu{self.ipu} -> off chip, phase {self.phase}"
+        return f"store {_moved(self)}  ipu{self.ipu} -> off chip{_in(self.phase)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring a value from streaming memory to an IPU, which knows it as `result`."""
+    """Bring a value from streaming memory to an IPU, which knows it as `result`.
+
+    A variable that is loaded for a call is on the chip until the call ends.
+    """
 
     value: str
     result: str
     type: TensorType
     ipu: int
-    phase: int
+    phase: int | None
     source: str
 
     def __str__(self) -> str:
-        what = f"%{self.result} = %{self.value}: {self.type}, {self.type.nbytes} bytes"
-        return f"load {what}  off chip -> ipu{self.ipu}, phase {self.phase}"
+        return f"load {_moved(self)}  off chip -> ipu{self.ipu}{_in(self.phase)}"
+
+
+def _moved(move: Store | Load) -> str:
+    origin = "" if move.value == move.result else f" = %{move.value}"
+    return f"%{move.result}{origin}: {move.type}, {move.type.nbytes} bytes"
+
+
+def _in(phase: int | None) -> str:
+    return "" if phase is None else f", phase {phase}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,14 +108,21 @@ class Program:
     def _memory(self) -> list[str]:
         lines = []
         for ipu in range(self.num_ipus):
-            here = [v for v in self.variables if v.ipu == ipu]
-            total = sum(v.type.nbytes for v in here)
-            kinds = dict.fromkeys(v.kind for v in here)
-            counts = ", ".join(f"{sum(v.kind == k for v in here)} {k}" for k in kinds)
-            lines.append(f"  ipu{ipu}: {byte_text(total)} in {len(here)} variables ({counts})")
+            here = [v for v in self.variables if v.ipu == ipu and not v.off_chip]
+            lines.append(f"  ipu{ipu}: {_summary(here)}")
+        if away := [v for v in self.variables if v.off_chip]:
+            lines.append(f"  off chip: {_summary(away)}")
         if self.traffic != Traffic():
             lines.append(f"  streaming memory: {self.traffic} in a call")
         return lines
+
+
+def _summary(variables: list[Variable]) -> str:
+    """How much memory some variables take, and what they are."""
+    total = sum(v.type.nbytes for v in variables)
+    kinds = dict.fromkeys(v.kind for v in variables)
+    counts = ", ".join(f"{sum(v.kind == k for v in variables)} {k}" for k in kinds)
+    return f"{byte_text(total)} in {len(variables)} variables ({counts})"
 
 
 def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:

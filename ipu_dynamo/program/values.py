@@ -26,6 +26,8 @@ class Variable:
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
         digest: of the values, for a constant.
+        off_chip: it lies in streaming memory; its home has it between a load and a store, or
+            the end of the call that it is loaded for.
     """
 
     name: str
@@ -34,11 +36,13 @@ class Variable:
     ipu: int
     replicated: bool = True
     digest: str = ""
+    off_chip: bool = False
 
     def __str__(self) -> str:
         own = "" if self.replicated else ", one per replica"
+        where = "off chip, of" if self.off_chip else "on"
         values = f", values {self.digest}" if self.digest else ""
-        return f"{self.kind} %{self.name}: {self.type}  on ipu{self.ipu}{own}{values}"
+        return f"{self.kind} %{self.name}: {self.type}  {where} ipu{self.ipu}{own}{values}"
 
 
 @dataclass(frozen=True, slots=True)

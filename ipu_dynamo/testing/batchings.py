@@ -1,8 +1,10 @@
 """Draw how a call is divided: device iterations, accumulation, replicas, and what is returned."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from ipu_dynamo.options import Engine, Options, Strategy
+from ipu_dynamo.options import Engine, Location, Locations, Options, Strategy
 from ipu_dynamo.testing.placements import Placement
 
 
@@ -61,7 +63,16 @@ def options_for(
         reduction=draw(st.sampled_from(reductions)),
         mean_strategy=draw(st.sampled_from(strategies)),
         strategy=placement.strategy if placement else Strategy(),
+        locations=draw(_locations()),
     )
+
+
+def _locations() -> st.SearchStrategy[Locations]:
+    """Where tensors live; they shrink towards the default."""
+    kinds = ("weights", "optimizer_state", "accumulators", "activations")
+    location = st.builds(Location, st.booleans(), st.integers(0, 9))
+    changed = st.fixed_dictionaries({}, optional=dict.fromkeys(kinds, location))
+    return changed.map(lambda given: replace(Locations(), **given))
 
 
 def micro_batches(options: Options, *, training: bool = True) -> int:

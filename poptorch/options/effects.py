@@ -33,17 +33,11 @@ _REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in
 # that makes it work.
 PENDING = _REFUSED_ACCESSORS | frozenset(
     {
-        "TensorLocationSettings.minElementsForOffChip",
         "TensorLocationSettings.minElementsForReplicatedTensorSharding",
         "TensorLocationSettings.useIOTilesToLoad",
         "TensorLocationSettings.useIOTilesToStore",
-        "TensorLocationSettings.useOnChipStorage",
         "TensorLocationSettings.useReplicatedTensorSharding",
         "TensorLocations.numIOTiles",
-        "TensorLocations.setAccumulatorLocation",
-        "TensorLocations.setActivationLocation",
-        "TensorLocations.setOptimizerLocation",
-        "TensorLocations.setWeightLocation",
         "_Popart.autoRecomputation",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",

@@ -1,12 +1,13 @@
 """Check that phased programs move what they must, as printed, and change no value."""
 
 from dataclasses import replace
+from math import prod
 
 from hypothesis import given, note
 from hypothesis import strategies as st
 
 from ipu_dynamo import Strategy, compile_inference, compile_training
-from ipu_dynamo.program import Call, Copy, Load, Receive, Repeat, Store, Traffic
+from ipu_dynamo.program import Call, Copy, Load, Receive, Repeat, Store, Traffic, Update
 from ipu_dynamo.testing import Placement, assert_same_bits, options_for, placements_of, recipes
 from tests.properties.running import calls, outcome, slow
 
@@ -31,7 +32,7 @@ def test_workers_change_no_bit(recipe, training, data):
 
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_as_many_bytes_move_as_the_program_says(recipe, training, data):
-    placement = data.draw(placements_of(recipe.build().names, kinds=PHASED))
+    placement = data.draw(placements_of(recipe.build().names, kinds=(*PHASED, "sharded")))
     options = data.draw(options_for(placement=placement, training=training))
     model = placement.place(recipe.build())
     if training:
@@ -42,72 +43,102 @@ def test_as_many_bytes_move_as_the_program_says(recipe, training, data):
         run(*args)
     program = run.program
     note(program.short())
-    follow(program, options.strategy.liveness)
     assert run.executable.memory.traffic == program.traffic * 2
-    printed = Traffic()
-    for line in program.short().splitlines():
-        words = line.split()
-        if words[0] in ("store", "load"):
-            nbytes = int(words[words.index("bytes") - 1])
-            printed += Traffic(nbytes, 0) if words[0] == "store" else Traffic(0, nbytes)
-    steps = options.gradient_accumulation if training else 1
-    assert program.traffic == printed * (options.device_iterations * steps * options.replicas)
+    assert program.traffic == printed_traffic(program.short()) * options.replicas
+    Follower(program, options).follow()
 
 
-def follow(program, liveness):
-    """Walk through a micro-batch; assert that every value is where it is read, and no longer."""
-    variables = {v.name for v in program.variables} | {c.result for c in before_loop(program)}
-    came = {}  # value on an IPU -> the phase for which it came there; a maker's own
-    stored, phases = {}, []
-    home = {}
-    for instruction in micro_batch(program):
-        if isinstance(instruction, Call | Store | Load):
-            phases.append(instruction.phase)
-        match instruction:
-            case Receive(result=name, ipu=ipu):
-                came[name, ipu] = None  # in the phase of the call behind it
-            case Copy(value=name, result=result, src=src, dst=dst):
-                assert name in variables or (name, src) in came
-                came[result, dst] = came.get((name, src))
-            case Call():
-                for key, phase in came.items():
-                    came[key] = instruction.phase if phase is None else phase
-                for name in instruction.arguments:
-                    if name not in variables:
-                        assert_near(came[name, instruction.ipu], instruction, liveness, program)
-                for name in filter(None, instruction.results):
-                    came[name, instruction.ipu] = instruction.phase
-                    home[name] = instruction.ipu
-            case Store(value=name, result=result, ipu=ipu):
-                assert home.get(name, ipu) == ipu
-                assert came.pop((name, ipu)) < instruction.phase
-                assert result not in stored
-                stored[result] = instruction.type
-            case Load(value=name, result=result, ipu=ipu):
-                assert stored[name] == instruction.type
-                came[result, ipu] = instruction.phase + 1
-    assert phases == sorted(phases)
-    if liveness == "always_live":
-        assert not stored
+def printed_traffic(text):
+    """The bytes that a printed program says one replica moves in a call."""
+    total, loops = Traffic(), []
+    for line in text.splitlines():
+        indent, words = len(line) - len(line.lstrip()), line.split()
+        while loops and loops[-1][0] >= indent:
+            loops.pop()
+        if words[0] == "repeat":
+            loops.append((indent, int(words[1])))
+        elif words[0] in ("store", "load"):
+            nbytes = int(words[words.index("bytes") - 1]) * prod(count for _, count in loops)
+            total += Traffic(nbytes, 0) if words[0] == "store" else Traffic(0, nbytes)
+    return total
 
 
-def assert_near(phase, call, liveness, program):
-    """`phase` is when the value of an argument of `call` was made, or for when it was loaded."""
-    first = (
-        min(c.phase for c in program.calls if c.direction != "forward")
-        if training(program)
-        else None
-    )
-    if liveness == "off_chip_after_each_phase":
-        assert phase == call.phase
-    elif liveness != "always_live" and first is not None and call.phase >= first:
-        assert phase >= first
+class Follower:
+    """Walks through a program; asserts that all is where it is read, and no longer than it may be.
 
+    `came` has for each value on an IPU the phase that made it, or for which it was loaded.
+    """
 
-def training(program):
-    return program.kind == "training"
+    def __init__(self, program, options):
+        self.program, self.options = program, options
+        self.variables = {v.name: v for v in program.variables}
+        self.copies = {i.result for i in program.copies if i not in micro_batch(program)}
+        self.came, self.stored, self.fetched, self.phases = {}, {}, set(), []
 
+    def follow(self):
+        for instruction in self.program.walk():
+            match instruction:
+                case Load(value=name, result=result, ipu=ipu) if name == result:
+                    assert self.variables[name].off_chip
+                    self.fetched.add((name, ipu))
+                case Store(value=name, result=result, ipu=ipu) if name == result:
+                    self.fetched.remove((name, ipu))
+                case Update():
+                    names = (*instruction.parameters, *instruction.gradients)
+                    states = [name for _, names in instruction.states for name in names]
+                    self.assert_on_chip((*names, *states), instruction.ipu)
+                case Call():
+                    self.call(instruction)
+                case Receive(result=name, ipu=ipu):
+                    self.came[name, ipu] = None  # for the call behind it
+                case Copy(value=name, result=result, src=src, dst=dst):
+                    assert name in self.variables or (name, src) in self.came
+                    self.came[result, dst] = self.came.get((name, src))
+                case Store(value=name, result=result, ipu=ipu):
+                    assert self.came.pop((name, ipu)) < instruction.phase
+                    assert result not in self.stored
+                    assert prod(instruction.type.shape) >= self.where.min_elements
+                    self.stored[result] = instruction.type
+                    self.phases.append(instruction.phase)
+                case Load(value=name, result=result, ipu=ipu):
+                    assert self.stored[name] == instruction.type
+                    self.came[result, ipu] = instruction.phase + 1
+                    self.phases.append(instruction.phase)
+        assert self.phases == sorted(self.phases)
+        if self.options.strategy.liveness == "always_live" or not self.where.off_chip:
+            assert not self.stored
+        assert not [name for name, _ in self.fetched if self.variables[name].kind != "parameter"]
 
-def before_loop(program):
-    loop = micro_batch(program)
-    return [i for i in program.walk() if isinstance(i, Copy) and i not in loop]
+    @property
+    def where(self):
+        return self.options.locations.activations
+
+    def call(self, call):
+        for key, phase in self.came.items():
+            self.came[key] = call.phase if phase is None else phase
+        values = [n for n in call.arguments if n not in self.variables and n not in self.copies]
+        for name in values:
+            self.assert_near(name, call)
+        self.assert_on_chip(call.arguments, call.ipu)
+        weights = {v.name for v in self.program.variables if v.kind == "parameter"}
+        self.fetched -= {(name, call.ipu) for name in call.arguments if name in weights}
+        for name in filter(None, call.results):
+            self.came[name, call.ipu] = call.phase
+        if call.phase is not None:
+            self.phases.append(call.phase)
+
+    def assert_on_chip(self, names, ipu):
+        for name in names:
+            if name in self.variables and self.variables[name].off_chip:
+                assert (name, ipu) in self.fetched
+
+    def assert_near(self, name, call):
+        """A value of an earlier phase is on the chip only if the liveness has it there."""
+        phase, liveness = self.came[name, call.ipu], self.options.strategy.liveness
+        if not self.where.off_chip or self.where.min_elements > 0:
+            return
+        backward = [c.phase for c in self.program.calls if c.direction != "forward"]
+        if liveness == "off_chip_after_each_phase":
+            assert phase == call.phase
+        elif liveness != "always_live" and backward and call.phase >= min(backward):
+            assert phase >= min(backward)
