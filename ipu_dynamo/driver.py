@@ -53,7 +53,7 @@ def compile_model(
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
     """
-    capture = trace(model, example, training=training)
+    capture = trace(model, example, training=training, mixed_precision=options.narrow)
     if training:
         _train_only(capture, {name for group in groups for name in group.parameters})
     passes = pipeline(options, training=training, loss=loss)

@@ -182,8 +182,9 @@ class Options:
             it before the update: it moves half-precision gradients to a better range.
         strategy: how blocks become stages.
         locations: what lives in streaming memory, beside the IPUs.
-        narrow: carry int64 as int32, float64 as float32 and bfloat16 as float16, and treat
-            integer parameters and buffers as constants, as PopTorch does.
+        narrow: as PopTorch does, carry int64 as int32, float64 as float32 and bfloat16 as
+            float16, treat integer parameters and buffers as constants, and let a layer whose
+            weights have another precision than its input compute in that of the input.
         partials, convolution_partials: precision of the partial sums of products, and of
             convolutions, of halves. `half` cuts the reduction into chunks of `partials_chunk`
             elements, sums each in float32 and adds the chunks' sums in float16, rounding each time.

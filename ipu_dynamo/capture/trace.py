@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
 from ipu_dynamo.capture.constants import lift_constants
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
+from ipu_dynamo.capture.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.swap import (
     Model,
     attributes_swapped,
@@ -81,13 +82,16 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
     return Arguments(tuple(leaf for _, leaf in paths), spec, tuple(leaf_names))
 
 
-def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
+def trace(
+    model: Model, arguments: Arguments, *, training: bool, mixed_precision: bool = False
+) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
     Args:
         model: a module, or any callable on tensors.
         arguments: one micro-batch; values of tensors are not looked at.
         training: trace with gradients on, and keep custom autograd functions.
+        mixed_precision: let layers convert their weights to the precision of their input.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -108,7 +112,9 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
-            leaves, spec = flatten(model(*args, **kwargs))
+            with MixedPrecision() if mixed_precision else nullcontext():
+                returns = model(*args, **kwargs)
+            leaves, spec = flatten(returns)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))
         kept = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
         returned.append(Structure(spec, kept, positions))
