@@ -1,6 +1,7 @@
 """Check that graphs read back from their lines, and what in a graph cannot be written."""
 
 import operator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.program import operators
 from ipu_dynamo.program.function import structural_key
 from ipu_dynamo.program.graph_text import read_graph, write_graph
 from ipu_dynamo.program.operators import check_arguments, operator_name, operator_named
@@ -219,3 +221,11 @@ def test_operators_have_names():
     ):
         with pytest.raises(ValueError, match="no operator"):
             operator_named(name)
+
+
+def test_modules_that_register_operators_are_imported_with_them():
+    folder = Path(operators.__file__).parent
+    registering = {p.stem for p in folder.glob("*.py") if "library.Library(" in p.read_text()}
+    assert registering >= {"floating_point", "half_partials"}
+    for name in registering:
+        assert f"import ipu_dynamo.program.{name}  #" in Path(operators.__file__).read_text()
