@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.program.layout import Layout
+from ipu_dynamo.program.layout import Layout, device_named
 from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.operators import check_arguments, operator_name, operator_named
 from ipu_dynamo.program.outline import Line, in_line
 from ipu_dynamo.program.reader import Reader, Record
-from ipu_dynamo.program.torch_private import FakeTensorMode
+from ipu_dynamo.program.torch_private import FakeTensorMode, with_device
 
 MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
 _KEPT = (MUTATED,)  # what stays of a node's meta, besides its value and its source line
@@ -80,14 +80,14 @@ def read_graph(lines: Sequence[Line]) -> fx.GraphModule:
     graph, mode = fx.Graph(), FakeTensorMode()
     nodes: dict[str, fx.Node] = {}
     for line in lines:
-        with in_line(line), mode:
+        with in_line(line):
             reader = Reader(line.text, nodes)
             if line.below:
                 raise ValueError("nothing may stand below a node")
             if line is lines[-1]:
                 _read_output(reader, graph)
             else:
-                node = _read_node(reader, graph)
+                node = _read_node(reader, graph, mode)
                 nodes[node.name] = node
             reader.end()
     if not lines:
@@ -104,11 +104,11 @@ def _read_output(reader: Reader, graph: fx.Graph) -> None:
     graph.output(returned).meta["val"] = None
 
 
-def _read_node(reader: Reader, graph: fx.Graph) -> fx.Node:
+def _read_node(reader: Reader, graph: fx.Graph, mode: FakeTensorMode) -> fx.Node:
     """Append the node that a line describes."""
     name = reader.take("node").removeprefix("%")
     reader.take(":")
-    value = _faked(reader.value())
+    value = _faked(reader.value(), mode)
     reader.take("=")
     target = reader.take("name")
     if target == "placeholder":
@@ -147,12 +147,12 @@ def _described(value: object) -> object:
     return value
 
 
-def _faked(value: object) -> object:
-    """Inverse of `_described`, under a fake mode."""
+def _faked(value: object, mode: FakeTensorMode) -> object:
+    """Inverse of `_described`."""
     if isinstance(value, Layout):
-        return value.empty()
+        return with_device(mode, value.empty("meta"), device_named(value.device))
     if isinstance(value, list | tuple):
-        return type(value)(_faked(part) for part in value)
+        return type(value)(_faked(part, mode) for part in value)
     if value is None or isinstance(value, int | float):
         return value
     raise ValueError(f"no operator results in {write(value)}")

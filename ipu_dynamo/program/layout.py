@@ -7,10 +7,11 @@ from typing import Self
 
 import torch
 
-from ipu_dynamo.program.types import TensorType
+from ipu_dynamo.program.types import DTYPES, TensorType
 
 _TEXT = re.compile(r"(\w+\[[\d,]*\])(?:\{((?:\d+(?:,\d+)*)?)\})?(?:@(\w+(?::\d+)?))?", re.ASCII)
 _DEVICE = re.compile(r"(?:cpu|cuda|meta|mps|xpu)(?::\d\d?)?", re.ASCII)
+_QUANTIZED = {dtype for name, dtype in DTYPES.items() if name.startswith(("qint", "quint"))}
 _LARGEST = 2**62  # bytes; more than any machine has, and what torch can count
 
 
@@ -54,6 +55,8 @@ class Layout:
         if match is None:
             raise ValueError(f"not a tensor's type and layout: {text!r}")
         type_ = TensorType.parse(match[1])
+        if type_.dtype in _QUANTIZED:
+            raise ValueError(f"quantized tensors have more than strides: {text!r}")
         stride = _dense(type_.shape)
         if match[2] is not None:
             stride = tuple(int(step) for step in match[2].split(",") if step)
@@ -65,10 +68,11 @@ class Layout:
             raise ValueError(f"too large for any machine: {text!r}")
         return cls(type_, stride, str(device_named(match[3] or "cpu")))
 
-    def empty(self) -> torch.Tensor:
-        """A tensor with this layout: real, or fake under a fake mode."""
+    def empty(self, device: str | None = None) -> torch.Tensor:
+        """A tensor with this layout, or one on another device."""
+        type_ = self.type
         return torch.empty_strided(
-            self.type.shape, self.stride, dtype=self.type.dtype, device=self.device
+            type_.shape, self.stride, dtype=type_.dtype, device=device or self.device
         )
 
 

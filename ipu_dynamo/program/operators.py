@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
+import ipu_dynamo.program.floating_point  # registers operators of programs,
+import ipu_dynamo.program.half_partials  # noqa: F401, as this does
 from ipu_dynamo.program.torch_private import OpOverload, is_registered
 
 _PYTHON: dict[str, Callable[..., Any]] = {"getitem": operator.getitem}
@@ -58,8 +61,8 @@ def check_arguments(
 ) -> None:
     """Raise ValueError for arguments that `target` does not have, or for one that it misses."""
     if not isinstance(target, OpOverload):
-        if len(args) != 2 or kwargs:
-            raise ValueError(f"{operator_name(target)} takes two arguments")
+        if len(args) != 2 or kwargs or not isinstance(args[0], fx.Node):
+            raise ValueError(f"{operator_name(target)} takes a node and an index")
         return
     expected = target._schema.arguments
     free = [a.name for a in expected if not a.kwarg_only]

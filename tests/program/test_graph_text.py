@@ -1,6 +1,7 @@
 """Check that graphs read back from their lines, and what in a graph cannot be written."""
 
 import operator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.program import operators
 from ipu_dynamo.program.function import structural_key
 from ipu_dynamo.program.graph_text import read_graph, write_graph
 from ipu_dynamo.program.operators import check_arguments, operator_name, operator_named
 from ipu_dynamo.program.outline import outline
+from ipu_dynamo.program.types import DTYPES, TensorType
 from ipu_dynamo.testing import aten_graphs
 from tests.program.test_literals import odd_strings
 
@@ -99,6 +102,19 @@ def test_whatever_decides_the_result_is_in_the_key_and_in_the_text():
         assert structural_key(read(lines_of(graph))) == structural_key(graph)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "meta"])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_tensors_of_any_type_and_device_are_read_or_refused(dtype, device):
+    text = f"%x: {TensorType(DTYPES[dtype], (2, 3))}@{device} = placeholder\nreturn (%x,)"
+    text = text.replace("@cpu", "")
+    if dtype.startswith(("qint", "quint")):
+        with pytest.raises(ValueError, match=r"^line 1: quantized"):
+            read(text)
+    else:
+        assert lines_of(read(text)) == text
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -163,7 +179,8 @@ def test_graph_in_words():
         ("alpha=2", "self=2", "aten.add.Tensor has no argument self left"),
         (", 1.0, alpha=2", "", "aten.add.Tensor needs other"),
         ("1.0, ", "1.0, 2.0, 3.0, ", "takes 2 arguments without a name, not 4"),
-        ("getitem(%z, 1)", "getitem(%z)", "getitem takes two arguments"),
+        ("getitem(%z, 1)", "getitem(%z)", "getitem takes a node and an index"),
+        ("getitem(%z, 1)", "getitem(2, 1)", "getitem takes a node and an index"),
         ("%w: f32[1]", "%self: f32[1]", "%self is not free as a name"),
         ("%w: f32[1]", "%print: f32[1]", "%print is not free as a name"),
         ("%w: f32[1]", "%y: f32[1]", "%y is not free as a name"),
@@ -204,3 +221,11 @@ def test_operators_have_names():
     ):
         with pytest.raises(ValueError, match="no operator"):
             operator_named(name)
+
+
+def test_modules_that_register_operators_are_imported_with_them():
+    folder = Path(operators.__file__).parent
+    registering = {p.stem for p in folder.glob("*.py") if "library.Library(" in p.read_text()}
+    assert registering >= {"floating_point", "half_partials"}
+    for name in registering:
+        assert f"import ipu_dynamo.program.{name}  #" in Path(operators.__file__).read_text()

@@ -1,6 +1,7 @@
 """Check that programs read back from their text, and that other text is refused by its line."""
 
 import re
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,7 +53,7 @@ def through_text():
         yield
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(6))
 def test_text_of_every_kind_of_program_reads_back(index):
     program = programs()[index]
     read_back(program)
@@ -67,6 +68,25 @@ def test_text_of_every_kind_of_program_reads_back(index):
                 assert (value.dtype, value.shape) == (found.dtype, found.shape)
                 assert (value.stride(), value.device) == (found.stride(), found.device)
             assert node.meta.get("ipu.mutated") == other.meta.get("ipu.mutated")
+
+
+def test_a_new_process_knows_the_operators_of_programs(tmp_path):
+    for number, program in enumerate(programs()):
+        (tmp_path / f"{number}.txt").write_text(program.text())
+    written = "".join(program.text() for program in programs())
+    assert "= ipu.half_partials_matmul.default(" in written
+    assert "= ipu.check_floating_point.default(" in written
+    code = """
+import sys
+from pathlib import Path
+
+from ipu_dynamo.program import Program
+
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    text = path.read_text()
+    assert Program.parse(text).text() == text
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ class Net(nn.Module):
 
 
 @cache
-def training(**options) -> Program:
+def training(dtype=torch.float32, **options) -> Program:
     """A training step of `Net`."""
-    model = Net()
+    model = Net().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
     step = compile_training(model, optimizer, Options(engine="eager", **options), loss=0)
     rows = 2 * step.options.replicas * step.options.gradient_accumulation
-    step.compile(torch.ones(rows, 3), torch.ones(rows, dtype=torch.int64))
+    step.compile(torch.ones(rows, 3, dtype=dtype), torch.ones(rows, dtype=torch.int64))
     return step.program
 
 
@@ -64,7 +64,8 @@ def two_passes() -> tuple[Program, ...]:
 def programs() -> tuple[Program, ...]:
     """All of these."""
     replicated = training(replicas=2, gradient_accumulation=2, mean_strategy="running")
-    return (training(), replicated, inference(), *two_passes())
+    checked = training(torch.float16, partials="half", floating_point_exceptions=True)
+    return (training(), replicated, inference(), checked, *two_passes())
 
 
 HOSTILE = (
