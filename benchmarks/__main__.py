@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import pipeline, training_step
+from benchmarks import door_overhead, pipeline, training_step
 from benchmarks.measure import side_by_side
 from benchmarks.provenance import provenance
 
 CASES = {
     **training_step.CASES,
     **pipeline.CASES,
+    **door_overhead.CASES,
 }  # name of a case -> function that makes its contenders
 
 
@@ -34,9 +35,12 @@ def main() -> None:
         torch.manual_seed(0)
         timings = side_by_side(CASES[name](), seconds=arguments.seconds)
         content["benchmarks"][name] = {who: asdict(timing) for who, timing in timings.items()}
-        print(f"{name}: time per call, first call")
+        print(f"{name}: median and fastest call, each beside the first contender's; first call")
+        first = next(iter(timings.values()))
         for who, timing in timings.items():
-            print(f"  {who:<24} {1e6 * timing.median:10.1f} us {timing.first:8.2f} s")
+            median = f"{1e6 * timing.median:10.1f} us {timing.median / first.median:5.2f}"
+            fastest = f"{1e6 * timing.fastest:10.1f} us {timing.fastest / first.fastest:5.2f}"
+            print(f"  {who:<24} {median} {fastest} {timing.first:8.2f} s")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

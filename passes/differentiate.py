@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.checks import call_checks
 from ipu_dynamo.capture.torch_private import (
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -71,6 +73,8 @@ class Differentiate:
         _remove_idle_dropout(capture.graph.graph)
         write_stages(capture.graph.graph)
         joint = _export(capture)
+        for token in call_checks(joint.graph):
+            joint.graph.erase_node(token)
         refuse_sparse(joint.graph)
         _describe(capture, joint, names)
         capture.loss = None
@@ -190,7 +194,7 @@ def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
         return OutputRole("mutation", names[_index(target.mutated_input)])
     if isinstance(target, GradAOTOutput):
         return OutputRole("gradient", names[_index(target.grad_of)])
-    if target is None:
+    if target is None or isinstance(target, ForwardTokenAOTOutput):
         return None
     raise CompileError(f"an output of kind {target!r} has no meaning here")
 

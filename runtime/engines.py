@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from operator import getitem
 from typing import Protocol
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.runtime.direct import direct
+from ipu_dynamo.runtime.eager_code import eager_code
 from ipu_dynamo.runtime.inductor_faults import miscompiled
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
 Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
+aten = torch.ops.aten
+_PRODUCTS = {aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default}
 _ENGINES = ("auto", "inductor", "eager")
 _compiling = threading.Lock()  # Inductor compiles one thing at a time
 
@@ -47,12 +52,7 @@ class EagerEngine:
 
     def compile(self, function: Function, threads: int | None = None) -> Stage:
         self.compiled += 1
-        run = function.graph.forward
-
-        def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
-            return run(*arguments)  # type: ignore[no-any-return]
-
-        return stage
+        return eager_code(function.graph.graph)
 
 
 class InductorEngine:
@@ -85,12 +85,20 @@ class InductorEngine:
                 fault.name,
                 source_line(fault),
             )
-        if fault is not None or not function.operators:
+        if fault is not None or not any(_worth_compiling(node) for node in function.operators):
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
         with _compiling:
             run = standalone_compile(function.graph, examples, settings)
+        run = direct(run, function.graph.graph)
         return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
+
+
+def _worth_compiling(node: fx.Node) -> bool:
+    """Whether Inductor makes code of its own for an operator, and not a call of PyTorch's."""
+    target = node.target
+    views = isinstance(target, torch._ops.OpOverload) and target.is_view
+    return not views and target is not getitem and target not in _PRODUCTS
 
 
 def make_engine(name: str) -> Engine:

@@ -6,6 +6,8 @@ torch (here and in `pyproject.toml`) moves.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any
 
 import torch
 import torch._inductor
@@ -75,6 +77,20 @@ def standalone_compile(
         return compiled(*arguments)  # type: ignore[no-any-return]
 
     return stage
+
+
+def wrapped_code() -> CodeType:
+    """The innermost function that PyTorch wraps around what Inductor generates."""
+    from torch._inductor.output_code import CompiledFxGraph  # takes a second to import
+
+    return CompiledFxGraph.__call__.__code__
+
+
+def code_within(
+    variables: Mapping[str, Any],
+) -> tuple[Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]], list[Any]]:
+    """What is about to run in a frame of `wrapped_code`: generated code, and its arguments."""
+    return variables["self"].current_callable, list(variables["inputs"])
 
 
 def cpp_compiler_names() -> tuple[str, ...]:

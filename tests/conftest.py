@@ -67,8 +67,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def forget_compiled_code() -> Iterator[None]:
-    """Reset Dynamo after a test that used it, so that none meets the guards of another."""
+    """Reset Dynamo after a test that used it, so that none meets the guards of another; forget
+    the programs that were compiled."""
     yield
+    if recent := sys.modules.get("ipu_dynamo.recent"):
+        recent.forget()
     utils = sys.modules.get("torch._dynamo.utils")
     if utils and (utils.counters["frames"] or utils.counters["stats"]):  # "stats": fullgraph
         torch._dynamo.reset()

@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.checks import call_checks
 from ipu_dynamo.capture.markers import begin_block, end_block
+from ipu_dynamo.capture.read_values import avoid_reading_values
 from ipu_dynamo.capture.torch_private import (
     PlainAOTInput,
     TangentAOTInput,
@@ -132,7 +134,9 @@ def read_pass(
     Raises:
         CompileError: the graph has an operator or a size that programs cannot have.
     """
+    call_checks(graph.graph)
     refuse_graphs_in_graphs(graph.graph)
+    avoid_reading_values(graph.graph)
     _fix_sizes(graph.graph)
     _remove_detach(graph.graph)
     capture = Capture(
@@ -154,7 +158,7 @@ def read_pass(
         if isinstance(node.meta["val"], Tensor):
             placeholders.append(role)
         else:
-            graph.graph.erase_node(node)  # a size, which is part of the program
+            graph.graph.erase_node(node)  # a size, which is part of the program, or a token
     constants = dict(_lift_constants(capture))
     placeholders += constants
     flat.arguments += [role.name for role in constants]

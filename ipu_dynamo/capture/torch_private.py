@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._functorch._aot_autograd.descriptors import (
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -22,6 +23,7 @@ from torch._functorch.partitioners import (
     min_cut_rematerialization_partition,
 )
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,6 +42,7 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 __all__ = [
     "DATA_DEPENDENT",
+    "ForwardTokenAOTOutput",
     "FunctionBase",
     "GradAOTOutput",
     "InputMutationAOTOutput",
@@ -70,6 +73,7 @@ __all__ = [
     "static",
     "to_fake",
     "trace_once",
+    "with_effects",
 ]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)

@@ -1,0 +1,76 @@
+"""Time what torch.compile(backend="ipu") adds to a call of a tiny model, beside PyTorch's backends.
+
+The arithmetic takes a few microseconds, so a call is mostly what surrounds it. For inference the
+measure is `backend="eager"`, which runs what Dynamo captured as it is; for training through
+`loss.backward()` it is `backend="aot_eager"`, which has autograd's wrappers as well.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.measure import Step
+from ipu_dynamo.backend import ipu
+
+ROWS, WIDTH = 4, 8
+Activation = type[nn.Module] | None
+OURS: dict[str, dict[str, Any]] = {
+    "ipu": {"backend": ipu},
+    "ipu, eager engine": {"backend": ipu, "options": {"engine": "eager"}},
+}
+
+
+def inference(layers: int, between: Activation = None) -> dict[str, Step]:
+    """A call without gradients."""
+    settings = {"backend eager": {"backend": "eager"}, **OURS}
+    return {name: _inferring(_model(layers, between), given) for name, given in settings.items()}
+
+
+def training(layers: int, between: Activation = None) -> dict[str, Step]:
+    """Forward and backward; the gradients are kept, as between two steps of an optimiser."""
+    settings = {"backend aot_eager": {"backend": "aot_eager"}, **OURS}
+    return {name: _training(_model(layers, between), given) for name, given in settings.items()}
+
+
+CASES: dict[str, Callable[[], dict[str, Step]]] = {
+    "door_inference_1_layer": partial(inference, 1),
+    "door_inference_8_layers": partial(inference, 8),
+    "door_inference_mlp": partial(inference, 3, between=nn.ReLU),
+    "door_training_1_layer": partial(training, 1),
+    "door_training_8_layers": partial(training, 8),
+    "door_training_mlp": partial(training, 3, between=nn.ReLU),
+}
+
+
+def _inferring(model: nn.Module, settings: dict[str, Any]) -> Step:
+    call, x = _compiled(model, settings), torch.randn(ROWS, WIDTH)
+
+    def step() -> None:
+        with torch.no_grad():
+            call(x)
+
+    return step
+
+
+def _training(model: nn.Module, settings: dict[str, Any]) -> Step:
+    call, x = _compiled(model, settings), torch.randn(ROWS, WIDTH)
+
+    def step() -> None:
+        call(x).sum().backward()
+
+    return step
+
+
+def _compiled(model: nn.Module, settings: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(model, fullgraph=True, isolate_recompiles=True, **settings)
+
+
+def _model(layers: int, between: Activation) -> nn.Module:
+    torch.manual_seed(0)
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        modules += [nn.Linear(WIDTH, WIDTH), *([between()] if between else [])]
+    return nn.Sequential(*modules)

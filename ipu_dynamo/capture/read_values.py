@@ -1,0 +1,109 @@
+"""Compute in tensors what a graph computes by reading a tensor's values, where shapes allow it.
+
+Before   %u = aten._local_scalar_dense(%x);  aten.scalar_tensor(%u, dtype=float64)
+         aten.sum(aten.index(%x, [%mask]), [0], True)            the elements that a mask selects
+         aten.sum(aten.index_select(%x, d, aten._unique(%i)))    each selected element once
+After    aten._to_copy(%x, dtype=float64)
+         aten.sum(aten.masked_fill(%x, not %mask, 0), ...)       all elements, most of them zero
+Keeps    values up to the order of a sum, shapes, dtypes, source lines.
+
+The first is a number of the model (`x.item()`) that becomes a tensor again. The others are
+gradients of one value that `x[mask] = value` or `index_fill` writes to many places.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+
+
+def avoid_reading_values(graph: fx.Graph) -> None:
+    """Rewrite `graph`, which AOTAutograd made; what stays is refused later."""
+    for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
+        _keep_as_tensor(node)
+    for target in (aten.sum.default, aten.sum.dim_IntList):
+        for node in graph.find_nodes(op="call_function", target=target):
+            _sum_under_mask(node)
+
+
+def _keep_as_tensor(node: fx.Node) -> None:
+    """Convert the tensor that was read as a number, in place of making a tensor of the number."""
+    read = node.args[0]
+    if not isinstance(read, fx.Node) or read.target is not aten._local_scalar_dense.default:
+        return
+    number: Any = read.args[0]
+    if number.meta["val"].dim():
+        number = _insert(node, aten.view.default, number, [])
+    dtype = node.meta["val"].dtype
+    node.replace_all_uses_with(_insert(node, aten._to_copy.default, number, dtype=dtype))
+    _erase_unused(node)
+
+
+def _sum_under_mask(node: fx.Node) -> None:
+    """Sum all elements but for those that are not selected."""
+    selected: Any = node.args[0]
+    dims = _dims(node)
+    if selected.target is aten.index.Tensor:
+        source, (mask, *others) = selected.args
+        if mask is None or others or mask.meta["val"].dtype != torch.bool or 0 not in dims:
+            return
+        extra = mask.meta["val"].dim() - 1  # one dim of selected elements is so many more here
+        dims = [*range(extra + 1), *(dim + extra for dim in dims if dim)]
+        for _ in range(source.meta["val"].dim() - extra - 1):
+            mask = _insert(node, aten.unsqueeze.default, mask, -1)
+        hidden = _insert(node, aten.logical_not.default, mask)
+    elif selected.target is aten.index_select.default and _is_unique(selected.args[2]):
+        source, dim, unique = selected.args
+        if source.meta["val"].dim() and dim % source.meta["val"].dim() not in dims:
+            return
+        all_hidden = _insert(node, aten.ones_like.default, source, dtype=torch.bool)
+        indices = unique.args[0].args[0]
+        hidden = _insert(node, aten.index_fill.int_Scalar, all_hidden, dim, indices, False)
+    else:
+        return
+    shown = _insert(node, aten.masked_fill.Scalar, source, hidden, 0)
+    options = {"dtype": node.kwargs["dtype"]} if "dtype" in node.kwargs else {}
+    total = _insert(node, aten.sum.dim_IntList, shown, dims, **options)
+    total = _insert(node, aten.view.default, total, list(node.meta["val"].shape))
+    node.replace_all_uses_with(total)
+    _erase_unused(node)
+
+
+def _dims(node: fx.Node) -> list[int]:
+    """The dims that `node`, a sum, removes from its argument."""
+    summed, wanted, *_ = (*node.args, None)
+    assert isinstance(summed, fx.Node)
+    rank = max(1, summed.meta["val"].dim())
+    dims: Any = wanted or range(rank)
+    return [dim % rank for dim in dims]
+
+
+def _is_unique(node: fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    made: Any
+    made, position = node.args
+    return bool(position == 0 and made.target is aten._unique.default)
+
+
+def _insert(before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call that has the metadata of `before`, which it helps to replace, and its own value."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    node.meta = dict(before.meta)
+    node.meta["val"] = target(*map_arg(args, lambda n: n.meta["val"]), **kwargs)
+    return node
+
+
+def _erase_unused(node: fx.Node) -> None:
+    """Erase `node`, and what was computed for it alone."""
+    if node.users or node.op == "placeholder":
+        return
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        _erase_unused(source)
