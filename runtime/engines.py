@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.inductor_faults import miscompiled
+from ipu_dynamo.runtime.inductor_noise import mute
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class InductorEngine:
     name = "inductor"
 
     def __init__(self) -> None:
+        mute()
         self.compiled = 0
         self._settings: dict[str, bool | int] = {
             "emulate_precision_casts": True,
