@@ -171,7 +171,7 @@ def _describe(record: Record) -> GraphExplanation:
         first_line=lines[0] if lines else "no line of the model",
         ended_by=Break(*record.ended_by) if record.ended_by else None,
         blocks=tuple(BlockPlace(*place, count) for place, count in record.blocks.items()),
-        passes=tuple((kind, tuple(acted)) for kind, acted in record.passes.items()),
+        passes=tuple((kind, tuple(dict.fromkeys(acted))) for kind, acted in record.passes.items()),
         programs=tuple(record.programs),
         unplaceable=record.unplaceable,
     )

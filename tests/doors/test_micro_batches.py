@@ -8,7 +8,8 @@ from torch import Tensor, nn
 import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, CompileError
 from ipu_dynamo.backend import ipu
-from ipu_dynamo.program import Repeat
+from ipu_dynamo.program import Program, Repeat
+from ipu_dynamo.program.text import parse_text, write_text
 
 
 def compiled(model, n=4, **options):
@@ -257,3 +258,20 @@ def test_dump_has_a_folder_for_each_program(tmp_path, monkeypatch):
     compiled(lambda m, x: m(x).square().mean())(Net(), torch.randn(8, 4).double())
     names = {path.name for path in tmp_path.iterdir()}
     assert {"forward_loop", "forward_after", "backward_before", "backward_loop"} <= names
+
+
+def test_programs_read_back_from_their_text():
+    """With rows along another dimension, and repeated along one."""
+
+    def run(x, w):
+        time_first = x.transpose(0, 1).contiguous()  # [3, 8, 4]
+        return (time_first.view(24, 4) @ w).tanh(), time_first * 2
+
+    x, w = torch.randn(8, 3, 4, requires_grad=True), torch.randn(4, 4)
+    found, wanted = compiled(run)(x, w), run(x, w)
+    torch.testing.assert_close(found, wanted)
+    programs = ipu_dynamo.programs()
+    assert any("along dim 0, repeated 3 times" in str(program) for program in programs)
+    assert any("along dim 1" in str(program) for program in programs)
+    for program in programs:
+        assert parse_text(write_text(program), Program) == program
