@@ -7,21 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.markers import identity_loss
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
+    from ipu_dynamo.explanation import Explanation, explain
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
 
 __version__ = "0.1.0"
 __all__ = [
+    "BackendOptions",
     "BeginBlock",
     "Block",
     "BlockFunction",
     "CompileError",
     "CompiledModel",
     "ExecutionError",
+    "Explanation",
     "InputError",
     "IpuError",
     "Location",
@@ -31,15 +35,18 @@ __all__ = [
     "Strategy",
     "compile_inference",
     "compile_training",
+    "explain",
     "identity_loss",
     "programs",
 ]
 
 _HOMES = {
+    "ipu_dynamo.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.markers": ("identity_loss",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
+    "ipu_dynamo.explanation": ("Explanation", "explain"),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.recent": ("programs",),
 }

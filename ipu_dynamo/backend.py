@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import fx
 
+    from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.options import Options
+    from ipu_dynamo.region import Record
 
 
 def ipu(
     gm: "fx.GraphModule",
     example_inputs: Sequence[Any],
     *,
-    options: "Options | dict[str, Any] | None" = None,
+    options: "BackendOptions | Options | dict[str, Any] | None" = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that `torch.compile(model, backend="ipu", options=...)` captured.
@@ -26,19 +28,38 @@ def ipu(
     become stages on IPUs.
 
     Args:
-        options: `engine` and `strategy` of `ipu_dynamo.Options`, as such or as a dictionary.
+        options: `ipu_dynamo.BackendOptions`, or a dictionary of them.
         mode: must be left out.
 
     Raises:
         CompileError: the graph cannot be compiled, with the line of the model.
         OptionError: an option does not exist or has no meaning here.
     """
+    from ipu_dynamo.capture.torch_private import reset_with_dynamo
+
+    reset_with_dynamo(ipu)
+    return compile_readably(gm, example_inputs, options, mode)
+
+
+def compile_readably(
+    gm: "fx.GraphModule",
+    example_inputs: Sequence[Any],
+    options: object,
+    mode: str | None = None,
+    record: "Record | None" = None,
+) -> Callable[..., Any]:
+    """Compile a graph; whatever goes wrong is raised as an error that Dynamo shows as it is.
+
+    Args:
+        record: gets what is decided.
+    """
+    from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.capture.torch_private import RestartAnalysis
     from ipu_dynamo.dynamo_errors import readable
-    from ipu_dynamo.region import compile_region, read_options
+    from ipu_dynamo.region import compile_region
 
     try:
-        return compile_region(gm, example_inputs, read_options(options, mode))
+        return compile_region(gm, example_inputs, BackendOptions.read(options, mode), record)
     except RestartAnalysis:
         raise  # how Dynamo is asked to capture the frame once more
     except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
@@ -47,9 +68,10 @@ def ipu(
 
 def _reset() -> None:
     """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
-    from ipu_dynamo.recent import forget
+    from ipu_dynamo import notices, recent
 
-    forget()
+    recent.forget()
+    notices.forget()
 
 
 ipu.reset = _reset  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from ipu_dynamo.capture.torch_private import ShortenTraceback
+from ipu_dynamo.capture.torch_private import GuardOnDataDependentSymNode, ShortenTraceback
 from ipu_dynamo.errors import CompileError, IpuError, raised_at
 
 
@@ -14,6 +14,12 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     Args:
         frame: where the traceback that the user sees begins.
     """
+    if isinstance(error, GuardOnDataDependentSymNode):
+        error = CompileError(
+            f"a size or a branch depends on the values of a tensor: {str(error).splitlines()[0]}",
+            hint="programs have static shapes: pass the number as a Python int, or move what "
+            "needs it out of the compiled model",
+        )
     if not isinstance(error, IpuError):
         error = CompileError(
             f"{type(error).__name__} while compiling: {error}",

@@ -1,6 +1,7 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -37,6 +38,20 @@ _COUNTS = (
 
 class OptionError(IpuError, ValueError):
     """An option does not exist or has a value that it cannot have."""
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless an option has one of a few values."""
+    if value not in choices:
+        raise OptionError(f"option {name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def check_names(given: Iterable[object], known: Sequence[str]) -> None:
+    """Raise for an option that does not exist; say which ones have a name like it."""
+    for name in given:
+        if name not in known:
+            near = ", ".join(get_close_matches(str(name), known, n=3)) or ", ".join(known)
+            raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +243,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"option {name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}"
-                )
+            check_choice(name, getattr(self, name), choices)
         for name in _COUNTS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -267,11 +279,7 @@ class Options:
             return cls()
         if isinstance(given, Options):
             return given
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                near = ", ".join(get_close_matches(name, known, n=3)) or ", ".join(known)
-                raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
+        check_names(given, [f.name for f in fields(cls)])
         return cls(**given)
 
     @property

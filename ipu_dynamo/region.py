@@ -2,79 +2,75 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from ipu_dynamo.backend_options import BackendOptions
 from ipu_dynamo.capture.capture import Placeholder
 from ipu_dynamo.capture.dynamo import (
     describe_inputs,
-    last_block,
     read_markers,
     read_pass,
     specialise,
 )
+from ipu_dynamo.capture.markers import begin_block
 from ipu_dynamo.capture.torch_private import (
+    allow_retain_graph,
     aot_cache_forced,
     compile_passes,
     mkldnn_enabled,
     outside_tracing,
 )
+from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.options import OptionError, Options
+from ipu_dynamo.notices import (
+    break_reason,
+    tell_of_break,
+    tell_of_new_shape,
+    tell_of_swallowed_errors,
+)
+from ipu_dynamo.options import Options
 from ipu_dynamo.passes.carry_stages import write_stage
-from ipu_dynamo.passes.pipeline import lone_pipeline, lower
+from ipu_dynamo.passes.pipeline import lone_pipeline, lower, placed_pipeline, run
 from ipu_dynamo.passes.placement import plan
+from ipu_dynamo.program import Program
 from ipu_dynamo.recent import remember
+from ipu_dynamo.region_batches import MicroBatches
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.region import Boxed, bind
 
 log = logging.getLogger("ipu_dynamo.program")
-_ACCEPTED = ("engine", "strategy")
 
 
-def read_options(given: Options | dict[str, Any] | None, mode: str | None) -> Options:
-    """The options of one `torch.compile` call.
+@dataclass
+class Record:
+    """What was decided for a graph; `blocks` counts operators by block, stage and IPU."""
 
-    Raises:
-        OptionError: an option does not exist, or says how a whole training step runs.
-    """
-    if mode is not None:
-        raise OptionError(
-            f"backend 'ipu' was reached with mode={mode!r}, and it has no modes; leave mode out, "
-            f"or choose another backend"
-        )
-    options, default = Options.read(given), Options()
-    for name in (f.name for f in fields(Options)):
-        if name not in _ACCEPTED and getattr(options, name) != getattr(default, name):
-            raise OptionError(
-                f"option {name} has no meaning for torch.compile, which calls the model batch by "
-                f"batch and leaves the update to your optimiser; it takes "
-                f"{' and '.join(_ACCEPTED)}; ipu_dynamo.compile_training takes all options"
-            )
-    if options.strategy.kind == "pipelined":
-        raise OptionError(
-            "option strategy is pipelined, but torch.compile does not split a batch into the "
-            "micro-batches that a pipeline needs; use a sharded strategy, or "
-            "ipu_dynamo.compile_training with gradient_accumulation"
-        )
-    if options.strategy.phased:
-        raise OptionError(
-            f"option strategy is {options.strategy.kind}, but torch.compile keeps between forward "
-            "and backward what it wants; use a sharded strategy, or ipu_dynamo.compile_training"
-        )
-    return options
+    operators: list[fx.Node] = field(default_factory=list)
+    ended_by: tuple[str, str] | None = None
+    unplaceable: tuple[Unplaceable, ...] = ()
+    engine: str = ""
+    blocks: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    passes: dict[str, list[str]] = field(default_factory=dict)
+    programs: list[Program] = field(default_factory=list)
 
 
 def compile_region(
-    gm: fx.GraphModule, examples: Sequence[Any], options: Options
+    gm: fx.GraphModule,
+    examples: Sequence[Any],
+    options: BackendOptions,
+    record: Record | None = None,
 ) -> Callable[..., Any]:
-    """Compile Dynamo's graph; blocks in it become stages, one after the other.
+    """Compile Dynamo's graph; blocks in it become stages.
+
+    Args:
+        record: gets what is decided, to be explained.
 
     Returns:
         A callable on the graph's inputs that autograd can differentiate.
@@ -84,25 +80,52 @@ def compile_region(
             "PyTorch asks for its own cache of compiled passes, which does not know stages",
             hint="leave out aot_compile and torch._functorch.config.force_autograd_cache",
         )
-    specialise(gm, examples)
+    record = Record() if record is None else record
+    tell_of_swallowed_errors()
     markers = read_markers(gm)
-    _warn_of_break(gm, markers)
-    engine = make_engine(options.stage_engine)
+    operators = (node for node in gm.graph.nodes if node.op.startswith("call"))
+    record.operators = [node for node in operators if node not in markers]
+    record.ended_by = break_reason(gm)
+    if options.fallback != "allow":
+        tell_of_break(gm, markers)
+    if found := find(gm, examples):
+        return _fall_back(gm, options, UnplaceableError(found), record)
+    specialise(gm, examples)
+    tell_of_new_shape(gm, examples)
+    engine = make_engine(options.core().stage_engine)
+    record.engine = engine.name
     region = _Region(
         roles=describe_inputs(gm, examples),
-        ipus=_place(gm, options),
+        ipus=_place(gm, options.core(), record),
         options=options,
         engine=engine,
         mkldnn=mkldnn_enabled(),
+        micro_batches=MicroBatches(options, engine) if options.micro_batches > 1 else None,
+        record=record,
     )
-    return compile_passes(
-        gm,
-        examples,
-        forward=partial(region.compile, kind="forward"),
-        backward=partial(region.compile, kind="backward"),
-        inference=partial(region.compile, kind="inference"),
-        recompute=engine.name != "eager",
-    )
+    try:
+        return compile_passes(
+            gm,
+            examples,
+            forward=partial(region.compile, kind="forward"),
+            backward=partial(region.compile, kind="backward"),
+            inference=partial(region.compile, kind="inference"),
+            recompute=engine.name != "eager",
+        )
+    except UnplaceableError as error:
+        return _fall_back(gm, options, error, record)
+
+
+def _fall_back(
+    gm: fx.GraphModule, options: BackendOptions, error: UnplaceableError, record: Record
+) -> Callable[..., Any]:
+    """Let PyTorch run a graph that cannot be placed, if the user wants that."""
+    record.unplaceable = error.found
+    if options.fallback == "error":
+        raise error
+    if options.fallback == "warn":
+        warnings.warn(f"PyTorch runs a graph itself: {error}", stacklevel=2)
+    return gm.forward
 
 
 @dataclass
@@ -118,9 +141,11 @@ class _Region:
 
     roles: list[Placeholder]
     ipus: dict[int, int]
-    options: Options
+    options: BackendOptions
     engine: Engine
     mkldnn: bool
+    micro_batches: MicroBatches | None
+    record: Record
     seen: dict[str, Placeholder] = field(default_factory=dict)
     homes: dict[str, int] = field(default_factory=dict)
 
@@ -132,24 +157,43 @@ class _Region:
         kind: Literal["forward", "backward", "inference"],
     ) -> Boxed:
         """Make the program of one flat graph, and a callable of that."""
+        allow_retain_graph()
         with outside_tracing(mkldnn=self.mkldnn):
+            descriptions = graph.graph.output_node().meta.get("desc", ())
             flat = read_pass(graph, self.roles, self.seen)
             capture = flat.capture
             capture.ipus, capture.homes = self.ipus, self.homes
             capture.alone = None if kind == "inference" else kind
             self.seen |= {node.name: role for node, role in capture.roles().items()}
-            program = lower(capture, self.options, passes=lone_pipeline(self.options))
-            self.homes |= {variable.name: variable.ipu for variable in program.variables}
-            remember(program)
-            log.debug("%s", program)
-            boxed = bind(program, self.engine, flat.arguments, flat.constants, flat.results)
+            acted = self.record.passes.setdefault(kind, [])
+            if self.micro_batches is None:
+                core = self.options.core()
+                program = lower(capture, core, passes=lone_pipeline(core), acted=acted)
+                programs = [program]
+                boxed = bind(program, self.engine, flat.arguments, flat.constants, flat.results)
+            else:
+                acted += run(placed_pipeline(), capture)
+                boxed, programs = self.micro_batches.compile(flat, descriptions, self.homes, acted)
+            for program in programs:
+                self.homes |= {variable.name: variable.ipu for variable in program.variables}
+                self.record.programs.append(program)
+                remember(program)
+                log.debug("%s", program)
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
 
 
-def _place(gm: fx.GraphModule, options: Options) -> dict[int, int]:
+def _place(gm: fx.GraphModule, options: Options, record: Record) -> dict[int, int]:
     """Write stages to Dynamo's nodes, remove the markers; return the IPU of each stage."""
     placed = plan(gm.graph, options.strategy)
+    block = "before all blocks"
+    for node in gm.graph.nodes:
+        if node.target is begin_block:
+            name = str(node.args[0])
+            block = f"{name!r}" if name and not name.startswith("#") else "without a name"
+        elif node in placed.stages:
+            stage = placed.stages[node]
+            record.blocks[block, stage, placed.ipus[stage]] += 1
     for node, stage in placed.stages.items():
         write_stage(node, stage)
         for inner in _graphs_in(gm, node):
@@ -169,20 +213,3 @@ def _graphs_in(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
     return [
         module for outer in held for module in outer.modules() if isinstance(module, fx.GraphModule)
     ]
-
-
-def _warn_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
-    """Say so when a block does not reach over a graph break as its author may expect."""
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    block = last_block(markers)
-    if reason is None or not reason.graph_break or block is None:
-        return
-    frame = reason.user_stack[-1] if reason.user_stack else None
-    line = f"{Path(frame.filename).name}:{frame.lineno}" if frame else "an unknown line"
-    why = str(reason.reason).partition("\n")[0]
-    warnings.warn(
-        f"PyTorch breaks the graph at {line} ({why}). The block that begins at {block} ends "
-        f"there: what follows is another program, and it starts on IPU 0. Compile with "
-        f"fullgraph=True to see the reason in full.",
-        stacklevel=2,
-    )

@@ -83,7 +83,7 @@ class _Draft:
         """The placeholder for the input `name`, made on first use, before all operators."""
         if name not in self.inputs:
             with self.graph.inserting_after(next(reversed(self.inputs.values()), None)):
-                node = self.graph.placeholder(_identifier(name))
+                node = self.graph.placeholder(identifier(name))
             node.target = node.name  # unique, as an argument of Python code has to be
             node.meta["val"] = value
             self.inputs[name] = node
@@ -296,7 +296,7 @@ def _repeat(node: fx.Node) -> bool:
     return base.op == "placeholder" or numel(node.meta["val"]) >= numel(base.meta["val"])
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
     """`name` as a Python identifier, for a node."""
     text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
     return f"v{text}" if text[0].isdigit() else text

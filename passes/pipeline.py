@@ -42,10 +42,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         round_scalars,
         random_streams,
         place_gradients,
-        _half_partials(options),
-        float_products,
-        StochasticRounding(options.stochastic_rounding),
-        FloatingPointExceptions(options.floating_point_exceptions),
+        *numeric_pipeline(options),
     )
 
 
@@ -60,12 +57,20 @@ def lone_pipeline(options: Options) -> tuple[Pass, ...]:
             "option stochastic_rounding does not work through torch.compile; use "
             "ipu_dynamo.compile_training or compile_inference"
         )
+    return (*placed_pipeline(), *numeric_pipeline(options))
+
+
+def placed_pipeline() -> tuple[Pass, ...]:
+    """Those that read where it was placed; after them a graph can be split into micro-batches."""
+    return (read_stages, round_scalars, place_gradients)
+
+
+def numeric_pipeline(options: Options) -> tuple[Pass, ...]:
+    """Those that decide how values are computed and rounded, and what is checked."""
     return (
-        read_stages,
-        round_scalars,
-        place_gradients,
         _half_partials(options),
         float_products,
+        StochasticRounding(options.stochastic_rounding),
         FloatingPointExceptions(options.floating_point_exceptions),
     )
 
@@ -76,14 +81,36 @@ def lower(
     groups: Sequence[UpdateGroup] = (),
     *,
     passes: Sequence[Pass],
+    part: str | None = None,
+    acted: list[str] | None = None,
 ) -> Program:
     """Run `passes`, cut the graph into stages, and write the program.
+
+    Args:
+        part: folder for dumps inside the one that IPU_DYNAMO_DUMP names.
+        acted: gets the names of passes that changed the graph.
 
     Raises:
         CompileError: from the pass that finds the fault; a note names it.
     """
-    dump = _Dump(os.environ.get(DUMP), capture.alone)
+    dump = _Dump(os.environ.get(DUMP), part or capture.alone)
     dump.write("traced", str(capture.graph.graph))
+    changed = run(passes, capture, dump)
+    if acted is not None:
+        acted += changed
+    partitioned = Partition(_accumulation(options))(capture)
+    program = emit(capture, partitioned, options, groups)
+    dump.write("program", str(program))
+    return program
+
+
+def run(passes: Sequence[Pass], capture: Capture, dump: "_Dump | None" = None) -> tuple[str, ...]:
+    """Run `passes` in order; return the names of those that changed the graph.
+
+    Raises:
+        CompileError: from the pass that finds the fault; a note names it.
+    """
+    acted = []
     for one in passes:
         name = getattr(one, "__name__", repr(one))
         try:
@@ -93,12 +120,11 @@ def lower(
             raise
         if changed:
             capture.check()
+            acted.append(name.partition("(")[0])
         log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
-        dump.write(name.partition("(")[0], str(capture.graph.graph))
-    partitioned = Partition(_accumulation(options))(capture)
-    program = emit(capture, partitioned, options, groups)
-    dump.write("program", str(program))
-    return program
+        if dump is not None:
+            dump.write(name.partition("(")[0], str(capture.graph.graph))
+    return tuple(acted)
 
 
 class _Dump:

@@ -17,6 +17,7 @@ from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.direct import direct
 from ipu_dynamo.runtime.eager_code import eager_code
 from ipu_dynamo.runtime.inductor_faults import miscompiled
+from ipu_dynamo.runtime.inductor_noise import mute
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class InductorEngine:
     name = "inductor"
 
     def __init__(self) -> None:
+        mute()
         self.compiled = 0
         self._settings: dict[str, bool | int] = {
             "emulate_precision_casts": True,

@@ -16,7 +16,15 @@ RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replic
 ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
 RESERVED = frozenset({RANDOM_KEY, ACCUMULATION_WEIGHT})  # inputs that passes add
 
-PlaceholderKind = Literal["parameter", "buffer", "constant", "input", "random_key", "tangent"]
+PlaceholderKind = Literal[
+    "parameter",
+    "buffer",
+    "constant",
+    "input",
+    "whole",  # the same for all micro-batches of a call
+    "random_key",
+    "tangent",
+]
 OutputKind = Literal["value", "mutation", "gradient"]
 
 

@@ -23,7 +23,9 @@ from ipu_dynamo.capture.torch_private import (
     source_name,
     static,
     to_fake,
+    unbacked_symbols,
 )
+from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
 from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs
 from ipu_dynamo.errors import CompileError, source_line
 
@@ -73,7 +75,7 @@ def specialise(gm: fx.GraphModule, examples: Sequence[object]) -> None:
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
         if dimensions := marked_dynamic(example):
             raise CompileError(
-                f"dimension {dimensions[0]} of {_readable(source_name(node))} is marked as "
+                f"dimension {dimensions[0]} of {readable_source(source_name(node))} is marked as "
                 f"dynamic, and programs have static shapes",
                 hint="leave out torch._dynamo.mark_dynamic: each new size compiles once",
             )
@@ -90,7 +92,7 @@ def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Plac
     taken: set[str] = set()
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
         source = source_name(node)
-        name = _readable(source)
+        name = readable_source(source)
         while name in taken:
             name += "'"
         taken.add(name)
@@ -218,22 +220,22 @@ def _lift_constants(capture: Capture) -> Iterator[tuple[Placeholder, Tensor]]:
 
 def _fix_sizes(graph: fx.Graph) -> None:
     """Put numbers in place of symbolic sizes, in values and arguments; `specialise` fixed them."""
+    known: set[str] = set()
+    unknown: list[fx.Node] = []
     for node in list(graph.nodes):
         before = node.meta.get("val")
         value = node.meta["val"] = static(before)
         if value is None and before is not None:
-            raise CompileError(
-                "the shape of a result depends on the values of a tensor",
-                node=node,
-                hint="programs have static shapes: mask with torch.where, pad to the largest size, "
-                "or move this out of the compiled model",
-            )
+            new = unbacked_symbols(before) - known
+            known |= new
+            unknown += [node] if new else []
         if isinstance(value, int | float):
             for user in list(node.users):
                 swap = partial(_swap, node, value)
                 user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), swap)
             if node.op != "placeholder":
                 graph.erase_node(node)
+    refuse_sizes_from_values(unknown)
 
 
 def _swap(node: fx.Node, value: float, found: fx.Node) -> Any:
@@ -269,7 +271,7 @@ def _fix(size: object) -> None:
         bool(size)
 
 
-def _readable(source: str) -> str:
+def readable_source(source: str) -> str:
     """A source as users write it: `L['self']._modules['fc']._parameters['bias']` is `fc.bias`."""
     text = _IN_MODULE.sub(r".\1", source)
     if text != source:  # in a module; Dynamo calls one that torch itself defines `fn`

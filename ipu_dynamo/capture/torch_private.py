@@ -34,7 +34,10 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.function import _SingleLevelFunction as FunctionBase
 from torch.autograd.graph import _engine_run_backward as run_backward
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
 from torch.fx.proxy import _register_stack_trace_anchor as quote_source_of
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
@@ -45,14 +48,18 @@ __all__ = [
     "ForwardTokenAOTOutput",
     "FunctionBase",
     "GradAOTOutput",
+    "GuardOnDataDependentSymNode",
     "InputMutationAOTOutput",
     "PlainAOTInput",
     "PlainAOTOutput",
     "RestartAnalysis",
     "ShortenTraceback",
     "TangentAOTInput",
+    "allow_retain_graph",
     "aot_cache_forced",
+    "compile_count",
     "compile_passes",
+    "errors_are_swallowed",
     "export_joint",
     "fake_mode",
     "fake_mode_of",
@@ -66,13 +73,17 @@ __all__ = [
     "outside_tracing",
     "pytree",
     "quote_source_of",
+    "recompile_limit",
     "replaced",
+    "reset_with_dynamo",
     "run_backward",
     "seen_as_compiling",
+    "skipped_frames",
     "source_name",
     "static",
     "to_fake",
     "trace_once",
+    "unbacked_symbols",
     "with_effects",
 ]
 
@@ -208,6 +219,17 @@ def outside_tracing(*, mkldnn: bool) -> Iterator[None]:
         yield
 
 
+def allow_retain_graph() -> None:
+    """While forward is compiled: say that backward frees no saved tensor before autograd does.
+
+    AOTAutograd refuses `backward(retain_graph=True)` otherwise. PyTorch 2.13.0 also refuses it
+    where `torch._functorch.config.donated_buffer` was off when compiling.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 def mkldnn_enabled() -> bool:
     return bool(torch._C._get_mkldnn_enabled())
 
@@ -249,6 +271,46 @@ def static(value: Any) -> Any:
             dtype=value.dtype,
             device=value.device,
         )
+
+
+def unbacked_symbols(value: Any) -> set[str]:
+    """The symbols in a fake value, or in a tuple of them, that stand for values of tensors."""
+    found: set[str] = set()
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+            found |= set(map(str, free_unbacked_symbols(leaf)))
+    return found
+
+
+def reset_with_dynamo(backend: Callable[..., Any]) -> None:
+    """Have `torch._dynamo.reset()` call `backend.reset`, also after an earlier reset."""
+    torch._dynamo.eval_frame.cached_backends.setdefault(id(backend), backend)
+
+
+@contextmanager
+def skipped_frames() -> Iterator[list[str]]:
+    """Collect Dynamo's reasons for breaks, and for parts of a model that it gave no backend."""
+    reasons = torch._dynamo.utils.counters["unimplemented"]
+    before = dict(reasons)
+    found: list[str] = []
+    yield found
+    found += [reason for reason, count in reasons.items() if count > before.get(reason, 0)]
+
+
+def errors_are_swallowed() -> bool:
+    """Whether Dynamo would run the model in plain PyTorch after any error of ours."""
+    return bool(torch._dynamo.config.suppress_errors)
+
+
+def compile_count(gm: fx.GraphModule) -> tuple[int, int]:
+    """Which frame `gm` was captured from, and how often that was captured before."""
+    identity = gm.meta.get("dynamo_compile_id")
+    return (-1, 0) if identity is None else (identity.frame_id, identity.frame_compile_id)
+
+
+def recompile_limit() -> int:
+    """How many graphs Dynamo compiles for one frame before it gives up."""
+    return int(torch._dynamo.config.recompile_limit)
 
 
 def _number(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> float:

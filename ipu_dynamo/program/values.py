@@ -1,7 +1,10 @@
 """Describe what a program holds between instructions: variables, and streams to the host."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import Tensor
 
 from ipu_dynamo.program.types import TensorType
 
@@ -10,7 +13,7 @@ _GENERATED = {
     "accumulation": "  1 / (k + 1) at accumulation step k",
     "random": "  from seed, call, micro-batch and replica",
 }
-Kind = Literal["parameter", "buffer", "constant", "accumulator", "state"]
+Kind = Literal["parameter", "buffer", "constant", "whole", "accumulator", "state"]
 Returns = Literal["all", "every", "final", "sum", "once"]
 
 
@@ -21,7 +24,7 @@ class Variable:
     Args:
         name: name in the user's module, or derived from it (`fc1.weight.exp_avg`).
         type: dtype and shape on one replica.
-        kind: what it is for.
+        kind: what it is for; a `whole` tensor comes with a call, the same for its micro-batches.
         ipu: its home.
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
@@ -52,6 +55,8 @@ class Input:
     Args:
         name: the argument's name with its path, as in `batch['x'][0]`.
         type: dtype and shape of one micro-batch.
+        dim: along which the caller's tensor is cut into micro-batches.
+        outer: the dimension repeats all rows so often, and a micro-batch has a block of each.
         source: the caller's `host` tensor; or 1 / (k + 1) at `accumulation` step k; or a new key
             for `random` numbers, on every replica.
     """
@@ -59,9 +64,12 @@ class Input:
     name: str
     type: TensorType
     source: Literal["host", "accumulation", "random"] = "host"
+    dim: int = 0
+    outer: int = 1
 
     def __str__(self) -> str:
-        return f"input %{self.name}: {self.type}{_GENERATED[self.source]}"
+        along = f"  {_along(self)}" if _along(self) else ""
+        return f"input %{self.name}: {self.type}{_GENERATED[self.source]}{along}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class Output:
             the `final` one; the `sum` of all; `once` for a value that no input reaches.
         period: the n of `every`, in device iterations.
         mutates: the input that receives the value, instead of the returned structure.
+        dim, outer: how micro-batches are joined, as in `Input`.
     """
 
     name: str
@@ -83,8 +92,24 @@ class Output:
     returns: Returns
     period: int = 1
     mutates: bool = False
+    dim: int = 0
+    outer: int = 1
 
     def __str__(self) -> str:
         rule = f"every {self.period}" if self.returns == "every" else self.returns
+        rule = f"{rule} {_along(self)}".rstrip()
         kind = "written back to input" if self.mutates else "output"
         return f"{kind} %{self.name}: {self.type}  return {rule}"
+
+
+def blocks(tensor: Tensor, dim: int, outer: int, count: int) -> Sequence[Tensor]:
+    """The `count` micro-batches of a tensor: views, unless its rows are repeated."""
+    if outer == 1:
+        return tensor.tensor_split(count, dim)
+    parts = tensor.unflatten(dim, (outer, -1)).tensor_split(count, dim + 1)
+    return [part.flatten(dim, dim + 1) for part in parts]
+
+
+def _along(stream: Input | Output) -> str:
+    repeated = f", repeated {stream.outer} times" if stream.outer > 1 else ""
+    return f"along dim {stream.dim}{repeated}" if stream.dim or repeated else ""

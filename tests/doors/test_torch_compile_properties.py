@@ -14,11 +14,11 @@ from ipu_dynamo.testing.torch_private import pytree
 ENGINES = ["eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
 
 
-def run(model, call, recipe, *, training: bool) -> list[Tensor]:
+def run(model, call, recipe, *, training: bool, micro_batches: int = 1) -> list[Tensor]:
     """Everything that two calls leave behind: results, changed inputs, gradients, buffers."""
     left = []
     for seed in range(2):
-        inputs = recipe.data(1, seed)
+        inputs = recipe.data(micro_batches, seed)
         with torch.set_grad_enabled(training):
             results = call(*inputs)
         if training:

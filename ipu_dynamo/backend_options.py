@@ -1,0 +1,102 @@
+"""Hold the options of `torch.compile(model, backend="ipu", options=...)`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from ipu_dynamo.options import Engine, OptionError, Options, Strategy, check_choice, check_names
+
+Fallback = Literal["error", "warn", "allow"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What one `torch.compile(model, backend="ipu", options=...)` is told.
+
+    Args:
+        engine: as in `ipu_dynamo.Options`.
+        strategy: how blocks become stages. Left out, stages are sharded: they run one after the
+            other. With `micro_batches` they are a pipeline.
+        micro_batches: equal parts of the batch (dim 0 of the inputs) that go through the stages one
+            after the other. Results are those of the whole batch.
+        fallback: what becomes of a captured graph in which something cannot be placed: an `error`
+            that lists everything, or plain PyTorch runs it, with a warning (`warn`) or without
+            (`allow`).
+        workers: at most so many threads run the IPUs of a pipeline side by side, as in
+            `ipu_dynamo.Options`.
+
+    Raises:
+        OptionError: for a value that an option cannot have.
+    """
+
+    engine: Engine = "auto"
+    strategy: Strategy = field(default_factory=Strategy)
+    micro_batches: int = 1
+    fallback: Fallback = "error"
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("fallback", self.fallback, ("error", "warn", "allow"))
+        n = self.micro_batches
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise OptionError(f"option micro_batches is {n!r}; it counts from 1")
+        Options(engine=self.engine, strategy=self.strategy, workers=self.workers)  # checks them
+        if self.strategy.phased:
+            raise OptionError(
+                f"option strategy is {self.strategy.kind}, but torch.compile keeps between forward "
+                "and backward what it wants; use a sharded or pipelined strategy, or "
+                "ipu_dynamo.compile_training"
+            )
+        if self.strategy.kind == "pipelined" and n == 1:
+            raise OptionError(
+                "option strategy is pipelined, and a pipeline needs micro-batches; set "
+                "micro_batches to 2 or more, or use a sharded strategy"
+            )
+
+    def core(self) -> Options:
+        """The options of a program; one for micro-batches is a pipeline."""
+        strategy = self.strategy
+        if self.micro_batches > 1 and strategy.kind == "sharded":
+            strategy = replace(strategy, kind="pipelined")
+        return Options(engine=self.engine, strategy=strategy, workers=self.workers)
+
+    @classmethod
+    def read(cls, given: object, mode: str | None = None) -> "BackendOptions":
+        """The options of one `torch.compile` call.
+
+        Args:
+            given: these options, `Options` that say nothing of a whole step, or a dictionary.
+
+        Raises:
+            OptionError: an option does not exist, or says how a whole training step runs.
+        """
+        if mode is not None:
+            raise OptionError(
+                f"backend 'ipu' was reached with mode={mode!r}, and it has no modes; leave mode "
+                f"out, or choose another backend"
+            )
+        if given is None or isinstance(given, BackendOptions):
+            return given or cls()
+        if isinstance(given, Options):
+            default = Options()
+            given = {
+                f.name: getattr(given, f.name)
+                for f in fields(Options)
+                if getattr(given, f.name) != getattr(default, f.name)
+            }
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"options are a dictionary or ipu_dynamo.BackendOptions, got {given!r}"
+            )
+        known = [f.name for f in fields(cls)]
+        for name in (f.name for f in fields(Options)):
+            if name in given and name not in known:
+                raise OptionError(
+                    f"option {name} has no meaning for torch.compile, which calls the model batch "
+                    f"by batch and leaves the update to your optimiser; it takes "
+                    f"{', '.join(known[:-1])} and {known[-1]}; ipu_dynamo.compile_training takes "
+                    f"all options of ipu_dynamo.Options"
+                )
+        check_names(given, known)
+        values: dict[str, Any] = dict(given)
+        return cls(**values)
