@@ -6,6 +6,8 @@ Names are loaded on first use, since every import of a submodule runs this file.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ipu_dynamo.version import __version__
+
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.markers import identity_loss
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from ipu_dynamo.options import Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
 
-__version__ = "0.1.0"
 __all__ = [
     "BeginBlock",
     "Block",
@@ -27,6 +28,7 @@ __all__ = [
     "Options",
     "StageSpec",
     "Strategy",
+    "__version__",
     "compile_inference",
     "compile_training",
     "identity_loss",

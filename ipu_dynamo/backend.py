@@ -4,6 +4,7 @@ Importing this module is cheap; the compiler is imported when the first graph ar
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ def _reset() -> None:
     from ipu_dynamo.recent import forget
 
     forget()
+    if stages := sys.modules.get("ipu_dynamo.runtime.compiled_stages"):  # not without Inductor
+        stages.forget()
 
 
 ipu.reset = _reset  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
@@ -14,13 +13,12 @@ from torch import Tensor, fx
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.inductor_faults import miscompiled
-from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
+from ipu_dynamo.runtime.torch_private import cpp_compiler_names
 
 log = logging.getLogger(__name__)
 Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
 _ENGINES = ("auto", "inductor", "eager")
-_compiling = threading.Lock()  # Inductor compiles one thing at a time
 
 
 class Engine(Protocol):
@@ -88,8 +86,9 @@ class InductorEngine:
         if fault is not None or not function.operators:
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
-        with _compiling:
-            run = standalone_compile(function.graph, examples, settings)
+        from ipu_dynamo.runtime.compiled_stages import machine_code  # Inductor: a second to import
+
+        run = machine_code(function, examples, settings)
         return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
 
 
