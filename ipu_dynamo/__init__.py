@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.markers import identity_loss
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
+    from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.options import Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
@@ -22,6 +23,7 @@ __all__ = [
     "BlockFunction",
     "CompileError",
     "CompiledModel",
+    "Difference",
     "ExecutionError",
     "InputError",
     "IpuError",
@@ -29,6 +31,7 @@ __all__ = [
     "StageSpec",
     "Strategy",
     "__version__",
+    "bisect",
     "compile_inference",
     "compile_training",
     "identity_loss",
@@ -39,6 +42,7 @@ _HOMES = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.markers": ("identity_loss",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
+    "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.options": ("Options", "StageSpec", "Strategy"),
     "ipu_dynamo.recent": ("programs",),
