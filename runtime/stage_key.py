@@ -18,7 +18,7 @@ from ipu_dynamo.runtime.torch_private import compiler_settings, cpp_compiler_nam
 from ipu_dynamo.version import __version__
 
 _COMPILES = Path(__file__).with_name("torch_private_inductor.py")  # hands graphs to Inductor
-_KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl"})  # operators that come with torch
+_KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of known versions
 
 
 def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
