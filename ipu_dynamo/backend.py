@@ -35,15 +35,24 @@ def ipu(
         OptionError: an option does not exist or has no meaning here.
     """
     from ipu_dynamo.capture.torch_private import RestartAnalysis
+    from ipu_dynamo.capture.torch_private_aot import aot_compiling
     from ipu_dynamo.dynamo_errors import readable
     from ipu_dynamo.region import compile_region, read_options
 
+    if aot_compiling() and mode is None:
+        from ipu_dynamo.savable import savable
+
+        return savable(gm, example_inputs, options, _compile_now)
     try:
         return compile_region(gm, example_inputs, read_options(options, mode))
     except RestartAnalysis:
         raise  # how Dynamo is asked to capture the frame once more
     except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
         raise readable(error, inspect.currentframe()) from error
+
+
+def _compile_now(gm: "fx.GraphModule", examples: Sequence[Any], options: Any) -> Callable[..., Any]:
+    return ipu(gm, examples, options=options)
 
 
 def _reset() -> None:
