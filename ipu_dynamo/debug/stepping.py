@@ -89,22 +89,44 @@ def first_wrong_operator(
 ) -> tuple[fx.Node, Tensor, Tensor] | None:
     """The first operator of a function that the engine computes otherwise; found and expected.
 
-    All operators are made results of the function, in one compilation; None if then all agree.
+    All operators are made results of the function, in one compilation. If then all agree, because
+    the engine keeps what it overwrote before, one operator at a time is the result, in a binary
+    search; None if that finds nothing either.
     """
+    watched = [node for node in wrong.function.operators if _gives_new_tensor(node)]
+    for node, found, expected in _computed(wrong, engine, watched):
+        if differ(found, expected, rtol):
+            return node, found, expected
+    result = result_node(wrong.function, wrong.call, wrong.name)
+    first, last = 0, watched.index(result) if result in watched else -1
+    answer = None
+    while first <= last:
+        middle = (first + last) // 2
+        ((node, found, expected),) = _computed(wrong, engine, [watched[middle]])
+        if differ(found, expected, rtol):
+            answer, last = (node, found, expected), middle - 1
+        else:
+            first = middle + 1
+    return answer
+
+
+def _computed(
+    wrong: WrongCall, engine: Engine, watched: Sequence[fx.Node]
+) -> list[tuple[fx.Node, Tensor, Tensor]]:
+    """What the engine and eager PyTorch compute for some operators, made results of a function."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(wrong.function.graph.graph, copies)
-    watched = [node for node in wrong.function.operators if _gives_new_tensor(node)]
     graph.output(tuple(copies[node] for node in watched)).meta["val"] = None
+    graph.eliminate_dead_code()
     function = make_function("watched", fx.GraphModule(torch.nn.Module(), graph))
     with torch.no_grad():
         found = engine.compile(function)(list(map(kept, wrong.given)))
         expected = EagerEngine().compile(function)(list(map(kept, wrong.given)))
-    for node, ours, theirs in zip(watched, found, expected, strict=True):
-        if differ(ours, theirs, rtol):
-            assert ours is not None
-            assert theirs is not None
-            return node, ours, theirs
-    return None
+    return [
+        (node, ours, theirs)
+        for node, ours, theirs in zip(watched, found, expected, strict=True)
+        if ours is not None and theirs is not None
+    ]
 
 
 def _calls(
