@@ -74,6 +74,7 @@ class Difference:
 def bisect(
     model: Model,
     *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
     rtol: float | None = None,
     training: bool = False,
     loss: int | None = None,
@@ -87,7 +88,7 @@ def bisect(
     engine. So what is compared at the end goes back to the model. Nothing of the model changes.
 
     Args:
-        inputs: one micro-batch of the model's arguments.
+        inputs, kwargs: one micro-batch of the model's positional and keyword arguments.
         rtol: how far values may lie apart, relative to the largest number in a tensor; None: by
             dtype, 1e-4 for float32. Whole numbers have to be equal.
         training: check forward, loss and backward; otherwise the forward pass.
@@ -98,7 +99,8 @@ def bisect(
     Returns:
         The first difference; None when there is none.
     """
-    search = _Search(model, inputs, rtol, training, loss, Options.read(options))
+    arguments = read_arguments(model, inputs, kwargs or {})
+    search = _Search(model, arguments, rtol, training, loss, Options.read(options))
     found = search.find()
     if found is None:
         return None
@@ -119,14 +121,13 @@ class _Search:
     def __init__(
         self,
         model: Model,
-        inputs: tuple[Any, ...],
+        arguments: Arguments,
         rtol: float | None,
         training: bool,
         loss: int | None,
         options: Options,
     ) -> None:
-        self.model, self.rtol, self.options = model, rtol, options
-        self.arguments = read_arguments(model, inputs, {})
+        self.model, self.arguments, self.rtol, self.options = model, arguments, rtol, options
         self.capture: Capture = trace(model, self.arguments, training=training)
         names = [role.name for role in self.capture.placeholders if role.kind == "input"]
         self.given: dict[str, Tensor] = dict(zip(names, self.arguments.tensors, strict=True))
