@@ -6,17 +6,19 @@ Names are loaded on first use, since every import of a submodule runs this file.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ipu_dynamo.version import __version__
+
 if TYPE_CHECKING:
     from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.markers import identity_loss
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
+    from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.explanation import Explanation, explain
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
 
-__version__ = "0.1.0"
 __all__ = [
     "BackendOptions",
     "BeginBlock",
@@ -24,6 +26,7 @@ __all__ = [
     "BlockFunction",
     "CompileError",
     "CompiledModel",
+    "Difference",
     "ExecutionError",
     "Explanation",
     "InputError",
@@ -33,6 +36,8 @@ __all__ = [
     "Options",
     "StageSpec",
     "Strategy",
+    "__version__",
+    "bisect",
     "compile_inference",
     "compile_training",
     "explain",
@@ -45,6 +50,7 @@ _HOMES = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.markers": ("identity_loss",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
+    "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.explanation": ("Explanation", "explain"),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),

@@ -4,6 +4,7 @@ Importing this module is cheap; the compiler is imported when the first graph ar
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,14 @@ def compile_readably(
     """
     from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.capture.torch_private import RestartAnalysis
+    from ipu_dynamo.capture.torch_private_aot import aot_compiling
     from ipu_dynamo.dynamo_errors import readable
     from ipu_dynamo.region import compile_region
 
+    if aot_compiling() and mode is None:
+        from ipu_dynamo.savable import savable
+
+        return savable(gm, example_inputs, options, _compile_now)
     try:
         return compile_region(gm, example_inputs, BackendOptions.read(options, mode), record)
     except RestartAnalysis:
@@ -66,12 +72,18 @@ def compile_readably(
         raise readable(error, inspect.currentframe()) from error
 
 
+def _compile_now(gm: "fx.GraphModule", examples: Sequence[Any], options: Any) -> Callable[..., Any]:
+    return ipu(gm, examples, options=options)
+
+
 def _reset() -> None:
     """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
     from ipu_dynamo import notices, recent
 
     recent.forget()
     notices.forget()
+    if stages := sys.modules.get("ipu_dynamo.runtime.compiled_stages"):  # not without Inductor
+        stages.forget()
 
 
 ipu.reset = _reset  # type: ignore[attr-defined]

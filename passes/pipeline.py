@@ -38,7 +38,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         Placement(options.strategy, accumulation if training else iterations),
         IdentityLoss(loss),
         Precision(options.narrow),
-        Differentiate(_start_gradient(options)),
+        Differentiate(start_gradient(options)),
         round_scalars,
         random_streams,
         place_gradients,
@@ -142,7 +142,8 @@ class _Dump:
             self.count += 1
 
 
-def _start_gradient(options: Options) -> float:
+def start_gradient(options: Options) -> float:
+    """What the backward pass begins with, at the loss."""
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from operator import getitem
@@ -18,7 +17,7 @@ from ipu_dynamo.runtime.direct import direct
 from ipu_dynamo.runtime.eager_code import eager_code
 from ipu_dynamo.runtime.inductor_faults import miscompiled
 from ipu_dynamo.runtime.inductor_noise import mute
-from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
+from ipu_dynamo.runtime.torch_private import cpp_compiler_names
 
 log = logging.getLogger(__name__)
 Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
@@ -26,7 +25,6 @@ ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
 aten = torch.ops.aten
 _PRODUCTS = {aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default}
 _ENGINES = ("auto", "inductor", "eager")
-_compiling = threading.Lock()  # Inductor compiles one thing at a time
 
 
 class Engine(Protocol):
@@ -90,9 +88,9 @@ class InductorEngine:
         if fault is not None or not any(_worth_compiling(node) for node in function.operators):
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
-        with _compiling:
-            run = standalone_compile(function.graph, examples, settings)
-        run = direct(run, function.graph.graph)
+        from ipu_dynamo.runtime.compiled_stages import machine_code  # Inductor: a second to import
+
+        run = direct(machine_code(function, examples, settings), function.graph.graph)
         return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
 
 

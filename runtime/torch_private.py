@@ -4,8 +4,8 @@ They may change with any release: this file is what to check first when the supp
 torch (here and in `pyproject.toml`) moves.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from types import CodeType
 from typing import Any
 
@@ -54,29 +54,14 @@ def has_fused_sgd(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type != "cpu" or dtype in (torch.float32, torch.float64)
 
 
-def standalone_compile(
-    graph: torch.fx.GraphModule, examples: list[torch.Tensor], settings: Mapping[str, object]
-) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]:
-    """Compile a flat graph for tensors laid out as `examples`; shapes and strides are fixed.
+def compiler_settings() -> str:
+    """Inductor's settings in force, as a digest."""
+    settings = torch._inductor.config.save_config_portable()
+    return sha256(repr(sorted(settings.items())).encode()).hexdigest()
 
-    The result checks shapes and strides when called, but no dtypes.
-    """
-    bare = copy.deepcopy(graph)
-    for node in bare.graph.nodes:
-        node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
-    with torch.no_grad():
-        artifact = torch._inductor.standalone_compile(
-            bare,
-            list(examples),
-            dynamic_shapes="from_example_inputs",
-            options={"config_patches": dict(settings)},
-        )
-    compiled = artifact._compiled_fn
 
-    def stage(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        return compiled(*arguments)  # type: ignore[no-any-return]
-
-    return stage
+def mkldnn_enabled() -> bool:
+    return bool(torch._C._get_mkldnn_enabled())
 
 
 def wrapped_code() -> CodeType:

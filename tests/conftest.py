@@ -14,8 +14,9 @@ from tests.json_report import JsonReport
 ROOT = Path(__file__).resolve().parent.parent
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
-# One folder for all workers and runs: what one compiled, the others load. Set before the first use.
+# Folders for all workers and runs: what one compiled, the others load. Set before the first use.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / "build" / "inductor"))
+os.environ.setdefault("IPU_DYNAMO_CACHE_DIR", str(ROOT / "build" / "stages"))
 if IN_WORKER:
     torch.set_num_threads(1)  # the workers share the cores; so do the pools that Inductor starts
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

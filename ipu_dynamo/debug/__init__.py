@@ -1,0 +1,1 @@
+"""Find where a program computes something else than the model that it was made from."""

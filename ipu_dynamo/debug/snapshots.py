@@ -1,0 +1,176 @@
+"""Keep the graph as each pass leaves it, and compute every value in it with eager PyTorch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Pass, Placeholder
+from ipu_dynamo.debug.values import kept
+from ipu_dynamo.passes.random_streams import draws
+
+NAME = "ipu.name"  # key of node.meta: name after the last pass, which copies in stages keep
+_ORIGIN = "ipu_origin"  # key of meta["custom"]: name in the traced graph, which AOTAutograd copies
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a capture's graph.
+
+    Args:
+        made_by: the pass that left it so; "trace" for the first.
+        graph: shares the fake values with the capture, and nothing else.
+        by_name: the copied nodes, by the names of the originals.
+        roles: of placeholders; `outputs`: of what is returned.
+        loss: the node to differentiate, while it is known and not yet differentiated.
+        tensors: of parameters, buffers and constants.
+    """
+
+    made_by: str
+    graph: fx.GraphModule
+    by_name: Mapping[str, fx.Node]
+    roles: Mapping[fx.Node, Placeholder]
+    outputs: Sequence[tuple[fx.Node | None, OutputRole]]
+    loss: fx.Node | None
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def differentiated(self) -> bool:
+        return any(BACKWARD in node.meta for node in self.by_name.values())
+
+    def made_from(self) -> dict[str, list[fx.Node]]:
+        """Forward nodes by the name of the traced node that they were made from."""
+        made: dict[str, list[fx.Node]] = {}
+        for node in self.by_name.values():
+            name = origin(node)
+            if name is not None and not node.meta.get(BACKWARD):
+                made.setdefault(name, []).append(node)
+        return made
+
+    def random(self, but: Sequence[str] = ()) -> set[fx.Node]:
+        """Nodes whose values depend on a random operator, those named `but` excepted."""
+        found: set[fx.Node] = set()
+        for name, node in self.by_name.items():
+            if (draws(node) and name not in but) or found.intersection(node.all_input_nodes):
+                found.add(node)
+        return found
+
+
+def origin(node: fx.Node) -> str | None:
+    """The name of the traced node that a node was made from, forward or backward."""
+    name: str | None = (node.meta.get("custom") or {}).get(_ORIGIN)
+    return name
+
+
+def watched(passes: Sequence[Pass], snapshots: list[Snapshot]) -> list[Pass]:
+    """`passes`, such that the graphs before, between and after them are added to `snapshots`."""
+    seen: list[Pass] = [_Look("trace", snapshots)]
+    for one in passes:
+        seen += [one, _Look(getattr(one, "__name__", type(one).__name__), snapshots)]
+    return seen
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A pass that changes nothing, and adds a snapshot."""
+
+    made_by: str
+    snapshots: list[Snapshot]
+
+    def __call__(self, capture: Capture) -> bool:
+        for node in capture.graph.graph.nodes:
+            node.meta[NAME] = node.name
+            if not self.snapshots:
+                custom = node.meta.get("custom") or {}
+                node.meta["custom"] = {**custom, _ORIGIN: node.name}
+        self.snapshots.append(_copy(capture, self.made_by))
+        return False
+
+
+def _copy(capture: Capture, made_by: str) -> Snapshot:
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(capture.graph.graph, copies))
+    loss = capture.loss
+    return Snapshot(
+        made_by=made_by,
+        graph=fx.GraphModule(capture.graph, graph),
+        by_name={node.name: copy for node, copy in copies.items()},
+        roles={copies[node]: role for node, role in capture.roles().items()},
+        outputs=[
+            (None if node is None else copies[node], role)
+            for node, role in zip(capture.returned, capture.outputs, strict=True)
+        ],
+        loss=None if loss is None else copies[loss],
+        tensors=capture.tensors,
+    )
+
+
+class _Recorder(fx.Interpreter):
+    """Run a graph; keep what every node computes."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.values[n] = kept(result)
+        return result
+
+
+def arguments(snapshot: Snapshot, given: Mapping[str, Tensor]) -> list[Tensor]:
+    """Own copies of what the graph's placeholders get, in their dtypes."""
+    return [
+        (given[role.name] if role.name in given else snapshot.tensors[role.name])
+        .detach()
+        .to(node.meta["val"].dtype, copy=True)
+        for node, role in snapshot.roles.items()
+    ]
+
+
+def compute(snapshot: Snapshot, given: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
+    """The value of every node at the time when it is computed.
+
+    Args:
+        given: tensors of the inputs, by name; variables come from the snapshot.
+    """
+    recorder = _Recorder(snapshot.graph)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        recorder.run(*arguments(snapshot, given))
+    return recorder.values
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What eager autograd gives: for trained parameters by name, and for values in between."""
+
+    parameters: Mapping[str, Tensor]
+    values: Mapping[fx.Node, Tensor]
+
+
+def gradients(snapshot: Snapshot, given: Mapping[str, Tensor], start: float) -> Gradients:
+    """Differentiate a graph with a known loss; `start` is the gradient of the loss."""
+    leaves = arguments(snapshot, given)
+    trained = {}
+    for (node, role), leaf in zip(snapshot.roles.items(), leaves, strict=True):
+        if role.trainable and node.meta["val"].is_floating_point():
+            trained[role.name] = leaf.requires_grad_()
+    interpreter = fx.Interpreter(snapshot.graph, garbage_collect_values=False)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        interpreter.run(*leaves)
+        assert snapshot.loss is not None
+        between = {
+            node: value
+            for node, value in interpreter.env.items()
+            if isinstance(value, Tensor) and value.requires_grad and node not in snapshot.roles
+        }
+        loss = interpreter.env[snapshot.loss].sum() * start
+        wanted = [*trained.values(), *between.values()]
+        found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    of_parameters = {name: g for name, g in zip(trained, found, strict=False) if g is not None}
+    of_values = {node: g for node, g in zip(between, found, strict=True) if g is not None}
+    return Gradients(of_parameters, of_values)

@@ -1,0 +1,76 @@
+"""Cut the part of a graph that computes one value, and write it as Python."""
+
+import math
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import fx
+
+_HEADER = {"device": "from torch import device", "inf": "inf = math.inf", "nan": "nan = math.nan"}
+
+
+def cut(
+    target: fx.Node | tuple[fx.Node, ...],
+    stops: Collection[fx.Node],
+    named: Callable[[fx.Node], str],
+    *,
+    whole: bool = False,
+) -> tuple[fx.Graph, list[fx.Node]]:
+    """A graph that computes `target` from the values of `stops`, and those it needs, in order.
+
+    Args:
+        named: what a needed node is called.
+        whole: start at the placeholders, with all that happens before `target`.
+    """
+    targets = target if isinstance(target, tuple) else (target,)
+    original = targets[0].graph
+    needed = set(original.nodes) if whole else _needed(targets, stops)
+    last = max(list(original.nodes).index(node) for node in targets)
+    graph, copies, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
+    for node in list(original.nodes)[: last + 1]:
+        stop = node.op in ("placeholder", "get_attr")
+        stop = stop or (not whole and node in stops and node not in targets)
+        if node not in needed:
+            continue
+        if stop:
+            inputs.append(node)
+            copies[node] = graph.placeholder(named(node))
+        else:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    results = tuple(copies[node] for node in targets)
+    graph.output(results if isinstance(target, tuple) else results[0])
+    return graph, inputs
+
+
+def _needed(targets: tuple[fx.Node, ...], stops: Collection[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = list(targets)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stops or node in targets:
+                waiting += node.all_input_nodes
+    return found
+
+
+def python(graph: fx.Graph, name: str) -> tuple[str, list[str]]:
+    """A graph as a function `name`, and the lines that have to stand before it."""
+    code = graph.python_code(root_module="self")
+    source = code.src.replace("def forward(self, ", f"def {name}(")
+    source = source.replace("def forward(self)", f"def {name}()")
+    source = re.sub(r";  (\w+ = )+None( *#.*)?$", "", source, flags=re.M)
+    lines = []
+    for word, value in code.globals.items():
+        if re.search(rf"(?<![\w.]){word}\b", source) and word != "torch":
+            lines.append(_HEADER.get(word) or _imported(word, value))
+    if "torch.ops.ipu." in source:
+        lines.append("import ipu_dynamo.capture.markers")
+    return source.strip() + "\n", lines
+
+
+def _imported(word: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{word} = {'nan' if math.isnan(value) else repr(value)}"
+    return f"from {value.__module__} import {value.__qualname__} as {word}"

@@ -1,0 +1,198 @@
+"""Run a program call by call, and compare what each call gives with what it should give."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.debug.mismatch import Values
+from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
+from ipu_dynamo.debug.values import differ, kept
+from ipu_dynamo.program import Call, Copy, Function, Program, Receive, graph_outputs, make_function
+from ipu_dynamo.runtime.engines import EagerEngine, Engine, Stage
+from ipu_dynamo.runtime.steps import sections
+
+_RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy
+
+
+@dataclass(frozen=True)
+class WrongCall:
+    """A call with a result, or a variable that it writes, that is not as expected.
+
+    Args:
+        given: its arguments, before the call.
+        name: of the wrong value.
+        found, expected: that value.
+        engine: the engine computes another value than its function says.
+    """
+
+    call: Call
+    function: Function
+    given: Sequence[Tensor]
+    name: str
+    found: Tensor
+    expected: Tensor
+    engine: bool
+
+
+def expected_values(capture: Capture, last: Snapshot, values: Values) -> dict[str, Tensor]:
+    """What each name in the program should hold, from the graph that it was made of."""
+    expected: dict[str, Tensor] = {}
+    for node in capture.graph.graph.nodes:
+        value = values.get(last.by_name.get(node.meta.get(NAME), node))
+        if isinstance(value, Tensor):
+            expected[node.name] = value
+    for made, role in last.outputs:
+        if made is not None and role.kind == "gradient":
+            expected[f"{role.name}.grad"] = values[made]
+        elif made is not None and role.kind == "mutation":
+            expected[f"{role.name} after"] = values[made]
+    return expected
+
+
+def first_wrong_call(
+    program: Program,
+    engine: Engine,
+    last: Snapshot,
+    given: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    rtol: float | None,
+) -> WrongCall | None:
+    """Run one micro-batch on `engine`; the first call that does not give what it should."""
+    values = _first_values(program, last, given)
+    for call, function, stage in _calls(program, engine, values):
+        before = [kept(values[name]) for name in call.arguments]
+        results = stage([values[name] for name in call.arguments])
+        named = [(n, r) for n, r in zip(call.results, results, strict=True) if n and r is not None]
+        values |= named
+        wrong = [(n, r, expected.get(_RETURNED.sub("", n))) for n, r in named]
+        wrong += [(n, values[n], expected.get(n)) for n in call.arguments if n.endswith(".grad")]
+        wrong += [
+            (n, values[n], expected[f"{n} after"])
+            for n, old in zip(call.arguments, before, strict=True)
+            if f"{n} after" in expected and not torch.equal(old, values[n])
+        ]
+        for name, found, value in wrong:
+            if value is not None and differ(found, value, rtol):
+                return WrongCall(
+                    call, function, before, name, kept(found), value,
+                    engine=_engine_differs(function, before, found, name, call, rtol),
+                )  # fmt: skip
+    return None
+
+
+def first_wrong_operator(
+    wrong: WrongCall, engine: Engine, rtol: float | None
+) -> tuple[fx.Node, Tensor, Tensor] | None:
+    """The first operator of a function that the engine computes otherwise; found and expected.
+
+    All operators are made results of the function, in one compilation. If then all agree, because
+    the engine keeps what it overwrote before, one operator at a time is the result, in a binary
+    search; None if that finds nothing either.
+    """
+    watched = [node for node in wrong.function.operators if _gives_new_tensor(node)]
+    for node, found, expected in _computed(wrong, engine, watched):
+        if differ(found, expected, rtol):
+            return node, found, expected
+    result = result_node(wrong.function, wrong.call, wrong.name)
+    first, last = 0, watched.index(result) if result in watched else -1
+    answer = None
+    while first <= last:
+        middle = (first + last) // 2
+        ((node, found, expected),) = _computed(wrong, engine, [watched[middle]])
+        if differ(found, expected, rtol):
+            answer, last = (node, found, expected), middle - 1
+        else:
+            first = middle + 1
+    return answer
+
+
+def _computed(
+    wrong: WrongCall, engine: Engine, watched: Sequence[fx.Node]
+) -> list[tuple[fx.Node, Tensor, Tensor]]:
+    """What the engine and eager PyTorch compute for some operators, made results of a function."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(wrong.function.graph.graph, copies)
+    graph.output(tuple(copies[node] for node in watched)).meta["val"] = None
+    graph.eliminate_dead_code()
+    function = make_function("watched", fx.GraphModule(torch.nn.Module(), graph))
+    with torch.no_grad():
+        found = engine.compile(function)(list(map(kept, wrong.given)))
+        expected = EagerEngine().compile(function)(list(map(kept, wrong.given)))
+    return [
+        (node, ours, theirs)
+        for node, ours, theirs in zip(watched, found, expected, strict=True)
+        if ours is not None and theirs is not None
+    ]
+
+
+def _calls(
+    program: Program, engine: Engine, values: dict[str, Tensor]
+) -> Iterator[tuple[Call, Function, Stage]]:
+    """Do what moves values, and stop at each call."""
+    functions = {f.name: (f, engine.compile(f)) for f in program.functions}
+    parts = sections(program)
+    with torch.no_grad():
+        for instruction in (*parts.before, *parts.loop):
+            match instruction:
+                case Receive(stream=stream, result=name):
+                    values[name] = values[f"host.{stream}"]
+                case Copy(value=value, result=name):
+                    values[name] = values[value]
+                case Call():
+                    yield instruction, *functions[instruction.function]
+
+
+def _first_values(
+    program: Program, last: Snapshot, given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Tensors of variables, and of the streams as `host.NAME`."""
+    held = {
+        role.name: tensor
+        for role, tensor in zip(last.roles.values(), arguments(last, given), strict=True)
+    }
+    held = {**given, **held}  # what the cut into stages adds is only given
+    values = {f"host.{stream.name}": held[stream.name] for stream in program.inputs}
+    for variable in program.variables:
+        if variable.kind == "accumulator":
+            values[variable.name] = torch.zeros_like(held[variable.name.removesuffix(".grad")])
+        else:
+            values[variable.name] = held[variable.name]
+    return values
+
+
+def _engine_differs(
+    function: Function,
+    before: Sequence[Tensor],
+    found: Tensor,
+    name: str,
+    call: Call,
+    rtol: float | None,
+) -> bool:
+    """Whether eager PyTorch gives another value for the same function and arguments."""
+    given = list(map(kept, before))
+    with torch.no_grad():
+        results = EagerEngine().compile(function)(list(given))
+    eager = dict(zip(call.arguments, given, strict=True)) | dict(
+        zip(call.results, results, strict=True)
+    )
+    return differ(found, eager[name], rtol)
+
+
+def _gives_new_tensor(node: fx.Node) -> bool:
+    target = node.target
+    mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(node.meta.get("val"), Tensor) and not mutable
+
+
+def result_node(function: Function, call: Call, name: str) -> fx.Node | None:
+    """The operator of a function that gives the call's result `name`, or writes it."""
+    if name in call.results:
+        made = graph_outputs(function.graph)[call.results.index(name)]
+        return made if isinstance(made, fx.Node) else None
+    placeholders = function.graph.graph.find_nodes(op="placeholder")
+    written = list(placeholders)[call.arguments.index(name)]
+    return next(reversed(list(written.users)), None)

@@ -1,0 +1,165 @@
+"""Keep compiled stages in a folder of the user's own, for later processes.
+
+A stage's code is Inductor's artifact, a pickle, and shared libraries: who can write them can run
+code as the user. Therefore the folder is made with mode 0700, and one that belongs to somebody
+else, or that others can write to, is refused.
+"""
+
+import json
+import logging
+import os
+import stat
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from ipu_dynamo.errors import IpuError
+
+log = logging.getLogger(__name__)
+CACHE_DIR = "IPU_DYNAMO_CACHE_DIR"  # environment variable: the folder, or OFF
+OFF = "off"
+_DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The compiled code of one stage.
+
+    Args:
+        code: what `load_artifact` takes.
+        kernels: the shared library of each kernel, by the digest of the kernel's source.
+    """
+
+    code: bytes
+    kernels: Mapping[str, Path]
+
+
+class StageStore:
+    """Entries by key in `folder`.
+
+    Invariant: every file there is whole, and of the user's own making; concurrent processes may
+    write the same entry, and one of them stays.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stages, self._kernels = folder / "stages", folder / "kernels"
+        _make_private(folder)
+        for inner in (self._stages, self._kernels, self.scratch):
+            inner.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def scratch(self) -> Path:
+        """Where Inductor may keep its own files."""
+        return self.folder / "inductor"
+
+    def read(self, key: str) -> Entry | None:
+        """The entry, or None when there is none, or a damaged one."""
+        path = self._stages / key
+        try:
+            with zipfile.ZipFile(path) as file:
+                digests = json.loads(file.read("kernels.json"))
+                code = file.read("code")  # with its checksum
+            kernels = {source: self._intact(digest) for source, digest in digests.items()}
+        except FileNotFoundError as error:
+            if error.filename != str(path):
+                log.warning("%s lacks %s: the stage is compiled again", path, error.filename)
+            return None
+        except _DAMAGES as error:
+            log.warning("%s is damaged (%s): the stage is compiled again", path, error)
+            return None
+        return Entry(code, kernels)
+
+    def write(self, key: str, entry: Entry) -> None:
+        """Keep an entry, in place of one with this key; its kernels are copied."""
+        digests = {}
+        for source, library in entry.kernels.items():
+            content = library.read_bytes()
+            digests[source] = sha256(content).hexdigest()
+            _replace(self._library(digests[source]), content)
+        with tempfile.SpooledTemporaryFile() as whole:
+            with zipfile.ZipFile(whole, "w") as file:
+                file.writestr("kernels.json", json.dumps(digests))
+                file.writestr("code", entry.code)
+            whole.seek(0)
+            _replace(self._stages / key, whole.read())
+
+    def _intact(self, digest: str) -> Path:
+        """The library with this digest.
+
+        Raises:
+            ValueError: its content is another. (Loading such a file may end the process.)
+        """
+        path = self._library(digest)
+        if sha256(path.read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{path.name} has changed")
+        return path
+
+    def _library(self, digest: str) -> Path:
+        return self._kernels / f"{digest}.so"
+
+
+def open_store() -> StageStore | None:
+    """The store that the environment names; None when it is switched off or cannot be had.
+
+    Raises:
+        IpuError: the folder that the user named is not safe, or cannot be made.
+    """
+    named = os.environ.get(CACHE_DIR)
+    if named == OFF:
+        return None
+    try:
+        return StageStore(Path(named).absolute() if named else _default())
+    except OSError as error:
+        problem = f"compiled stages cannot be kept: {error}"
+    except _Unsafe as error:
+        problem = str(error)
+    if named:
+        raise IpuError(f"{problem}\n  try:  set {CACHE_DIR} to another folder, or to {OFF}")
+    _warn_once(problem)
+    return None
+
+
+class _Unsafe(Exception):
+    """Somebody else could have put code into the folder."""
+
+
+def _default() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipu_dynamo"
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not hasattr(os, "geteuid"):
+        return  # Windows: the folder inherits the access list of the user's profile
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise _Unsafe(
+            f"compiled stages are not taken from {folder}, which belongs to user {found.st_uid}"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Unsafe(
+            f"compiled stages are not taken from {folder}, which others can write to "
+            f"(mode {stat.S_IMODE(found.st_mode):04o}, it should be 0700)"
+        )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file that no process ever sees unfinished."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _warn_once(problem: str) -> None:
+    log.warning("%s", problem)

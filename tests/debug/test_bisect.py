@@ -1,0 +1,314 @@
+"""Check that a planted fault is found where it was planted, and that its repro shows it."""
+
+import math
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_dynamo import Block, Options, Strategy, bisect
+from ipu_dynamo.capture.capture import BACKWARD
+from ipu_dynamo.debug import bisect as module
+from ipu_dynamo.passes import partition
+from ipu_dynamo.passes.insert import call
+from ipu_dynamo.runtime import engines
+
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    """Two stages with operators that a fault can be planted in, each on a line of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x, y):
+        with Block("one", ipu_id=0):
+            h = self.norm(self.first(x))
+            h = torch.tanh(h)
+            h = h * 3.0
+        with Block("two", ipu_id=1):
+            out = self.second(h)
+            out = out.sigmoid()
+            return out, F.cross_entropy(out, y)
+
+
+def data():
+    torch.manual_seed(0)
+    return Net(), torch.randn(6, 4), torch.randint(3, (6,))
+
+
+EAGER = Options("eager")
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Make the pass with this name do something else to the graph after its work."""
+
+    def planted(name, fault):
+        original = module.pipeline
+
+        def pipeline(*args, **kwargs):
+            return tuple(
+                Faulty(one, fault) if name == getattr(one, "__name__", type(one).__name__) else one
+                for one in original(*args, **kwargs)
+            )
+
+        monkeypatch.setattr(module, "pipeline", pipeline)
+
+    return planted
+
+
+class Faulty:
+    def __init__(self, original, fault):
+        self.original, self.fault = original, fault
+        self.__name__ = getattr(original, "__name__", type(original).__name__)
+        if hasattr(original, "start"):
+            self.start = original.start
+
+    def __call__(self, capture):
+        self.original(capture)
+        self.fault(capture.graph.graph)
+        capture.graph.recompile()
+        return True
+
+
+def nodes(graph, target):
+    found = [node for node in graph.nodes if node.target is target]
+    assert found, f"no {target} in {graph}"
+    return found
+
+
+def scale_constant(graph):
+    for node in nodes(graph, aten.mul.Tensor):
+        if node.args[1] == 3.0:
+            node.args = (node.args[0], 3.01)
+            return
+
+
+def replace_sigmoid(graph):
+    """As a rewrite would: another operator takes the place, with its own name."""
+    (node, *_) = nodes(graph, aten.sigmoid.default)
+    with graph.inserting_before(node):
+        new = call(graph, aten.relu.default, node.args[0], origin=node)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def halve_gradient_of_tanh(graph):
+    (node,) = nodes(graph, aten.tanh_backward.default)
+    with graph.inserting_after(node):
+        new = call(graph, aten.div.Tensor, node, 2.0, origin=node)
+    node.replace_all_uses_with(new)
+    new.args = (node, 2.0)
+
+
+@pytest.fixture
+def shown(capsys):
+    """What a repro prints: the difference, relative."""
+
+    def run(path):
+        before = sys.path.copy()
+        runpy.run_path(str(path), run_name="__main__")
+        assert sys.path == before
+        return relative(capsys.readouterr().out)
+
+    return run
+
+
+def relative(printed):
+    off, scale = re.search(r"difference (\S+), largest expected number (\S+)", printed).groups()
+    return float(off) / float(scale)
+
+
+def test_a_right_program_has_no_difference(tmp_path):
+    model, x, y = data()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    pipelined = Options(
+        "eager", gradient_accumulation=4, device_iterations=2, replicas=2,
+        strategy=Strategy("pipelined"), loss_scale=8.0, mean_strategy="running",
+    )  # fmt: skip
+    path = tmp_path / "repro.py"
+    for options in (EAGER, pipelined, Options("eager", narrow=True)):
+        for training in (False, True):
+            assert bisect(model, x, y, training=training, options=options, repro=path) is None
+    assert not path.exists()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Placement", "IdentityLoss", "Precision", "Differentiate", "round_scalars", "random_streams",
+     "place_gradients"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [(scale_constant, "h = h * 3.0"), (replace_sigmoid, "out = out.sigmoid()")],
+)
+def test_a_fault_in_any_pass_is_found_at_its_line(plant, tmp_path, name, fault, line):
+    model, x, y = data()
+    plant(name, fault)
+    path = tmp_path / "repro.py"
+    found = bisect(model, x, y, training=True, options=EAGER, repro=path)
+    assert found.step == f"pass {name}"
+    assert found.source.endswith(f"in forward: {line}")
+    assert f"on ipu{0 if 'h = h' in line else 1}" in found.instruction
+    assert found.error > 1e-3
+    assert found.repro == path
+
+
+@pytest.mark.parametrize("name", ["Differentiate", "round_scalars", "place_gradients"])
+def test_a_fault_in_the_backward_pass_is_found_at_its_line(plant, tmp_path, name, shown):
+    model, x, y = data()
+    plant(name, halve_gradient_of_tanh)
+    path = tmp_path / "repro.py"
+    found = bisect(model, x, y, training=True, options=EAGER, repro=path)
+    assert found.step == f"pass {name}"
+    assert found.source.endswith("in forward: h = torch.tanh(h)")
+    assert math.isclose(found.error, 0.5, rel_tol=0.01)
+    assert math.isclose(shown(path), 0.5, rel_tol=0.01)
+
+
+def test_the_repro_runs_alone_and_shows_the_same(plant, tmp_path):
+    model, x, y = data()
+    plant("round_scalars", scale_constant)
+    found = bisect(model, x, y, training=True, options=EAGER, repro=tmp_path / "repro.py")
+    assert math.isclose(found.error, 0.01 / 3, rel_tol=0.01)
+    run = subprocess.run(
+        [sys.executable, "-I", found.repro], capture_output=True, text=True, check=True
+    )
+    assert math.isclose(relative(run.stdout), found.error, rel_tol=0.01)
+    assert "import ipu_dynamo" not in found.repro.read_text()
+    assert str(found).splitlines()[0] == (
+        "pass round_scalars changes a value, by 0.0033 of the largest number in it"
+    )
+
+
+def test_a_loss_that_is_scaled_wrongly_is_found(plant, tmp_path, shown):
+    """The forward pass is right, and every gradient is wrong by the same factor."""
+    model, x, y = data()
+
+    def double_start(graph):
+        (node,) = [n for n in nodes(graph, aten.full.default) if n.meta[BACKWARD]]
+        node.args = (node.args[0], 2.0)
+
+    plant("Differentiate", double_start)
+    path = tmp_path / "repro.py"
+    found = bisect(model, x, y, training=True, options=EAGER, repro=path)
+    assert found.step == "pass Differentiate"
+    assert "cross_entropy" in found.source
+    assert math.isclose(shown(path), 1.0, rel_tol=0.01)
+
+
+def test_a_fault_in_the_cut_is_found(monkeypatch, tmp_path, shown):
+    """The whole graph is right, the function of stage 0 is not."""
+    original = partition._part
+
+    def part(*args):
+        made = original(*args)
+        for node in made.graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+            node.args = (node.args[0], 3.3)
+        made.graph.recompile()
+        return made
+
+    monkeypatch.setattr(partition, "_part", part)
+    model, x, y = data()
+    found = bisect(model, x, y, options=EAGER, repro=tmp_path / "repro.py")
+    assert found.step == "the cut into stages"
+    assert found.source.endswith("in forward: h = h * 3.0")
+    assert "call @forward0" in found.instruction
+    assert math.isclose(shown(found.repro), 0.1, rel_tol=0.01)
+
+
+class WrongEngine(engines.EagerEngine):
+    """Computes sin for tanh, as a compiler might."""
+
+    name = "wrong"
+
+    def compile(self, function, threads=None):
+        graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+        graph.graph.output(graph.graph.graph_copy(function.graph.graph, {}))
+        for node in graph.graph.find_nodes(op="call_function", target=aten.tanh.default):
+            node.target = aten.sin.default
+        graph.recompile()
+        return lambda arguments: graph(*arguments)
+
+
+def test_a_fault_in_the_engine_is_found_at_its_operator(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "make_engine", lambda name: WrongEngine())
+    model, x, y = data()
+    written = []
+    monkeypatch.setattr(module, "repro_of_engine", lambda *args: written.append(args))
+    found = bisect(model, x, y, training=True, options=EAGER, repro=tmp_path / "repro.py")
+    assert found.step == "engine wrong"
+    assert found.operator == "%tanh = aten.tanh.default"
+    assert found.source.endswith("in forward: h = torch.tanh(h)")
+    assert "call @forward0" in found.instruction
+    ((wrong, node, engine, _),) = written
+    assert (wrong.call.stage, node.target, engine) == (0, aten.tanh.default, "wrong")
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_a_fault_of_inductor_is_found_and_its_repro_shows_it(monkeypatch, tmp_path, shown):
+    """Inductor of PyTorch 2.13 overwrites what it still has to read."""
+    monkeypatch.setattr(engines, "miscompiled", lambda graph: None)
+    torch.manual_seed(0)
+    x, weight, index = torch.randn(3, 3), torch.randn(3, 3), torch.tensor([1, 1, 0])
+
+    def model(x, weight):
+        h = x @ weight
+        rows = h.index_add(0, index, h)
+        return rows @ weight, x.t() @ rows
+
+    options = Options("inductor")
+    found = bisect(model, x, weight, options=options, repro=tmp_path / "repro.py")
+    assert found.step == "engine inductor"
+    assert found.source.endswith("in model: rows = h.index_add(0, index, h)")
+    assert found.error > 1e-3
+    assert shown(found.repro) > 1e-3
+
+
+def test_large_inputs_lie_beside_the_repro(plant, tmp_path, shown):
+    def double(graph):
+        (node,) = nodes(graph, aten.mul.Tensor)
+        node.args = (node.args[0], 4.0)
+
+    plant("round_scalars", double)
+    x = torch.randint(100, (600, 600))  # whole numbers are not drawn from a seed
+    found = bisect(lambda x: x * 2, x, options=EAGER, repro=tmp_path / "repro.py")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repro.py", "repro.safetensors"]
+    assert shown(found.repro) == 1.0
+
+
+def test_random_models_are_compared_from_their_numbers_on(plant, tmp_path):
+    class Random(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = F.dropout(self.fc(x), 0.5)
+            return F.mse_loss(h * 3.0, x)
+
+    x = torch.randn(5, 4)
+    torch.manual_seed(0)
+    model = Random()
+    assert bisect(model, x, training=True, options=EAGER) is None
+    plant("place_gradients", scale_constant)
+    found = bisect(model, x, training=True, options=EAGER, repro=tmp_path / "repro.py")
+    assert found.source.endswith("in forward: return F.mse_loss(h * 3.0, x)")
+
+
+def test_rtol_decides_what_rounding_is(plant, tmp_path):
+    model, x, y = data()
+    plant("round_scalars", scale_constant)
+    assert bisect(model, x, y, options=EAGER, rtol=0.5) is None
+    assert bisect(model, x, y, options=EAGER, rtol=1e-3, repro=tmp_path / "repro.py") is not None
