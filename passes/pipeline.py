@@ -8,6 +8,7 @@ from pathlib import Path
 from ipu_dynamo.capture.capture import Capture, Pass
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
+from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import UpdateGroup, emit
@@ -21,6 +22,8 @@ from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.round_scalars import round_scalars
+from ipu_dynamo.passes.serialize_loss import serialize_loss
+from ipu_dynamo.passes.serialize_matmul import serialize_matmul
 from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
 
@@ -39,6 +42,8 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         IdentityLoss(loss),
         Precision(options.narrow),
         Differentiate(_start_gradient(options)),
+        serialize_loss,
+        serialize_matmul,
         round_scalars,
         random_streams,
         place_gradients,
@@ -62,6 +67,8 @@ def lone_pipeline(options: Options) -> tuple[Pass, ...]:
         )
     return (
         read_stages,
+        serialize_loss,
+        serialize_matmul,
         round_scalars,
         place_gradients,
         _half_partials(options),
@@ -96,6 +103,8 @@ def lower(
         log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
         dump.write(name.partition("(")[0], str(capture.graph.graph))
     partitioned = Partition(_accumulation(options))(capture)
+    for part in partitioned.parts:
+        accumulate_in_loop(part.graph)
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

@@ -41,7 +41,7 @@ from poptorch.errors import Error, RecoverableError, UnrecoverableError, createP
 from poptorch.executor import PoplarExecutor
 from poptorch.functions import inferenceModel, trainingModel
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
-from poptorch.ops import identity_loss
+from poptorch.ops import identity_loss, serializedMatMul
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 from poptorch.printing import module_repr, print
 from poptorch.stages import BlockId, Phase, Stage
@@ -109,6 +109,7 @@ __all__ = [
     "registerPostCompileHook",
     "registerPreCompileHook",
     "removeBlocks",
+    "serializedMatMul",
     "setLogLevel",
     "trainingModel",
 ]

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.inductor_faults import miscompiled
+from ipu_dynamo.runtime.segments import has_loop, run_in_segments
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names, standalone_compile
 
 log = logging.getLogger(__name__)
@@ -73,10 +74,6 @@ class InductorEngine:
 
     def compile(self, function: Function, threads: int | None = None) -> Stage:
         self.compiled += 1
-        examples = [
-            torch.zeros(()).new_empty(0) if value is None else _example(value)
-            for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
-        ]
         fault = miscompiled(function.graph.graph)
         if fault is not None:
             log.warning(
@@ -88,9 +85,20 @@ class InductorEngine:
         if fault is not None or not function.operators:
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
-        with _compiling:
-            run = standalone_compile(function.graph, examples, settings)
-        return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
+        if has_loop(function.graph.graph):
+            return run_in_segments(function.graph, lambda graph: _compile(graph, settings))
+        return _compile(function.graph, settings)
+
+
+def _compile(graph: fx.GraphModule, settings: Mapping[str, object]) -> Stage:
+    """Machine code for a flat graph."""
+    examples = [
+        torch.zeros(()).new_empty(0) if value is None else _example(value)
+        for value in (n.meta["val"] for n in graph.graph.find_nodes(op="placeholder"))
+    ]
+    with _compiling:
+        run = standalone_compile(graph, examples, settings)
+    return _laid_out(run, [_stride(value) for value in graph_outputs(graph)])
 
 
 def make_engine(name: str) -> Engine:

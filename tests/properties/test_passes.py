@@ -9,7 +9,15 @@ from ipu_dynamo.testing import assert_close, recipes
 from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
 from tests.properties.running import draw_placement
 
-PASSES = ["placement", "identityloss", "precision", "differentiate", "placegradients"]
+PASSES = [
+    "placement",
+    "identityloss",
+    "precision",
+    "differentiate",
+    "serializeloss",
+    "serializematmul",
+    "placegradients",
+]
 
 
 @pytest.mark.parametrize("name", PASSES)
