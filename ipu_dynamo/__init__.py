@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
-    from ipu_dynamo.capture.markers import identity_loss
+    from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.capture.serialized import serialized_matmul
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
@@ -32,12 +32,13 @@ __all__ = [
     "compile_training",
     "identity_loss",
     "programs",
+    "recomputation_checkpoint",
     "serialized_matmul",
 ]
 
 _HOMES = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
-    "ipu_dynamo.capture.markers": ("identity_loss",),
+    "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.capture.serialized": ("serialized_matmul",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),

@@ -21,6 +21,7 @@ from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
+from ipu_dynamo.passes.recompute import Recompute
 from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.passes.serialize_loss import serialize_loss
 from ipu_dynamo.passes.serialize_matmul import serialize_matmul
@@ -50,6 +51,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         _half_partials(options),
         float_products,
         StochasticRounding(options.stochastic_rounding),
+        Recompute(options.recomputes, options.recompute_budget),
         FloatingPointExceptions(options.floating_point_exceptions),
     )
 

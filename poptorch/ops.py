@@ -1,5 +1,7 @@
 """Offer PopTorch's operators, for use inside models."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ipu_dynamo.capture import markers
@@ -73,4 +75,28 @@ def _check_factor(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, facto
             )
 
 
-__all__ = ["identity_loss", "serializedMatMul"]
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Keep tensors for the backward pass, where others are computed again.
+
+    A pipeline of several stages recomputes by default: each stage but the last keeps its inputs
+    and these.
+
+    Args:
+        tensors: one tensor, several, or one list or tuple of them.
+
+    Returns:
+        What it was given: a tensor, a tuple of several, or a list or tuple.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    given = tensors[0] if len(tensors) == 1 else tensors
+    several = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(tensor, Tensor) for tensor in several):
+        raise ValueError("All inputs must be tensors")
+    if isinstance(given, Tensor):
+        return markers.recomputation_checkpoint(given)
+    return type(given)([markers.recomputation_checkpoint(tensor) for tensor in given])
+
+
+__all__ = ["identity_loss", "recomputationCheckpoint", "serializedMatMul"]

@@ -19,6 +19,7 @@ _STRATEGIES: dict[int, Any] = {
     MeanReductionStrategy.Post: "post",
     MeanReductionStrategy.PostAndLoss: "post_and_loss",
 }
+_RECOMPUTATION: dict[int | None, core.Recomputation] = {0: "off", 1: "all", 3: "stages"}
 
 
 def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -> core.Options:
@@ -49,6 +50,7 @@ def core_options(options: Options, *, training: bool, loss_scale: float = 1.0) -
         reduction="sum" if reduction == ReductionType.Sum else "mean",
         mean_strategy=_STRATEGIES[strategy],
         strategy=core_strategy(options),
+        recompute=_RECOMPUTATION.get(options._Popart.options.get("autoRecomputation"), "auto"),
         narrow=True,
         loss_scale=loss_scale,
         partials=settings.get("partialsTypeMatMuls", "float"),

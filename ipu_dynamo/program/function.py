@@ -14,6 +14,8 @@ from ipu_dynamo.program.graph_text import node_text
 from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.types import TensorType
 
+RECOMPUTED = "ipu.recomputed"  # key of node.meta: the backward pass computes this again
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -46,7 +48,8 @@ class Function:
         lines = []
         for node in self.operators:
             call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
-            lines.append(f"{call:<88}  # {source_line(node)}")
+            again = "again: " if node.meta.get(RECOMPUTED) else ""
+            lines.append(f"{call:<88}  # {again}{source_line(node)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -44,7 +44,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
         "TensorLocations.setActivationLocation",
         "TensorLocations.setOptimizerLocation",
         "TensorLocations.setWeightLocation",
-        "_Popart.autoRecomputation",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
         "_Popart.automaticLossScalingSettings.updatePeriod",

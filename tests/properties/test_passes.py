@@ -17,6 +17,7 @@ PASSES = [
     "serializeloss",
     "serializematmul",
     "placegradients",
+    "recompute",
 ]
 
 
@@ -31,6 +32,7 @@ def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
         strategy=placement.strategy,
         gradient_accumulation=micro_batches,
         device_iterations=micro_batches,
+        recompute=data.draw(st.sampled_from(["auto", "all"])),
     )
     batch = recipe.data(1)
     inputs = named_inputs(model, batch)
