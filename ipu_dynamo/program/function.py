@@ -10,11 +10,9 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.program.graph_text import node_text
+from ipu_dynamo.program.graph_text import RECOMPUTED, node_text
 from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.types import TensorType
-
-RECOMPUTED = "ipu.recomputed"  # key of node.meta: the backward pass computes this again
 
 
 @dataclass(frozen=True, slots=True)
