@@ -11,7 +11,8 @@ from ipu_dynamo.version import __version__
 if TYPE_CHECKING:
     from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
-    from ipu_dynamo.capture.markers import identity_loss
+    from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
+    from ipu_dynamo.capture.serialized import serialized_matmul
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
@@ -43,12 +44,15 @@ __all__ = [
     "explain",
     "identity_loss",
     "programs",
+    "recomputation_checkpoint",
+    "serialized_matmul",
 ]
 
 _HOMES = {
     "ipu_dynamo.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
-    "ipu_dynamo.capture.markers": ("identity_loss",),
+    "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
+    "ipu_dynamo.capture.serialized": ("serialized_matmul",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),

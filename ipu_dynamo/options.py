@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from ipu_dynamo.errors import IpuError
 
 Engine = Literal["auto", "inductor", "eager"]
+Recomputation = Literal["auto", "off", "stages", "all"]
 OutputMode = Literal["default", "all", "every", "final", "sum"]
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
 Liveness = Literal[
@@ -24,6 +25,7 @@ _CHOICES = {
     "mean_strategy": ("post", "running", "post_and_loss"),
     "partials": ("float", "half"),
     "convolution_partials": ("float", "half"),
+    "recompute": ("auto", "off", "stages", "all"),
 }
 PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
 _COUNTS = (
@@ -197,6 +199,12 @@ class Options:
             it before the update: it moves half-precision gradients to a better range.
         strategy: how blocks become stages.
         locations: what lives in streaming memory, beside the IPUs.
+        recompute: which stages keep only their inputs and what `recomputation_checkpoint` marks,
+            and compute the rest again in the backward pass: none (`off`), all but the last
+            (`stages`), or all, the last one from a few more values (`all`). `auto` is `stages` in
+            a pipeline, else `off`.
+        recompute_budget: bytes that a micro-batch may need at its peak beside variables and
+            inputs: recompute in all stages, but only as much as that takes.
         narrow: as PopTorch does, carry int64 as int32, float64 as float32 and bfloat16 as
             float16, treat integer parameters and buffers as constants, and let a layer whose
             weights have another precision than its input compute in that of the input.
@@ -232,6 +240,8 @@ class Options:
     loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
     locations: Locations = field(default_factory=Locations)
+    recompute: Recomputation = "auto"
+    recompute_budget: int | None = None
     narrow: bool = False
     partials: Literal["float", "half"] = "float"
     convolution_partials: Literal["float", "half"] = "float"
@@ -257,6 +267,16 @@ class Options:
             raise OptionError(f"option partials_chunk is {self.partials_chunk}; it is at least 16")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise OptionError(f"option workers is {self.workers!r}; it counts from 1, or is None")
+        budget = self.recompute_budget
+        if budget is not None and (type(budget) is not int or budget < 1):
+            raise OptionError(
+                f"option recompute_budget is {budget!r}; it is a number of bytes, or None"
+            )
+        if budget is not None and self.recompute in ("off", "stages"):
+            raise OptionError(
+                f"option recompute is {self.recompute!r}, but a recompute_budget decides by itself "
+                f"what every stage recomputes; choose auto or all"
+            )
         if self.replicas % self.input_group_size:
             raise OptionError(
                 f"option input_group_size is {self.input_group_size}; it must divide the "
@@ -286,6 +306,15 @@ class Options:
     def stage_engine(self) -> Engine:
         """The engine that stages run on: checks between operators keep these apart."""
         return "eager" if self.floating_point_exceptions else self.engine
+
+    @property
+    def recomputes(self) -> Literal["off", "stages", "all"]:
+        """The kind of recomputation that is in force."""
+        if self.recompute != "auto":
+            return self.recompute
+        if self.recompute_budget is not None:
+            return "all"
+        return "stages" if self.strategy.kind == "pipelined" else "off"
 
     @property
     def input_groups(self) -> int:

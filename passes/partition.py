@@ -23,7 +23,7 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.passes.place_gradients import slot, stage_of_slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
-from ipu_dynamo.program import MUTATED, Direction
+from ipu_dynamo.program import MUTATED, RECOMPUTED, Direction
 
 aten = torch.ops.aten
 Accumulation = Literal["store", "sum", "running"]
@@ -106,9 +106,14 @@ class _Cutter:
         self.capture = capture
         self.stages = max(capture.ipus) + 1
         self.roles: dict[fx.Node, Placeholder] = capture.roles()
-        joined = capture.joined
+        recomputes = any(
+            node.meta.get(RECOMPUTED) and node.meta[STAGE] == self.stages - 1
+            for node in capture.graph.graph.nodes
+        )
+        # What saves memory by repeating must stay apart from what it repeats.
+        self.joined = capture.joined and not recomputes
         self.slots: dict[fx.Node, int] = {
-            node: slot(node.meta[STAGE], node.meta[BACKWARD], self.stages, joined=joined)
+            node: slot(node.meta[STAGE], node.meta[BACKWARD], self.stages, joined=self.joined)
             for node in capture.graph.graph.nodes
             if node.op not in ("placeholder", "output")
         }
@@ -120,6 +125,12 @@ class _Cutter:
         for node, role in zip(capture.returned, capture.outputs, strict=True):
             if role.kind == "mutation" and node is not None:
                 self.changes[by_name[role.name]] = node
+
+    def slot(self, node: fx.Node) -> int:
+        """When a node runs. The last stage's passes are one slot, unless its backward pass
+        recomputes: what saves memory must stay apart from what it repeats."""
+        index = slot(node.meta[STAGE], node.meta[BACKWARD], self.stages)
+        return index + (self.cut and (index >= self.stages or node.meta[BACKWARD]))
 
     def fill(self) -> None:
         """Copy every operator into the draft of its slot."""
@@ -201,16 +212,20 @@ class _Cutter:
         total = draft.take(accumulator(name), value)
         total.meta[MUTATED] = True
         gradient = self.value(node, index)
-        if rule == "store":
-            draft.call(aten.copy_.default, total, gradient, like=node)
-        elif rule == "sum":
-            draft.call(aten.add_.Tensor, total, gradient, like=node)
-        else:
+        weight = None
+        if rule == "running":
             weight = draft.take(ACCUMULATION_WEIGHT, value.new_empty((), dtype=torch.float32))
-            if value.dtype != torch.float32:
-                weight = draft.call(aten.type_as.default, weight, total, like=node)
-                weight.meta["val"] = value.new_empty(())
-            draft.call(aten.lerp_.Tensor, total, gradient, weight, like=node)
+        after = gradient.next if gradient.op != "placeholder" else None
+        with draft.graph.inserting_before(after):  # so that it need not be kept until the end
+            if rule == "store":
+                draft.call(aten.copy_.default, total, gradient, like=node)
+            elif weight is None:
+                draft.call(aten.add_.Tensor, total, gradient, like=node)
+            else:
+                if value.dtype != torch.float32:
+                    weight = draft.call(aten.type_as.default, weight, total, like=node)
+                    weight.meta["val"] = value.new_empty(())
+                draft.call(aten.lerp_.Tensor, total, gradient, weight, like=node)
         draft.gradients.append(name)
 
 
@@ -263,9 +278,9 @@ def _rename_values(capture: Capture) -> None:
 
 def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
     last = cutter.stages - 1
-    stage = stage_of_slot(index, cutter.stages, joined=capture.joined)
+    stage = stage_of_slot(index, cutter.stages, joined=cutter.joined)
     direction: Direction = "forward" if index <= last else "backward"
-    if index == last and capture.joined:
+    if index == last and cutter.joined:
         direction = capture.alone or ("forward_backward" if capture.training else "forward")
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from ipu_dynamo.capture.capture import Capture, Pass
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
+from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import UpdateGroup, emit
@@ -20,7 +21,10 @@ from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
+from ipu_dynamo.passes.recompute import Recompute
 from ipu_dynamo.passes.round_scalars import round_scalars
+from ipu_dynamo.passes.serialize_loss import serialize_loss
+from ipu_dynamo.passes.serialize_matmul import serialize_matmul
 from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
 
@@ -39,10 +43,16 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         IdentityLoss(loss),
         Precision(options.narrow),
         Differentiate(start_gradient(options)),
+        serialize_loss,
+        serialize_matmul,
         round_scalars,
         random_streams,
         place_gradients,
-        *numeric_pipeline(options),
+        _half_partials(options),
+        float_products,
+        StochasticRounding(options.stochastic_rounding),
+        Recompute(options.recomputes, options.recompute_budget),
+        FloatingPointExceptions(options.floating_point_exceptions),
     )
 
 
@@ -62,7 +72,7 @@ def lone_pipeline(options: Options) -> tuple[Pass, ...]:
 
 def placed_pipeline() -> tuple[Pass, ...]:
     """Those that read where it was placed; after them a graph can be split into micro-batches."""
-    return (read_stages, round_scalars, place_gradients)
+    return (read_stages, serialize_loss, serialize_matmul, round_scalars, place_gradients)
 
 
 def numeric_pipeline(options: Options) -> tuple[Pass, ...]:
@@ -70,7 +80,6 @@ def numeric_pipeline(options: Options) -> tuple[Pass, ...]:
     return (
         _half_partials(options),
         float_products,
-        StochasticRounding(options.stochastic_rounding),
         FloatingPointExceptions(options.floating_point_exceptions),
     )
 
@@ -99,6 +108,8 @@ def lower(
     if acted is not None:
         acted += changed
     partitioned = Partition(_accumulation(options))(capture)
+    for one in partitioned.parts:
+        accumulate_in_loop(one.graph)
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

@@ -41,7 +41,7 @@ from poptorch.errors import Error, RecoverableError, UnrecoverableError, createP
 from poptorch.executor import PoplarExecutor
 from poptorch.functions import inferenceModel, trainingModel
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
-from poptorch.ops import identity_loss
+from poptorch.ops import identity_loss, recomputationCheckpoint, serializedMatMul
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 from poptorch.printing import module_repr, print
 from poptorch.stages import BlockId, Phase, Stage
@@ -104,11 +104,13 @@ __all__ = [
     "options",
     "poptorch_core",
     "print",
+    "recomputationCheckpoint",
     "registerCustomArgParser",
     "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",
     "removeBlocks",
+    "serializedMatMul",
     "setLogLevel",
     "trainingModel",
 ]

@@ -1,9 +1,14 @@
 """Offer PopTorch's operators, for use inside models."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ipu_dynamo.capture import markers
-from poptorch.errors import require
+from ipu_dynamo.capture.serialized import serialized_matmul
+from poptorch.enums import MatMulSerializationMode
+from poptorch.errors import createPoptorchError, require
+from poptorch.tracing import isRunningOnIpu
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
@@ -20,4 +25,78 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     return markers.identity_loss(x, reduction)
 
 
-__all__ = ["identity_loss"]
+def serializedMatMul(
+    lhs: Tensor,
+    rhs: Tensor,
+    mode: MatMulSerializationMode,
+    factor: int = 0,
+    keep_precision: bool = False,
+) -> Tensor:
+    """The product of two tensors, computed in parts one after the other to save memory.
+
+    The gradients of both are computed in parts along the same dimension. A cross-entropy that
+    reads nothing but the product is computed part by part with it.
+
+    Args:
+        lhs: `[..., m, n]`.
+        rhs: `[..., n, p]`.
+        mode: which dimension is split: m (`InputChannels`), n (`ReducingDim`), p
+            (`OutputChannels`), or none (`Disabled`).
+        factor: how many parts; it divides the dimension.
+        keep_precision: add up half-precision parts in float32, and round once.
+
+    Raises:
+        poptorch.Error: inside a model that is compiled, for a factor that does not divide.
+    """
+    require(isinstance(lhs, Tensor), f"lhs must be a tensor, got {lhs!r}")
+    require(isinstance(rhs, Tensor), f"rhs must be a tensor, got {rhs!r}")
+    require(isinstance(keep_precision, bool), f"keep_precision must be a bool: {keep_precision!r}")
+    require(
+        isinstance(mode, MatMulSerializationMode),
+        f"mode must be a poptorch.MatMulSerializationMode, got {mode!r}",
+    )
+    require(isinstance(factor, int), f"factor must be an int, got {factor!r}")
+    if isRunningOnIpu() and mode is not MatMulSerializationMode.Disabled:
+        _check_factor(lhs, rhs, mode, factor)
+    return serialized_matmul(lhs, rhs, mode.value, factor, keep_precision)
+
+
+def _check_factor(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, factor: int) -> None:
+    sizes = {
+        MatMulSerializationMode.InputChannels: lhs.shape[-2:-1],
+        MatMulSerializationMode.ReducingDim: lhs.shape[-1:],
+        MatMulSerializationMode.OutputChannels: rhs.shape[-1:],
+    }
+    for size in sizes[mode]:  # none where the tensor is no matrix, which the product refuses
+        if factor < 1 or size % factor:
+            raise createPoptorchError(
+                f"Invalid serialisation factor {factor} for mode {mode.name}: it must be a "
+                f"positive divisor of the dimension that is split, which has size {size}"
+            )
+
+
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Keep tensors for the backward pass, where others are computed again.
+
+    A pipeline of several stages recomputes by default: each stage but the last keeps its inputs
+    and these.
+
+    Args:
+        tensors: one tensor, several, or one list or tuple of them.
+
+    Returns:
+        What it was given: a tensor, a tuple of several, or a list or tuple.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    given = tensors[0] if len(tensors) == 1 else tensors
+    several = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(tensor, Tensor) for tensor in several):
+        raise ValueError("All inputs must be tensors")
+    if isinstance(given, Tensor):
+        return markers.recomputation_checkpoint(given)
+    return type(given)([markers.recomputation_checkpoint(tensor) for tensor in given])
+
+
+__all__ = ["identity_loss", "recomputationCheckpoint", "serializedMatMul"]

@@ -26,6 +26,7 @@ _STRATEGIES: dict[int, Any] = {
     MeanReductionStrategy.Post: "post",
     MeanReductionStrategy.PostAndLoss: "post_and_loss",
 }
+_RECOMPUTATION: dict[int | None, core.Recomputation] = {0: "off", 1: "all", 3: "stages"}
 
 
 def core_options(
@@ -60,6 +61,7 @@ def core_options(
         mean_strategy=_STRATEGIES[strategy],
         strategy=core_strategy(options),
         locations=core_locations(options, combined_accumulator=combined_accumulator),
+        recompute=_RECOMPUTATION.get(options._Popart.options.get("autoRecomputation"), "auto"),
         narrow=True,
         loss_scale=loss_scale,
         partials=settings.get("partialsTypeMatMuls", "float"),

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import getitem
 from typing import Protocol
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError, source_line
-from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.program import Function, graph_outputs, make_function
 from ipu_dynamo.runtime.direct import direct
 from ipu_dynamo.runtime.eager_code import eager_code
 from ipu_dynamo.runtime.inductor_faults import miscompiled
 from ipu_dynamo.runtime.inductor_noise import mute
+from ipu_dynamo.runtime.segments import has_loop, run_in_segments
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names
 
 log = logging.getLogger(__name__)
@@ -73,10 +74,6 @@ class InductorEngine:
 
     def compile(self, function: Function, threads: int | None = None) -> Stage:
         self.compiled += 1
-        examples = [
-            torch.zeros(()).new_empty(0) if value is None else _example(value)
-            for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
-        ]
         fault = miscompiled(function.graph.graph)
         if fault is not None:
             log.warning(
@@ -88,10 +85,24 @@ class InductorEngine:
         if fault is not None or not any(_worth_compiling(node) for node in function.operators):
             return EagerEngine().compile(function)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
-        from ipu_dynamo.runtime.compiled_stages import machine_code  # Inductor: a second to import
+        if has_loop(function.graph.graph):
+            return run_in_segments(
+                function.graph,
+                lambda graph: _compile(make_function(f"{function.name}_part", graph), settings),
+            )
+        return _compile(function, settings)
 
-        run = direct(machine_code(function, examples, settings), function.graph.graph)
-        return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
+
+def _compile(function: Function, settings: Mapping[str, object]) -> Stage:
+    """Machine code for a function."""
+    from ipu_dynamo.runtime.compiled_stages import machine_code  # Inductor: a second to import
+
+    examples = [
+        torch.zeros(()).new_empty(0) if value is None else _example(value)
+        for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
+    ]
+    run = direct(machine_code(function, examples, settings), function.graph.graph)
+    return _laid_out(run, [_stride(value) for value in graph_outputs(function.graph)])
 
 
 def _worth_compiling(node: fx.Node) -> bool:

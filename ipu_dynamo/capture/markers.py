@@ -1,7 +1,8 @@
-"""Define the `ipu::` operators that annotate a model: blocks, the loss, custom autograd functions.
+"""Define the `ipu::` operators that annotate a model: blocks, the loss, values to keep, functions.
 
 They exist between tracing and the passes that consume them (`placement`, `identity_loss`,
-`differentiate`). Outside a trace the block markers do nothing and `identity_loss` is its reduction.
+`differentiate`, `recompute`). Outside a trace the block markers do nothing and `identity_loss` is
+its reduction.
 """
 
 import itertools
@@ -19,6 +20,7 @@ _library = torch.library.Library("ipu", "DEF")
 _library.define("begin_block(str name, int ipu) -> ()")
 _library.define("end_block() -> ()")
 _library.define("identity_loss(Tensor x, str reduction) -> Tensor")
+_library.define("recomputation_checkpoint(Tensor x) -> Tensor")
 _library.define("autograd_function(Tensor[] tensors, int handle) -> Tensor[]")
 
 
@@ -36,6 +38,10 @@ def _identity_loss(x: Tensor, reduction: str) -> Tensor:
     return x.mean() if reduction == "mean" else x.clone()
 
 
+def _recomputation_checkpoint(x: Tensor) -> Tensor:
+    return x.clone()
+
+
 _functions: WeakValueDictionary[int, CustomCall] = WeakValueDictionary()
 _handles = itertools.count()
 
@@ -47,11 +53,17 @@ def _autograd_function(tensors: Sequence[Tensor], handle: int) -> Sequence[Tenso
 _library.impl("begin_block", _begin_block, "CompositeExplicitAutograd")
 _library.impl("end_block", _end_block, "CompositeExplicitAutograd")
 _library.impl("identity_loss", _identity_loss, "CompositeImplicitAutograd")
+_library.impl("recomputation_checkpoint", _recomputation_checkpoint, "CompositeExplicitAutograd")
+torch.library.register_fake("ipu::recomputation_checkpoint", torch.empty_like, lib=_library)
+torch.library.register_autograd(
+    "ipu::recomputation_checkpoint", lambda context, gradient: gradient, lib=_library
+)
 _library.impl("autograd_function", _autograd_function, "CompositeImplicitAutograd")
 
 begin_block = torch.ops.ipu.begin_block.default
 end_block = torch.ops.ipu.end_block.default
 identity_loss_op = torch.ops.ipu.identity_loss.default
+recomputation_checkpoint_op = torch.ops.ipu.recomputation_checkpoint.default
 autograd_function_op = torch.ops.ipu.autograd_function.default
 has_side_effect(begin_block)
 has_side_effect(end_block)
@@ -82,4 +94,17 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     if reduction not in ("sum", "mean", "none"):
         raise AssertionError("Unsupported reduction type!")
     marked: Tensor = torch.ops.ipu.identity_loss(x, reduction)
+    return marked
+
+
+def recomputation_checkpoint(x: Tensor) -> Tensor:
+    """Mark `x` as a value that is kept for the backward pass where others are computed again.
+
+    It does nothing outside a program, through `torch.compile`, and where nothing is recomputed.
+
+    Source: PopTorch user guide, "poptorch.recomputationCheckpoint".
+    """
+    if not torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():
+        return x
+    marked: Tensor = torch.ops.ipu.recomputation_checkpoint(x)
     return marked

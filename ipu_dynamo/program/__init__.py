@@ -1,7 +1,7 @@
 """The language that passes and runtime share: programs, their values, functions, instructions."""
 
 from ipu_dynamo.program.function import Function, graph_outputs, make_function
-from ipu_dynamo.program.graph_text import MUTATED
+from ipu_dynamo.program.graph_text import MUTATED, RECOMPUTED
 from ipu_dynamo.program.instructions import (
     Call,
     Copy,
@@ -23,6 +23,7 @@ from ipu_dynamo.program.values import Input, Output, Returns, Variable
 
 __all__ = [
     "MUTATED",
+    "RECOMPUTED",
     "Call",
     "Copy",
     "Direction",

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.program.graph_text import node_text
+from ipu_dynamo.program.graph_text import RECOMPUTED, node_text
 from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.types import TensorType
 
@@ -46,7 +46,8 @@ class Function:
         lines = []
         for node in self.operators:
             call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
-            lines.append(f"{call:<88}  # {source_line(node)}")
+            again = "again: " if node.meta.get(RECOMPUTED) else ""
+            lines.append(f"{call:<88}  # {again}{source_line(node)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -26,7 +26,8 @@ from ipu_dynamo.program.reader import Reader, Record
 from ipu_dynamo.program.torch_private import FakeTensorMode, with_device
 
 MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
-_KEPT = (MUTATED,)  # what stays of a node's meta, besides its value and its source line
+RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
+_KEPT = (MUTATED, RECOMPUTED)  # what stays of a node's meta, besides its value and its source line
 _OPS = ("placeholder", "call_function", "output")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
 Text = Callable[[Any], str]

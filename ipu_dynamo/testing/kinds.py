@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ipu_dynamo.capture.serialized import Mode, serialized_matmul
+
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -147,6 +149,16 @@ def in_bfloat16(layer: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
     return y + rounded
 
 
+def _serialized(mode: Mode) -> Kind:
+    """A product in two parts, or in one where there is no more to split."""
+
+    def run(table: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        parts = 2 if mode == "input_channels" else min(2, x.shape[1])
+        return serialized_matmul(x, table.weight.t(), mode, parts)
+
+    return Kind(run, lambda w: nn.Embedding(w, w), exact=True)
+
+
 def _frozen(width: int) -> nn.Module:
     return nn.Linear(width, width).requires_grad_(False)
 
@@ -164,6 +176,9 @@ KINDS: dict[str, Kind] = {
     "unembedding": Kind(
         lambda m, x, y, i: x @ m.weight.t(), lambda w: nn.Embedding(w, w), exact=True
     ),
+    "serialized_rows": _serialized("input_channels"),
+    "serialized_sum": _serialized("reducing_dim"),
+    "serialized_columns": _serialized("output_channels"),
     "checkpoint": Kind(checkpointed, lambda w: nn.Linear(w, w), exact=True),
     "autocast": Kind(in_bfloat16, lambda w: nn.Linear(w, w), exact=True),
     "add_rows": Kind(add_rows, exact=True),
@@ -207,5 +222,13 @@ KINDS: dict[str, Kind] = {
 }
 BUFFERED = frozenset({"batch_norm", "average", "count", "remember"})  # training changes them
 TIED = frozenset(
-    {"linear", "embedding", "unembedding", "look_up_largest", "checkpoint"}
+    {
+        "linear",
+        "embedding",
+        "unembedding",
+        "serialized_rows",
+        "serialized_columns",
+        "look_up_largest",
+        "checkpoint",
+    }
 )  # weight [width, width]

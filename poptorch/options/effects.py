@@ -38,7 +38,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
         "TensorLocationSettings.useIOTilesToStore",
         "TensorLocationSettings.useReplicatedTensorSharding",
         "TensorLocations.numIOTiles",
-        "_Popart.autoRecomputation",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
         "_Popart.automaticLossScalingSettings.updatePeriod",

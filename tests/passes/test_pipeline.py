@@ -38,12 +38,15 @@ def test_order_of_the_passes():
         "IdentityLoss",
         "Precision",
         "Differentiate",
+        "serialize_loss",
+        "serialize_matmul",
         "round_scalars",
         "random_streams",
         "place_gradients",
         "HalfPartials",
         "float_products",
         "StochasticRounding",
+        "Recompute",
         "FloatingPointExceptions",
     ]
 
@@ -112,22 +115,25 @@ def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeyp
         "02_identityloss.txt",
         "03_precision.txt",
         "04_differentiate.txt",
-        "05_round_scalars.txt",
-        "06_random_streams.txt",
-        "07_place_gradients.txt",
-        "08_halfpartials.txt",
-        "09_float_products.txt",
-        "10_stochasticrounding.txt",
-        "11_floatingpointexceptions.txt",
-        "12_program.txt",
+        "05_serialize_loss.txt",
+        "06_serialize_matmul.txt",
+        "07_round_scalars.txt",
+        "08_random_streams.txt",
+        "09_place_gradients.txt",
+        "10_halfpartials.txt",
+        "11_float_products.txt",
+        "12_stochasticrounding.txt",
+        "13_recompute.txt",
+        "14_floatingpointexceptions.txt",
+        "15_program.txt",
     ]
     texts = {file.name: file.read_text() for file in files}
     assert "ipu.begin_block" in texts["00_traced.txt"]
     assert "ipu.begin_block" not in texts["01_placement.txt"]
     assert texts["02_identityloss.txt"] == texts["01_placement.txt"]
     assert "mse_loss_backward" in texts["04_differentiate.txt"]
-    assert "aten.native_dropout.default" not in texts["06_random_streams.txt"]
-    assert texts["12_program.txt"] == f"{step.program}\n"
+    assert "aten.native_dropout.default" not in texts["08_random_streams.txt"]
+    assert texts["15_program.txt"] == f"{step.program}\n"
 
 
 def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):

@@ -9,7 +9,16 @@ from ipu_dynamo.testing import assert_close, recipes
 from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
 from tests.properties.running import draw_placement
 
-PASSES = ["placement", "identityloss", "precision", "differentiate", "placegradients"]
+PASSES = [
+    "placement",
+    "identityloss",
+    "precision",
+    "differentiate",
+    "serializeloss",
+    "serializematmul",
+    "placegradients",
+    "recompute",
+]
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -23,6 +32,7 @@ def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
         strategy=placement.strategy,
         gradient_accumulation=micro_batches,
         device_iterations=micro_batches,
+        recompute=data.draw(st.sampled_from(["auto", "all"])),
     )
     batch = recipe.data(1)
     inputs = named_inputs(model, batch)

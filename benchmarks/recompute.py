@@ -1,0 +1,151 @@
+"""Measure what recomputation saves in a 12-layer encoder, against `torch.utils.checkpoint`.
+
+Usage: python -m benchmarks.recompute [--engine NAME] [--repetitions N] [--json FILE]
+
+Each contender runs in processes of its own, see `benchmarks.serialized_head`. Its extra memory is
+what a step adds to what the process holds between steps. Gradients outlive
+the step in all of them. The budget is halfway between the plain step and full recomputation.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ipu_dynamo
+from benchmarks.peak_memory import THRESHOLD, peak_bytes
+from benchmarks.provenance import provenance
+
+LAYERS, WIDTH, LENGTH, BATCH, HEADS = 12, 256, 256, 4, 8
+CONTENDERS = ("eager", "torch checkpoint", "plain", "recompute", "budget")
+
+
+class Encoder(nn.Module):
+    """Pre-norm layers with attention on `[batch, length, width]`, and a squared loss."""
+
+    def __init__(self, wrap: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.wrap = wrap
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.wrap(layer, x)
+        return nn.functional.mse_loss(x, y)
+
+
+class Layer(nn.Module):
+    """One layer, written out, so that both sides run the same operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*heads.unbind())
+        x = x + self.project(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+def whole(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Keep what autograd keeps."""
+    return layer(x)  # type: ignore[no-any-return]
+
+
+def checkpointed(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Keep a layer's input."""
+    return checkpoint(layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def marked(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Keep a layer's input, in a program."""
+    return layer(ipu_dynamo.recomputation_checkpoint(x))  # type: ignore[no-any-return]
+
+
+def measure(who: str, engine: str, budget: int) -> dict[str, float]:
+    """The median time of a step, and by how much one raises the memory of this process."""
+    torch.manual_seed(0)
+    wraps = {"torch checkpoint": checkpointed, "recompute": marked, "budget": marked}
+    model = Encoder(wraps.get(who, whole))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(2, BATCH, LENGTH, WIDTH).unbind()
+    if who in ("eager", "torch checkpoint"):
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=False)
+            loss = model(x, y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+    else:
+        options = {"engine": engine, "recompute": "all" if who == "recompute" else "auto"}
+        if who == "budget":
+            options["recompute_budget"] = budget
+        compiled = ipu_dynamo.compile_training(model, optimizer, options)
+
+        def step() -> torch.Tensor:
+            return compiled(x, y)  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        step()
+    nbytes = peak_bytes(step)
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        loss = step()
+        seconds.append(time.process_time() - start)
+    return {"nbytes": nbytes, "seconds": statistics.median(seconds), "loss": loss.item()}
+
+
+def main() -> None:
+    """Run every contender `repetitions` times, in turn, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recompute")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, arguments.engine, arguments.budget)))
+        return
+    found: dict[str, list[dict[str, float]]] = {who: [] for who in CONTENDERS}
+    budget = 0
+    for _ in range(arguments.repetitions):
+        for who in CONTENDERS:
+            if who == "budget" and not budget:
+                ends = (found["plain"][0]["nbytes"], found["recompute"][0]["nbytes"])
+                budget = round(sum(ends) / 2)
+            command = [sys.executable, "-m", "benchmarks.recompute", "--one", who]
+            command += ["--engine", arguments.engine, "--budget", str(budget)]
+            done = subprocess.run(
+                command, env=os.environ | THRESHOLD, capture_output=True, text=True, check=True
+            )
+            found[who].append(json.loads(done.stdout.splitlines()[-1]))
+    print(f"{LAYERS} layers, width {WIDTH}, {BATCH} x {LENGTH} tokens")
+    for who, runs in found.items():
+        row = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        print(
+            f"  {who:<16} extra memory {row['nbytes'] / 2**20:7.1f} MiB"
+            f"   step {1e3 * row['seconds']:7.1f} ms   loss {row['loss']:.6f}"
+        )
+    print(f"  the budget was {budget / 2**20:.1f} MiB")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**provenance(), "recompute": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
