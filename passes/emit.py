@@ -25,6 +25,7 @@ from ipu_dynamo.program import (
     Function,
     Input,
     Instruction,
+    Order,
     Output,
     Program,
     Receive,
@@ -281,14 +282,15 @@ def emit(
     emitter = _Emitter(capture, partitioned, options, groups)
     emitter.call_parts()
     micro_batches = tuple(emitter.micro_batch)
+    order = _order(capture, options)
     if capture.training:
-        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches)
+        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
         step = (*emitter.before, accumulate, *emitter.update())
         body: tuple[Instruction, ...] = (
             Repeat("device_iteration", options.device_iterations, step),
         )
     else:
-        loop = Repeat("micro_batch", options.device_iterations, micro_batches)
+        loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
         body = (*emitter.before, loop)
     return Program(
         kind=capture.alone or ("training" if capture.training else "inference"),
@@ -300,6 +302,12 @@ def emit(
         functions=tuple(emitter.functions.values()),
         body=body,
     )
+
+
+def _order(capture: Capture, options: Options) -> Order:
+    """How micro-batches follow each other; a lone forward or backward pass has only one."""
+    several = len(set(capture.ipus.values())) > 1 and not capture.alone
+    return "pipelined" if several and options.strategy.kind == "pipelined" else "in_turn"
 
 
 def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:

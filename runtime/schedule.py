@@ -7,10 +7,10 @@ stages micro-batch m is in slot t of its 2F - 1 slots in cycle m + t.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.program import Call
+from ipu_dynamo.program.pipeline import slots
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,26 +151,18 @@ def pipelined(
     places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
     count = min(len(places), workers or len(places))
     worker_of = {place: index % count for index, place in enumerate(places)}
-    slots = _slots(calls)
+    when = slots(calls)
     tasks: list[list[Task]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):
             for index, call in enumerate(calls):
-                task = Task(micro_batch + slots[index], index, micro_batch, replica)
+                task = Task(micro_batch + when[index], index, micro_batch, replica)
                 tasks[worker_of[replica, call.ipu]].append(task)
     schedule = Schedule(
         tuple(calls), tuple(tuple(sorted(of)) for of in tasks), tuple(_waits(calls))
     )
     schedule.check()
     return schedule
-
-
-def _slots(calls: Sequence[Call]) -> list[int]:
-    """The slot of every call: consecutive calls of one IPU share a pipeline stage, and a slot."""
-    slots = [0] * len(calls)
-    for (i, before), (j, after) in pairwise(enumerate(calls)):
-        slots[j] = slots[i] + (before.ipu != after.ipu)
-    return slots
 
 
 def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:

@@ -7,12 +7,14 @@ from ipu_dynamo.program.instructions import (
     Copy,
     Direction,
     Instruction,
+    Order,
     Receive,
     Reduce,
     Repeat,
     Send,
     Update,
 )
+from ipu_dynamo.program.pipeline import Stash
 from ipu_dynamo.program.program import Program
 from ipu_dynamo.program.types import TensorType
 from ipu_dynamo.program.values import Input, Output, Returns, Variable
@@ -25,6 +27,7 @@ __all__ = [
     "Function",
     "Input",
     "Instruction",
+    "Order",
     "Output",
     "Program",
     "Receive",
@@ -32,6 +35,7 @@ __all__ = [
     "Repeat",
     "Returns",
     "Send",
+    "Stash",
     "TensorType",
     "Update",
     "Variable",

@@ -8,6 +8,7 @@ from ipu_dynamo.program.types import TensorType
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
 Direction = Literal["forward", "backward", "forward_backward"]
+Order = Literal["in_turn", "pipelined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,20 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Run `body` `count` times; `over` says what is counted."""
+    """Run `body` `count` times; `over` says what is counted.
+
+    `order` is how the runs relate: one after the other, or as a pipeline, in which each IPU works
+    on another one.
+    """
 
     over: Literal["device_iteration", "micro_batch"]
     count: int
     body: tuple["Instruction", ...]
+    order: Order = "in_turn"
 
     def __str__(self) -> str:
-        return f"repeat {self.count} over {_PLURAL[self.over]}"
+        order = "" if self.order == "in_turn" else f", {self.order}"
+        return f"repeat {self.count} over {_PLURAL[self.over]}{order}"
 
 
 Instruction = Receive | Send | Copy | Call | Reduce | Update | Repeat

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
@@ -72,15 +73,49 @@ def test_gives_the_bits_of_one_worker(workers):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+alive: dict[int, list[StorageWeakRef]] = {}  # by stage, what the operator below has returned
+peaks: dict[int, int] = {}
+
+
+@torch.library.custom_op("ipu_test::keep", mutates_args=())
+def keep(x: Tensor, stage: int) -> Tensor:
+    result = x.clone()
+    made = alive.setdefault(stage, [])
+    made[:] = [one for one in made if not one.expired()]
+    made.append(StorageWeakRef(result.untyped_storage()))
+    peaks[stage] = max(peaks.get(stage, 0), len(made))
+    return result
+
+
+keep.register_fake(lambda x, stage: torch.empty_like(x))
+keep.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.saved_tensors[0].isfinite(), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+class Keeping(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for stage, layer in enumerate(self.layers):
+            h = keep(layer(h), stage)
+        return F.mse_loss(h, torch.zeros_like(h))
+
+
+@pytest.mark.parametrize("workers", [2, 9])
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_keeps_no_more_micro_batches_than_the_machine(stages):
-    step = step_of(chain(stages), 4 * stages)
-    data = torch.randn(4 * stages * 2, 8)
+def test_memory_holds_the_stash_that_the_program_states(stages, workers):
+    alive.clear()
+    peaks.clear()
+    step = step_of(Keeping(stages), 4 * stages, workers=workers, device_iterations=2)
+    data = torch.randn(8 * stages * 2, 8)
     step.compile(data)
     step.executable.timeline = timeline = Timeline()
     step(data)
+    assert [one.copies for one in step.program.stash] == STASH[stages]
+    assert peaks == dict(enumerate(STASH[stages]))  # in memory
     assert all(n <= m for n, m in zip(timeline.stash().values(), STASH[stages], strict=True))
-    assert len({span.worker for span in timeline.spans}) == stages
+    assert not [one for made in alive.values() for one in made if not one.expired()]
 
 
 def test_stages_that_wait_for_each_other_finish():
@@ -189,28 +224,30 @@ def test_two_programs_run_in_two_threads():
     assert all(torch.equal(found[i], expected[i]) for i in range(2))
 
 
-def test_reads_inputs_where_they_lie():
-    seen = []
+def test_stages_read_inputs_where_they_lie():
+    seen: dict[int, list[int]] = {0: [], 1: []}
 
     @torch.library.custom_op("ipu_test::look", mutates_args=())
-    def look(x: Tensor) -> Tensor:
-        seen.append(x.data_ptr())
+    def look(x: Tensor, stage: int) -> Tensor:
+        seen[stage].append(x.data_ptr())
         return x.clone()
 
-    look.register_fake(torch.empty_like)
+    look.register_fake(lambda x, stage: torch.empty_like(x))
 
     class Looking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a = nn.Linear(8, 8)
+            self.a, self.b = nn.Linear(8, 8), BeginBlock(nn.Linear(8, 8), ipu_id=1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.mse_loss(self.a(look(x)), torch.zeros_like(x))
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            h = self.a(look(x, 0))
+            return F.mse_loss(self.b(h) + look(x, 1), look(y, 1))
 
-    step = step_of(Looking(), 4)
-    data = torch.randn(8, 8)
-    step(data)
-    assert seen == [data[2 * i :].data_ptr() for i in range(4)]
+    step = step_of(Looking(), 3, device_iterations=2)
+    x, y = torch.randn(12, 8), torch.randn(12, 8)
+    step(x, y)
+    assert seen[0] == [x[2 * i :].data_ptr() for i in range(6)]
+    assert sorted(seen[1]) == sorted(t[2 * i :].data_ptr() for i in range(6) for t in (x, y))
 
 
 def test_a_failure_leaves_every_replica_its_own_buffers():
