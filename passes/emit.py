@@ -40,6 +40,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.constants import digest
+from ipu_dynamo.program.instructions import on_ipu
 from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.program.values import Kind
 
@@ -117,12 +118,12 @@ class _Emitter:
         if role is None and name != ACCUMULATION_WEIGHT:
             return name  # an accumulator, or a value that an earlier part made on this IPU
         if role is None or role.kind in ("input", "random_key"):
-            result = name if not any(n == name for n, _ in self.local) else _on(name, ipu)
+            result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu))
         elif self.homes[name] == ipu:
             return name
         else:
-            result = _on(name, ipu)
+            result = on_ipu(name, ipu)
             once = name not in self.changed
             if not once and self.options.strategy.kind == "pipelined":
                 raise CompileError(
@@ -161,9 +162,9 @@ class _Emitter:
             _, source, type_ = self.sources[name]
             for ipu in dict.fromkeys(p.ipu for p in later if name in p.inputs):
                 if ipu != part.ipu and (name, ipu) not in self.local:
-                    self.local[name, ipu] = _on(name, ipu)
+                    self.local[name, ipu] = on_ipu(name, ipu)
                     self.micro_batch.append(
-                        Copy(name, _on(name, ipu), type_, part.ipu, ipu, source)
+                        Copy(name, on_ipu(name, ipu), type_, part.ipu, ipu, source)
                     )
 
     def send_results(self, part: Part) -> None:
@@ -182,7 +183,7 @@ class _Emitter:
             for name in part.gradients:
                 local[name], home = accumulator(name), self.homes[name]
                 if part.ipu != home:
-                    local[name] = _on(accumulator(name), home)
+                    local[name] = on_ipu(accumulator(name), home)
                     type_, why = self.variable_type(name), f"gradient of {name}"
                     copy = Copy(accumulator(name), local[name], type_, part.ipu, home, why)
                     result.append(copy)
@@ -314,10 +315,6 @@ def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
     """The variable that holds a state; parameters that step together share a scalar one."""
     owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
     return f"{owner}.{spec.name}"
-
-
-def _on(name: str, ipu: int) -> str:
-    return f"{name}.on{ipu}"
 
 
 def _divisor(options: Options) -> float:

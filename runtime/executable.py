@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Input, Instruction, Program, Receive, Reduce, Send, Update
+from ipu_dynamo.program import Input, Instruction, Program, Receive, Reduce, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.planning import schedule_of
 from ipu_dynamo.runtime.random_keys import random_keys
-from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
+from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.runtime.timeline import Timeline
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
@@ -72,7 +73,7 @@ class Executable:
         training = program.kind == "training"
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
-        self.schedule = _schedule(loop, self._per_round, batching.replicas, workers)
+        self.schedule = self.schedule_for(workers)
         self._threads = threads
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
@@ -80,6 +81,15 @@ class Executable:
         self._sends = self._prepare_sends(loop)
         self._updates = self._prepare_updates(cut.after)
         self._versions = self._own_versions()
+
+    def schedule_for(self, workers: int | None) -> Schedule:
+        """How this many workers would run a step; None is one for each IPU of every replica."""
+        return schedule_of(
+            self.program,
+            micro_batches=self._per_round,
+            replicas=self.batching.replicas,
+            workers=workers,
+        )
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -280,13 +290,3 @@ class Executable:
             if variable.kind == "accumulator":
                 for replica in range(self.batching.replicas):
                     self.tensor(variable.name, replica).zero_()
-
-
-def _schedule(
-    loop: Sequence[Instruction], micro_batches: int, replicas: int, workers: int | None
-) -> Schedule:
-    """One worker: micro-batch by micro-batch; more: as a pipeline."""
-    calls = [i for i in loop if isinstance(i, Call)]
-    if workers == 1 or len({call.ipu for call in calls}) * replicas == 1:
-        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
-    return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)

@@ -1,16 +1,15 @@
 """Say which worker runs which call on which micro-batch, in which order: a plan that can be read,
-drawn and checked before anything runs.
+drawn and checked before anything runs."""
 
-Source: PopTorch user guide, "poptorch.PipelinedExecution": in a training pipeline of F forward
-stages micro-batch m is in slot t of its 2F - 1 slots in cycle m + t.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.program import Call
-from ipu_dynamo.program.pipeline import slots
+from ipu_dynamo.program import Call, Stash
+from ipu_dynamo.program.instructions import on_ipu
+from ipu_dynamo.runtime.drawing import draw
+
+_MARKS = {"forward": "", "backward": "'", "forward_backward": "*"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,146 +28,169 @@ class Schedule:
 
     Args:
         calls: the calls of one micro-batch, in program order.
-        workers: for each worker, its tasks.
+        workers: for each worker, its tasks. All calls of a stage belong to one worker.
         waits: for each call, the calls whose results it needs from another worker.
+        stashes: what stages keep for their backward passes, and of how many micro-batches they
+            may.
     """
 
     calls: tuple[Call, ...]
     workers: tuple[tuple[Task, ...], ...]
     waits: tuple[tuple[int, ...], ...]
+    stashes: tuple[Stash, ...] = ()
 
     @property
     def cycles(self) -> int:
         """Pipeline cycles of a step, ramp-up and ramp-down included."""
         return 1 + max((task.cycle for tasks in self.workers for task in tasks), default=-1)
 
-    def stash(self) -> dict[int, int]:
-        """For each stage, how many micro-batches at most have values that it keeps for backward.
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The name of each worker: its IPU, where it has only one."""
+        several = any(task.replica for tasks in self.workers for task in tasks)
+        names = []
+        for worker, tasks in enumerate(self.workers):
+            places = {(self.calls[task.call].ipu, task.replica) for task in tasks}
+            if len(places) == 1:
+                ((ipu, replica),) = places
+                names.append(f"ipu{ipu} of replica {replica}" if several else f"ipu{ipu}")
+            else:
+                names.append(f"worker {worker}")
+        return tuple(names)
 
-        A value made in cycle c and last read in cycle c' lives in c' - c + 1 copies.
-        """
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for index, call in enumerate(self.calls):
-            first.setdefault(call.stage, index)
-            last[call.stage] = index
-        cycle = {
-            (task.call, task.micro_batch, task.replica): task.cycle
-            for tasks in self.workers
-            for task in tasks
-        }
-        alive: dict[int, int] = {}
-        for stage, begin in first.items():
-            spans = [
-                (at, cycle[last[stage], m, r])
-                for (call, m, r), at in cycle.items()
-                if call == begin
-            ]
-            ends = sorted(at for _, at in spans)
-            alive[stage] = max(
-                sum(start <= now <= end for start, end in spans if end >= now) for now in ends
-            )
-        return alive
+    def stash(self) -> dict[int, int]:
+        """For each stage, of how many micro-batches at most it keeps values for backward."""
+        ends = {call.stage: index for index, call in enumerate(self.calls)}
+        peak = dict.fromkeys(sorted(ends), 0)
+        alive: dict[tuple[int, int], set[int]] = {}
+        for tasks in self.workers:
+            for task in tasks:
+                stage = self.calls[task.call].stage
+                kept = alive.setdefault((stage, task.replica), set())
+                kept.add(task.micro_batch)
+                peak[stage] = max(peak[stage], len(kept))
+                if task.call == ends[stage]:
+                    kept.remove(task.micro_batch)
+        return peak
 
     def check(self) -> None:
         """Run the schedule without computing.
 
         Raises:
-            CompileError: some tasks wait for each other; stage and value of one are named.
+            CompileError: tasks wait for each other or for themselves, a call takes micro-batches
+                out of order, or a stash is too shallow; stage and value are named.
         """
-        done: set[tuple[int, int, int]] = set()
-        position = [0] * len(self.workers)
-        moved = True
-        while moved:
-            moved = False
-            for worker, tasks in enumerate(self.workers):
-                while position[worker] < len(tasks):
-                    task = tasks[position[worker]]
-                    needed = self.waits[task.call]
-                    if any((c, task.micro_batch, task.replica) not in done for c in needed):
-                        break
-                    done.add((task.call, task.micro_batch, task.replica))
-                    position[worker] += 1
-                    moved = True
-        for worker, tasks in enumerate(self.workers):
-            if position[worker] < len(tasks):
-                task = tasks[position[worker]]
-                call = self.calls[task.call]
-                missing = next(
-                    c
-                    for c in self.waits[task.call]
-                    if (c, task.micro_batch, task.replica) not in done
-                )
+        self._check_order()
+        self._check_progress()
+        self._check_stashes()
+
+    def _check_order(self) -> None:
+        for worker in self.workers:
+            reached: dict[tuple[int, int], int] = {}
+            for task in worker:
+                before = reached.get((task.call, task.replica), -1)
+                if task.micro_batch <= before:
+                    call = self.calls[task.call]
+                    raise CompileError(
+                        f"stage {call.stage} runs @{call.function} on micro-batch "
+                        f"{task.micro_batch} after micro-batch {before}",
+                        hint="gradients are summed in the order of micro-batches: keep it",
+                    )
+                reached[task.call, task.replica] = task.micro_batch
+
+    def _check_progress(self) -> None:
+        needs = [
+            {**dict.fromkeys(waits), **dict.fromkeys(self._sources(index))}
+            for index, waits in enumerate(self.waits)
+        ]
+        for index, needed in enumerate(needs):
+            if index in needed:
+                call = self.calls[index]
                 raise CompileError(
-                    f"the schedule cannot finish: stage {call.stage} waits for "
-                    f"@{self.calls[missing].function} of stage {self.calls[missing].stage} on "
-                    f"micro-batch {task.micro_batch}, which never runs before it",
-                    hint="use the sharded strategy, or another order of stages",
+                    f"stage {call.stage} waits for itself: @{call.function} needs "
+                    f"{self._value(index, index)}, which it makes",
+                    where=call.source,
+                    hint="read a value that an earlier call makes",
                 )
+        done: set[tuple[int, int, int]] = set()
+        stuck: list[Task] = []
+        left = [iter(tasks) for tasks in self.workers]
+        heads = [next(tasks, None) for tasks in left]
+        while any(heads):
+            stuck = [task for task in heads if task is not None]
+            for worker, task in enumerate(heads):
+                while task and all(
+                    (c, task.micro_batch, task.replica) in done for c in needs[task.call]
+                ):
+                    done.add((task.call, task.micro_batch, task.replica))
+                    task = next(left[worker], None)
+                heads[worker] = task
+            if stuck == [task for task in heads if task is not None]:
+                break
+        else:
+            return
+        task = stuck[0]
+        call = self.calls[task.call]
+        missing = next(
+            c for c in needs[task.call] if (c, task.micro_batch, task.replica) not in done
+        )
+        raise CompileError(
+            f"the schedule cannot finish: stage {call.stage} waits for "
+            f"{self._value(task.call, missing)} of stage {self.calls[missing].stage} on "
+            f"micro-batch {task.micro_batch}, which never runs before it",
+            where=call.source,
+            hint="use the sharded strategy, or another order of stages",
+        )
+
+    def _check_stashes(self) -> None:
+        peak = self.stash()
+        for stash in self.stashes:
+            needed = peak.get(stash.stage, 0)
+            if needed > stash.copies:
+                values = ", ".join(f"%{name}" for name, _ in stash.values) or "no value"
+                raise CompileError(
+                    f"the stash of stage {stash.stage} on IPU {stash.ipu} is too shallow: it "
+                    f"holds {values} of {stash.copies} micro-batches, and the schedule needs "
+                    f"{needed}",
+                    hint="run the backward passes earlier, or use the sharded strategy",
+                )
+
+    def _sources(self, index: int) -> Iterator[int]:
+        """The calls whose results a call reads."""
+        for other in range(len(self.calls)):
+            if self._read(index, other):
+                yield other
+
+    def _read(self, index: int, source: int) -> list[str]:
+        """What the call `index` reads of the results of the call `source`."""
+        call = self.calls[index]
+        return [
+            name
+            for name in self.calls[source].results
+            if name and (name in call.arguments or on_ipu(name, call.ipu) in call.arguments)
+        ]
+
+    def _value(self, index: int, source: int) -> str:
+        """A name for what `index` awaits from `source`: a value, or the call that orders them."""
+        read = self._read(index, source)
+        return f"%{read[0]}" if read else f"@{self.calls[source].function}"
 
     def __str__(self) -> str:
         """A row per worker, a column per cycle; `2` is forward, `2'` backward of micro-batch 2."""
         rows = []
-        for worker, tasks in enumerate(self.workers):
+        for name, tasks in zip(self.rows, self.workers, strict=True):
             cells: dict[int, list[str]] = {}
             for task in tasks:
-                call = self.calls[task.call]
-                mark = {"forward": "", "backward": "'", "forward_backward": "*"}[call.direction]
-                replica = f"r{task.replica}:" if task.replica else ""
+                replica = f"r{task.replica}:" if task.replica and name.startswith("w") else ""
+                mark = _MARKS[self.calls[task.call].direction]
                 cells.setdefault(task.cycle, []).append(f"{replica}{task.micro_batch}{mark}")
-            row = [" ".join(cells.get(cycle, ["."])) for cycle in range(self.cycles)]
-            rows.append([f"worker {worker}", *row])
+            rows.append([name, *(" ".join(cells.get(c, ["."])) for c in range(self.cycles))])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
 
-
-def in_turn(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
-    """One worker runs all calls of a micro-batch, then the next micro-batch."""
-    tasks, cycle = [], 0
-    for micro_batch in range(micro_batches):
-        for replica in range(replicas):
-            for index in range(len(calls)):
-                tasks.append(Task(cycle, index, micro_batch, replica))
-                cycle += 1
-    return Schedule(tuple(calls), (tuple(tasks),), ((),) * len(calls))
-
-
-def pipelined(
-    calls: Sequence[Call], *, micro_batches: int, replicas: int = 1, workers: int | None = None
-) -> Schedule:
-    """The pipelined schedule of one step.
-
-    Args:
-        calls: of one micro-batch, in program order.
-        micro_batches: per replica and step.
-        workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
-            take turns, and so do replicas.
-    """
-    ipus = sorted({call.ipu for call in calls})
-    places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
-    count = min(len(places), workers or len(places))
-    worker_of = {place: index % count for index, place in enumerate(places)}
-    when = slots(calls)
-    tasks: list[list[Task]] = [[] for _ in range(count)]
-    for replica in range(replicas):
-        for micro_batch in range(micro_batches):
-            for index, call in enumerate(calls):
-                task = Task(micro_batch + when[index], index, micro_batch, replica)
-                tasks[worker_of[replica, call.ipu]].append(task)
-    schedule = Schedule(
-        tuple(calls), tuple(tuple(sorted(of)) for of in tasks), tuple(_waits(calls))
-    )
-    schedule.check()
-    return schedule
-
-
-def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """For each call, the last call before it on every other IPU: with it all results are there."""
-    waits = []
-    for index, call in enumerate(calls):
-        last = {c.ipu: i for i, c in enumerate(calls[:index]) if c.ipu != call.ipu}
-        waits.append(tuple(sorted(last.values())))
-    return waits
+    def svg(self) -> str:
+        """A drawing: a row per worker, a column per cycle, a box per task; self-contained."""
+        return draw(self)

@@ -11,6 +11,11 @@ Direction = Literal["forward", "backward", "forward_backward"]
 Order = Literal["in_turn", "pipelined"]
 
 
+def on_ipu(name: str, ipu: int) -> str:
+    """What `ipu` calls a value that it has as a copy."""
+    return f"{name}.on{ipu}"
+
+
 @dataclass(frozen=True, slots=True)
 class Receive:
     """Read the next micro-batch of a host stream into IPU memory."""
