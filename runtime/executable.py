@@ -1,6 +1,7 @@
 """Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
 from ipu_dynamo.runtime.update_scale import GradientScale
+from ipu_dynamo.runtime.whole_steps import undo_of, uninterrupted, worth_holding
 from ipu_dynamo.runtime.workers import run_side_by_side
 
 Numbers = Sequence[Sequence[float]]
@@ -80,6 +82,10 @@ class Executable:
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
         self._updates = self._prepare_updates(cut.after)
+        held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
+        self._hold: Callable[[], AbstractContextManager[None]]
+        self._hold = uninterrupted if held else nullcontext
+        self._undo = undo_of(program, batching.replicas, self.tensor)
         self._versions = self._own_versions()
 
     def schedule_for(self, workers: int | None) -> Schedule:
@@ -128,8 +134,9 @@ class Executable:
 
         Raises:
             InputError: a tensor does not fit its stream.
-            ExecutionError: an operator failed. The program can be called again; parameters and
-                optimiser state are those after the last complete step.
+            ExecutionError: an operator failed. The program can be called again; parameters,
+                buffers and optimiser state are those after the last complete step, or for
+                inference those before the call.
         """
         self._spread_changes()
         streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
@@ -141,13 +148,13 @@ class Executable:
         with torch.no_grad():
             try:
                 for number in range(self._rounds):
-                    self._run_round(number, chunks, collected)
-                    self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                    for update in self._updates:
-                        update(numbers)
-            except BaseException:
-                self._clear_accumulators()
-                raise
+                    self._undo.begin()
+                    with self._undo:
+                        self._run_round(number, chunks, collected)
+                    with self._hold(), self._undo:
+                        self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
+                        for update in self._updates:
+                            update(numbers)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
@@ -283,10 +290,3 @@ class Executable:
                 foreach_zero_(others)
 
         return run
-
-    def _clear_accumulators(self) -> None:
-        """Drop the gradients of an incomplete step."""
-        for variable in self.program.variables:
-            if variable.kind == "accumulator":
-                for replica in range(self.batching.replicas):
-                    self.tensor(variable.name, replica).zero_()
