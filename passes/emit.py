@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
-from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
+from ipu_dynamo.passes.stale_reads import refuse_stale_reads
 from ipu_dynamo.program import (
     MUTATED,
     Call,
@@ -125,12 +126,6 @@ class _Emitter:
         else:
             result = on_ipu(name, ipu)
             once = name not in self.changed
-            if not once and self.options.strategy.kind == "pipelined":
-                raise CompileError(
-                    f"buffer {name} changes on IPU {self.homes[name]} and is read on IPU {ipu}, "
-                    f"which works on another micro-batch then",
-                    hint="put what reads and writes it on one IPU, or use the sharded strategy",
-                )
             (self.before if once else self.micro_batch).append(
                 Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
             )
@@ -281,9 +276,11 @@ def emit(
 ) -> Program:
     """The pass. `groups` are the optimiser's, empty for inference."""
     emitter = _Emitter(capture, partitioned, options, groups)
+    order = _order(capture, options)
+    if order != "in_turn":
+        refuse_stale_reads(partitioned)
     emitter.call_parts()
     micro_batches = tuple(emitter.micro_batch)
-    order = _order(capture, options)
     if capture.training:
         accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
         step = (*emitter.before, accumulate, *emitter.update())
