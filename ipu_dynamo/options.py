@@ -17,6 +17,7 @@ _CHOICES = {
     "partials": ("float", "half"),
     "convolution_partials": ("float", "half"),
 }
+_SCHEDULES = ("grouped", "zero_bubble")
 _COUNTS = (
     "device_iterations",
     "gradient_accumulation",
@@ -51,6 +52,9 @@ class Strategy:
         stages: explicit stages in order.
         weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
             as PopTorch does; otherwise its home sends copies and sums the gradients.
+        schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
+            one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
+            waits, in a call of their own, so that others start sooner. The results are the same.
 
     Source: PopTorch user guide, "Parallel execution strategies".
     """
@@ -59,6 +63,17 @@ class Strategy:
     auto_stage: Literal["same_as_ipu", "auto_increment"] = "auto_increment"
     stages: tuple[StageSpec, ...] = ()
     weights_on_one_ipu: bool = False
+    schedule: Literal["grouped", "zero_bubble"] = "grouped"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in _SCHEDULES:
+            raise OptionError(
+                f"schedule is {self.schedule!r}; choose one of {', '.join(_SCHEDULES)}"
+            )
+        if self.schedule != "grouped" and self.kind != "pipelined":
+            raise OptionError(
+                f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"
+            )
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {

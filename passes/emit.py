@@ -135,8 +135,8 @@ class _Emitter:
         return result
 
     def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
-        prefix = {"forward": "forward", "backward": "backward", "forward_backward": "step"}
-        function = make_function(f"{prefix[part.direction]}{part.stage}", part.graph)
+        prefix = "step" if part.direction == "forward_backward" else part.direction
+        function = make_function(f"{prefix}{part.stage}", part.graph)
         function = self.functions.setdefault(function.key, function)
         traced = [node for node in function.operators if node.meta.get("stack_trace")]
         operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced

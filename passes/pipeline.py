@@ -22,6 +22,7 @@ from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
+from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ def lower(
         log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
         dump.write(name.partition("(")[0], str(capture.graph.graph))
     partitioned = Partition(_accumulation(options))(capture)
+    if capture.training and options.strategy.schedule == "zero_bubble":
+        partitioned = split_weight_gradients(partitioned)
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

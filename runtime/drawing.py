@@ -15,6 +15,7 @@ _HUES: dict[Direction, tuple[str, int]] = {
     "forward": ("forward", 210),
     "backward": ("backward", 28),
     "forward_backward": ("forward and backward", 140),
+    "weights": ("weight gradients", 275),
 }
 
 
@@ -24,9 +25,11 @@ def draw(schedule: "Schedule") -> str:
     A box's hue is its direction, its lightness the stage; pointing at it shows the call.
     """
     cells: dict[tuple[int, int], list[Task]] = {}
+    taken: set[tuple[int, int]] = set()
     for worker, tasks in enumerate(schedule.workers):
         for task in tasks:
             cells.setdefault((worker, task.cycle), []).append(task)
+            taken |= {(worker, task.cycle + i) for i in range(task.length)}
     wide = [1] * schedule.cycles  # boxes side by side in a column
     for (_, cycle), here in cells.items():
         wide[cycle] = max(wide[cycle], len(here))
@@ -44,7 +47,7 @@ def draw(schedule: "Schedule") -> str:
                 _task(start + i * _BOX, y, schedule.calls[task.call], task)
                 for i, task in enumerate(here)
             ]
-            if not here:
+            if (row, cycle) not in taken:
                 width = wide[cycle] * _BOX
                 parts.append(
                     f'<rect x="{start}" y="{y}" width="{width}" height="{_BOX}" fill="#eee"/>'
@@ -74,14 +77,15 @@ def _title(schedule: "Schedule") -> str:
 
 
 def _task(x: int, y: int, call: Call, task: "Task") -> str:
+    width = task.length * (_BOX + _GAP) - _GAP
     title = (
         f"@{call.function} on ipu{call.ipu}, stage {call.stage}, micro-batch {task.micro_batch}, "
         f"replica {task.replica}, cycle {task.cycle}: {call.source}"
     )
     return (
-        f'<g><title>{escape(title)}</title><rect x="{x}" y="{y}" width="{_BOX}" height="{_BOX}" '
+        f'<g><title>{escape(title)}</title><rect x="{x}" y="{y}" width="{width}" height="{_BOX}" '
         f'fill="{_colour(call)}" stroke="white"/>'
-        f"{_text(x + _BOX // 2, y + _BOX - 8, str(task.micro_batch), 'middle')}</g>"
+        f"{_text(x + width // 2, y + _BOX - 8, str(task.micro_batch), 'middle')}</g>"
     )
 
 

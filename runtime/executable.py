@@ -167,9 +167,11 @@ class Executable:
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
     ) -> None:
         """Run the micro-batches between two updates; all of the call, when there are none."""
-        replicas, last = self.batching.replicas, len(self._steps) - 1
+        replicas = self.batching.replicas
         width = self._per_round * replicas
         held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
+        ends = {step.call.ipu: index for index, step in enumerate(self._steps)}.values()
+        busy = [list(ends) for _ in range(width)]  # one entry for each IPU that is not at its end
 
         def work(task: Task) -> None:
             place = task.micro_batch * replicas + task.replica
@@ -180,11 +182,13 @@ class Executable:
                     values[slot] = views[position]
             values = held[place]
             run_step(self._steps[task.call], values, position)
-            if task.call == last:
-                for index, slot, kept in self._sends:
-                    if kept[position // replicas]:
-                        collected[index][position] = values[slot]
-                held[place] = []
+            if task.call in ends:
+                busy[place].pop()
+                if not busy[place]:  # also when seen by two workers at once
+                    for index, slot, kept in self._sends:
+                        if kept[position // replicas]:
+                            collected[index][position] = values[slot]
+                    held[place] = []
 
         before = torch.get_num_threads()
         threads = self._threads or before

@@ -76,17 +76,28 @@ def pipelined(
             for index, call in enumerate(calls):
                 task = Task(micro_batch + when[index], index, micro_batch, replica)
                 tasks[worker_of[replica, call.ipu]].append(task)
-    schedule = Schedule(
-        tuple(calls), tuple(tuple(sorted(of)) for of in tasks), tuple(_waits(calls)), (*stashes,)
-    )
+
+    def turn(task: Task) -> tuple[int, bool, Task]:
+        return task.cycle, calls[task.call].direction == "weights", task
+
+    ordered = tuple(tuple(sorted(of, key=turn)) for of in tasks)
+    schedule = Schedule(tuple(calls), ordered, tuple(_waits(calls)), (*stashes,))
     schedule.check()
     return schedule
 
 
 def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """For each call, the last call before it on every other IPU: with it all results are there."""
-    waits = []
+    """For each call, the last call before it on every other IPU: with it all results are there.
+
+    Nobody waits for weight gradients, and what they need is on their own IPU.
+    """
+    waits: list[tuple[int, ...]] = []
+    last: dict[int, int] = {}
     for index, call in enumerate(calls):
-        last = {c.ipu: i for i, c in enumerate(calls[:index]) if c.ipu != call.ipu}
-        waits.append(tuple(sorted(last.values())))
+        weights = call.direction == "weights"
+        waits.append(
+            () if weights else tuple(sorted(i for ipu, i in last.items() if ipu != call.ipu))
+        )
+        if not weights:
+            last[call.ipu] = index
     return waits

@@ -8,18 +8,23 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.program import Call, Stash
 from ipu_dynamo.program.instructions import on_ipu
 from ipu_dynamo.runtime.drawing import draw
+from ipu_dynamo.runtime.timing import timed
 
-_MARKS = {"forward": "", "backward": "'", "forward_backward": "*"}
+_MARKS = {"forward": "", "backward": "'", "forward_backward": "*", "weights": '"'}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """The `call`-th call of a micro-batch, on micro-batch `micro_batch` of its replica and step."""
+    """The `call`-th call of a micro-batch, on micro-batch `micro_batch` of its replica and step.
+
+    It begins in `cycle` and is planned to take `length` cycles.
+    """
 
     cycle: int
     call: int
     micro_batch: int
     replica: int = 0
+    length: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Schedule:
     @property
     def cycles(self) -> int:
         """Pipeline cycles of a step, ramp-up and ramp-down included."""
-        return 1 + max((task.cycle for tasks in self.workers for task in tasks), default=-1)
+        return max((t.cycle + t.length for tasks in self.workers for t in tasks), default=0)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -176,7 +181,8 @@ class Schedule:
         return f"%{read[0]}" if read else f"@{self.calls[source].function}"
 
     def __str__(self) -> str:
-        """A row per worker, a column per cycle; `2` is forward, `2'` backward of micro-batch 2."""
+        """A row per worker, a column per cycle; `2` is forward, `2'` backward of micro-batch 2,
+        `2*` both, `2"` its weight gradients; `-` goes on with the call before."""
         rows = []
         for name, tasks in zip(self.rows, self.workers, strict=True):
             cells: dict[int, list[str]] = {}
@@ -184,12 +190,25 @@ class Schedule:
                 replica = f"r{task.replica}:" if task.replica and name.startswith("w") else ""
                 mark = _MARKS[self.calls[task.call].direction]
                 cells.setdefault(task.cycle, []).append(f"{replica}{task.micro_batch}{mark}")
+                for cycle in range(task.cycle + 1, task.cycle + task.length):
+                    cells.setdefault(cycle, []).append("-")
             rows.append([name, *(" ".join(cells.get(c, ["."])) for c in range(self.cycles))])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
+
+    @property
+    def idle(self) -> float:
+        """Share of the workers' time in which they have nothing to do, when `timed`."""
+        whole = self.timed()
+        busy = sum(task.length for tasks in whole.workers for task in tasks)
+        return 1 - busy / (whole.cycles * len(whole.workers)) if busy else 0.0
+
+    def timed(self) -> "Schedule":
+        """The schedule with a cycle for each pass instead of each stage, and no lock-step."""
+        return timed(self)
 
     def svg(self) -> str:
         """A drawing: a row per worker, a column per cycle, a box per task; self-contained."""

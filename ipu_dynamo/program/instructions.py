@@ -7,7 +7,7 @@ from ipu_dynamo.program.optimizers import Rule
 from ipu_dynamo.program.types import TensorType
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
-Direction = Literal["forward", "backward", "forward_backward"]
+Direction = Literal["forward", "backward", "forward_backward", "weights"]
 Order = Literal["in_turn", "pipelined"]
 
 
@@ -64,7 +64,8 @@ class Call:
         function: name of the function.
         ipu: where it runs.
         stage: the pipeline stage that it belongs to.
-        direction: which pass of the stage it is.
+        direction: which pass of the stage it is; `weights` is the part of a backward pass that no
+            other IPU waits for.
         arguments: names of variables and values, in the function's order.
         results: names that the returned tensors get; None for an output without a tensor.
         source: first line of the user's model that it computes.

@@ -8,7 +8,6 @@ keeps for its backward pass, and 1, no stash, on the last stage.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.instructions import Call
@@ -42,10 +41,18 @@ class Stash:
 
 
 def slots(calls: Sequence[Call]) -> list[int]:
-    """The slot of every call: consecutive calls of one IPU share a pipeline stage, and a slot."""
-    found = [0] * len(calls)
-    for (i, before), (j, after) in pairwise(enumerate(calls)):
-        found[j] = found[i] + (before.ipu != after.ipu)
+    """The slot of every call: consecutive calls of one IPU share a pipeline stage, and a slot.
+
+    Weight gradients that were split off belong to the slot of their stage's backward pass.
+    """
+    found: list[int] = []
+    slot, ipu = 0, calls[0].ipu if calls else 0
+    of_stage: dict[int, int] = {}
+    for call in calls:
+        if call.direction != "weights":
+            slot, ipu = slot + (call.ipu != ipu), call.ipu
+            of_stage[call.stage] = slot
+        found.append(of_stage[call.stage])
     return found
 
 

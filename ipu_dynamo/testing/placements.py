@@ -74,15 +74,19 @@ def placements_of(
     where = sorted(draw(st.sets(positions, max_size=max_blocks)))
     ipus = [draw(st.integers(0, max_ipus - 1)) for _ in where]
     kind = draw(st.sampled_from(list(kinds)))
+    schedules = ["grouped", "zero_bubble"] if kind == "pipelined" else ["grouped"]
+    schedule = draw(st.sampled_from(schedules))
     naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
     if naming == "explicit" and where:
         # What runs before the first block belongs to the first stage, on IPU 0.
         named = [StageSpec((f"block {i}",), ipu) for i, ipu in enumerate(ipus)]
-        strategy = Strategy(kind, stages=(StageSpec(("start",), 0), *named))
+        stages = (StageSpec(("start",), 0), *named)
+        strategy = Strategy(kind, stages=stages, schedule=schedule)
     else:
         ascending = ipus == sorted(ipus)
         automatic = ["auto_increment", *(["same_as_ipu"] if ascending or kind == "sharded" else [])]
-        strategy = Strategy(kind, auto_stage=draw(st.sampled_from(automatic)))
+        chosen = draw(st.sampled_from(automatic))
+        strategy = Strategy(kind, auto_stage=chosen, schedule=schedule)
     blocks = tuple(
         BlockAt(layers[position], None if naming == "anonymous" else f"block {i}", ipu)
         for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))

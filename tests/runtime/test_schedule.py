@@ -161,6 +161,34 @@ def test_a_drawing_escapes_what_users_wrote():
     assert "@f<0>&" in "".join(ElementTree.fromstring(text).itertext())
 
 
+@pytest.mark.parametrize(
+    ("ipus", "cycles", "split"),
+    [([0], 24, 24), ([0, 1], 27, 26), ([0, 1, 2], 30, 28), ([0, 1, 0, 1], 51, 50)],
+)
+def test_time_counts_passes(ipus, cycles, split):
+    """8 micro-batches of 3 passes in each stage; an IPU with two stages has twice as many."""
+    calls, apart = [], []
+    for one in training_calls(len(ipus)):
+        one = replace(one, ipu=ipus[one.stage])
+        calls.append(one)
+        apart.append(one)
+        if one.direction != "forward" and one.stage > 0:
+            apart.append(replace(one, function=f"weights{one.stage}", direction="weights"))
+    assert pipelined(calls, micro_batches=8).timed().cycles == cycles
+    timed = pipelined(apart, micro_batches=8).timed()
+    assert timed.cycles == split
+    work = sum(task.length for of in timed.workers for task in of)
+    assert work == 24 * len(ipus)
+    assert timed.idle == pytest.approx(1 - work / (split * len({*ipus})))
+
+
+def test_prints_passes():
+    schedule = pipelined(training_calls(2), micro_batches=3).timed()
+    assert str(schedule) == (
+        "ipu0  0  1   2  .  0'  -  .  1'  -  .  2'  -\nipu1  .  0*  -  -  1*  -  -  2*  -  -  .   ."
+    )
+
+
 def test_users_reach_the_schedule_of_the_ipus():
     model = nn.Sequential(nn.Linear(4, 4), BeginBlock(nn.Linear(4, 4), ipu_id=1))
     chosen = {"engine": "eager", "device_iterations": 3, "replicas": 2, "workers": 1}
