@@ -74,8 +74,8 @@ def placements_of(
     where = sorted(draw(st.sets(positions, max_size=max_blocks)))
     ipus = [draw(st.integers(0, max_ipus - 1)) for _ in where]
     kind = draw(st.sampled_from(list(kinds)))
-    schedules = ["grouped", "zero_bubble"] if kind == "pipelined" else ["grouped"]
-    schedule = draw(st.sampled_from(schedules))
+    split = kind == "pipelined" and draw(st.booleans())
+    schedule: Literal["grouped", "zero_bubble"] = "zero_bubble" if split else "grouped"
     naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
     if naming == "explicit" and where:
         # What runs before the first block belongs to the first stage, on IPU 0.
