@@ -85,8 +85,7 @@ def placements_of(
     else:
         ascending = ipus == sorted(ipus)
         automatic = ["auto_increment", *(["same_as_ipu"] if ascending or kind == "sharded" else [])]
-        chosen = draw(st.sampled_from(automatic))
-        strategy = Strategy(kind, auto_stage=chosen, schedule=schedule)
+        strategy = Strategy(kind, auto_stage=draw(st.sampled_from(automatic)), schedule=schedule)
     blocks = tuple(
         BlockAt(layers[position], None if naming == "anonymous" else f"block {i}", ipu)
         for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))
