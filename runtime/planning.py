@@ -81,7 +81,9 @@ def pipelined(
         return task.cycle, calls[task.call].direction == "weights", task
 
     ordered = tuple(tuple(sorted(of, key=turn)) for of in tasks)
-    schedule = Schedule(tuple(calls), ordered, tuple(_waits(calls)), (*stashes,))
+    training = any("backward" in call.direction for call in calls)
+    readers = () if training else tuple(_readers(calls))
+    schedule = Schedule(tuple(calls), ordered, tuple(_waits(calls)), (*stashes,), readers)
     schedule.check()
     return schedule
 
@@ -101,3 +103,13 @@ def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
         if not weights:
             last[call.ipu] = index
     return waits
+
+
+def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+    """For each call, the next one on another IPU, ahead of which it must not run by more than a
+    pipeline does: where no backward pass follows, nothing else would stop it."""
+    found = []
+    for index, call in enumerate(calls):
+        later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]
+        found.append(tuple(later[:1]))
+    return found

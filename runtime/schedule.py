@@ -37,12 +37,22 @@ class Schedule:
         waits: for each call, the calls whose results it needs from another worker.
         stashes: what stages keep for their backward passes, and of how many micro-batches they
             may.
+        readers: for each call, the calls that must have done the micro-batch two before, so that
+            no more results wait for them than one; empty where nothing waits so.
     """
 
     calls: tuple[Call, ...]
     workers: tuple[tuple[Task, ...], ...]
     waits: tuple[tuple[int, ...], ...]
     stashes: tuple[Stash, ...] = ()
+    readers: tuple[tuple[int, ...], ...] = ()
+
+    def needs(self, task: Task) -> list[tuple[int, int]]:
+        """The calls on micro-batches that other workers must have done before a task."""
+        needed = [(call, task.micro_batch) for call in self.waits[task.call]]
+        if self.readers and task.micro_batch >= 2:
+            needed += [(call, task.micro_batch - 2) for call in self.readers[task.call]]
+        return needed
 
     @property
     def cycles(self) -> int:
@@ -104,12 +114,9 @@ class Schedule:
                 reached[task.call, task.replica] = task.micro_batch
 
     def _check_progress(self) -> None:
-        needs = [
-            {**dict.fromkeys(waits), **dict.fromkeys(self._sources(index))}
-            for index, waits in enumerate(self.waits)
-        ]
-        for index, needed in enumerate(needs):
-            if index in needed:
+        sources = [list(self._sources(index)) for index in range(len(self.calls))]
+        for index, waits in enumerate(self.waits):
+            if index in (*waits, *sources[index]):
                 call = self.calls[index]
                 raise CompileError(
                     f"stage {call.stage} waits for itself: @{call.function} needs "
@@ -118,15 +125,18 @@ class Schedule:
                     hint="read a value that an earlier call makes",
                 )
         done: set[tuple[int, int, int]] = set()
+
+        def missing(task: Task) -> list[tuple[int, int]]:
+            needed = [*self.needs(task), *((c, task.micro_batch) for c in sources[task.call])]
+            return [(c, m) for c, m in needed if (c, m, task.replica) not in done]
+
         stuck: list[Task] = []
         left = [iter(tasks) for tasks in self.workers]
         heads = [next(tasks, None) for tasks in left]
         while any(heads):
             stuck = [task for task in heads if task is not None]
             for worker, task in enumerate(heads):
-                while task and all(
-                    (c, task.micro_batch, task.replica) in done for c in needs[task.call]
-                ):
+                while task and not missing(task):
                     done.add((task.call, task.micro_batch, task.replica))
                     task = next(left[worker], None)
                 heads[worker] = task
@@ -136,13 +146,11 @@ class Schedule:
             return
         task = stuck[0]
         call = self.calls[task.call]
-        missing = next(
-            c for c in needs[task.call] if (c, task.micro_batch, task.replica) not in done
-        )
+        source, micro_batch = missing(task)[0]
         raise CompileError(
             f"the schedule cannot finish: stage {call.stage} waits for "
-            f"{self._value(task.call, missing)} of stage {self.calls[missing].stage} on "
-            f"micro-batch {task.micro_batch}, which never runs before it",
+            f"{self._value(task.call, source)} of stage {self.calls[source].stage} on "
+            f"micro-batch {micro_batch}, which never runs before it",
             where=call.source,
             hint="use the sharded strategy, or another order of stages",
         )

@@ -25,7 +25,7 @@ def timed(schedule: "Schedule") -> "Schedule":
         moved = False
         for worker, tasks in enumerate(schedule.workers):
             for task in tasks[len(placed[worker]) :]:
-                needed = [(c, task.micro_batch, task.replica) for c in schedule.waits[task.call]]
+                needed = [(call, m, task.replica) for call, m in schedule.needs(task)]
                 if not ends.keys() >= set(needed):
                     break
                 before = [t.cycle + t.length for t in placed[worker][-1:]]

@@ -91,6 +91,13 @@ def test_refuses_a_value_that_is_read_before_it_is_made():
         Schedule(FORWARD, (tasks,), ((), ())).check()
 
 
+def test_an_inference_waits_for_its_readers():
+    schedule = pipelined(FORWARD, micro_batches=4)
+    assert [schedule.needs(Task(m, 0, m)) for m in range(4)] == [[], [], [(1, 0)], [(1, 1)]]
+    assert schedule.needs(Task(3, 1, 2)) == [(0, 2)]
+    assert pipelined(training_calls(2), micro_batches=4).readers == ()
+
+
 def test_refuses_a_value_that_is_never_made():
     with pytest.raises(CompileError, match="stage 1 waits for %h of stage 0 on micro-batch 3"):
         Schedule(FORWARD, ((Task(0, 1, 3),),), ((), ())).check()

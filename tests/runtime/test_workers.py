@@ -1,6 +1,7 @@
 """Check that workers run side by side, and what they hold in memory."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
+from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.runtime.timeline import Timeline
 from tests.runtime.test_schedule import STASH
 
@@ -98,6 +99,31 @@ def test_memory_holds_the_stash_that_the_program_states(stages, workers):
     assert peaks == dict(enumerate(STASH[stages]))  # in memory
     assert all(n <= m for n, m in zip(timeline.stash().values(), STASH[stages], strict=True))
     assert not [one for made in alive.values() for one in made if not one.expired()]
+
+
+def test_an_inference_does_not_run_ahead_of_a_slow_stage():
+    @torch.library.custom_op("ipu_test::sleep", mutates_args=())
+    def sleep(x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return x.clone()
+
+    sleep.register_fake(torch.empty_like)
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), BeginBlock(nn.Linear(8, 8), ipu_id=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return sleep(self.b(keep(self.a(x), 0)))
+
+    alive.clear()
+    peaks.clear()
+    model = Uneven()
+    options = Options(engine="eager", device_iterations=20, strategy=PIPELINE, workers=2)
+    data = torch.randn(40, 8)
+    torch.testing.assert_close(compile_inference(model, options)(data), model.b(model.a(data)))
+    assert peaks[0] == 2  # one is read while the next is made
 
 
 def test_stages_that_wait_for_each_other_finish():
