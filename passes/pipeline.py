@@ -21,8 +21,8 @@ from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.round_scalars import round_scalars
-from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
+from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)

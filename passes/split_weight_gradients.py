@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.partition import MUTATED, Draft, Part, Partitioned, accumulator, repeated
-from ipu_dynamo.program import Direction
+from ipu_dynamo.passes.partition import Draft, Part, Partitioned, accumulator, repeated
+from ipu_dynamo.program import MUTATED, Direction
 
 
 def split_weight_gradients(partitioned: Partitioned) -> Partitioned:

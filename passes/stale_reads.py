@@ -8,7 +8,8 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": stages work on diff
 """
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.partition import MUTATED, Partitioned, accumulator
+from ipu_dynamo.passes.partition import Partitioned, accumulator
+from ipu_dynamo.program import MUTATED
 
 
 def refuse_stale_reads(partitioned: Partitioned) -> None:

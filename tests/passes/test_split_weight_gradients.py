@@ -10,6 +10,7 @@ from torch import nn
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
 from ipu_dynamo.options import OptionError
+from ipu_dynamo.program import Program
 
 SPLIT, WHOLE = Strategy("pipelined", schedule="zero_bubble"), Strategy("pipelined")
 
@@ -100,6 +101,14 @@ def test_the_stash_is_that_of_the_whole_pipeline():
     whole, _ = trained(WHOLE)
     assert [s.copies for s in split.program.stash] == [s.copies for s in whole.program.stash]
     assert list(split.schedule.stash().values()) == [5, 3, 1]
+
+
+def test_the_program_can_be_read_back():
+    program = trained(SPLIT)[0].program
+    again = Program.parse(program.text())
+    assert again == program
+    assert again.order == "pipelined"
+    assert again.stash == program.stash
 
 
 def test_workers_wait_less():
