@@ -21,6 +21,7 @@ from ipu_dynamo.recent import remember
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
+from ipu_dynamo.runtime.schedule import Schedule
 from ipu_dynamo.threads import threads_for
 from ipu_dynamo.variables import initial_tensors, updates
 
@@ -91,6 +92,15 @@ class CompiledModel:
     def executable(self) -> Executable:
         """What runs the program, once compiled: its schedule, its timeline when recorded."""
         return self._ready()[1]
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
+
+        It has a row for each IPU of every replica. `executable.schedule` is the one that the
+        threads of this computer follow; several IPUs may share one.
+        """
+        return self.executable.schedule_for(None)
 
     @property
     def functions_compiled(self) -> int:

@@ -28,6 +28,11 @@ _CHOICES = {
     "recompute": ("auto", "off", "stages", "all"),
 }
 PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
+_STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
+    "kind": get_args(StrategyKind),
+    "liveness": get_args(Liveness),
+    "schedule": ("grouped", "zero_bubble"),
+}
 _COUNTS = (
     "device_iterations",
     "gradient_accumulation",
@@ -84,9 +89,13 @@ class Strategy:
             which, as `..._no_overlap`, is for serial phases).
         separate_backward_phase: the backward pass begins in a phase of its own, also where
             activations are always live.
+        schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
+            one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
+            waits, in a call of their own, so that others start sooner. The results are the same.
 
     Raises:
-        OptionError: phases and kind do not fit each other, or the liveness does not fit the kind.
+        OptionError: phases and kind do not fit each other, or liveness or schedule
+            do not fit the kind.
 
     Source: PopTorch user guide, "Parallel execution strategies".
     """
@@ -98,10 +107,11 @@ class Strategy:
     phases: tuple[tuple[StageSpec, ...], ...] = ()
     liveness: Liveness = "always_live"
     separate_backward_phase: bool = False
+    schedule: Literal["grouped", "zero_bubble"] = "grouped"
 
     def __post_init__(self) -> None:
-        for name, literal in (("kind", StrategyKind), ("liveness", Liveness)):
-            if (value := getattr(self, name)) not in (choices := get_args(literal)):
+        for name, choices in _STRATEGY_CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
                 raise OptionError(
                     f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
                 )
@@ -119,6 +129,10 @@ class Strategy:
             raise OptionError(
                 f"liveness {self.liveness} is for serial phases; parallel ones have "
                 f"{' or '.join(PARALLEL_LIVENESS)}"
+            )
+        if self.schedule != "grouped" and self.kind != "pipelined":
+            raise OptionError(
+                f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"
             )
 
     @property

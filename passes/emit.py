@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
-from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.locate_variables import (
     locate_variables,
@@ -24,6 +24,7 @@ from ipu_dynamo.passes.locate_variables import (
 )
 from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
 from ipu_dynamo.passes.random_streams import draws
+from ipu_dynamo.passes.stale_reads import refuse_stale_reads
 from ipu_dynamo.passes.store_activations import ActivationRule, Move, Moves, store_activations
 from ipu_dynamo.program import (
     MUTATED,
@@ -33,6 +34,7 @@ from ipu_dynamo.program import (
     Input,
     Instruction,
     Load,
+    Order,
     Output,
     Program,
     Receive,
@@ -48,6 +50,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.constants import digest
+from ipu_dynamo.program.instructions import on_ipu
 from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.program.values import Kind
 
@@ -146,7 +149,7 @@ class _Emitter:
     def load(self, move: Move) -> None:
         """Load a value; from here on this is what its IPU calls it."""
         stored = self.stored[move.value, move.home]
-        name = stored.value if move.ipu == move.home else _on(stored.value, move.ipu)
+        name = stored.value if move.ipu == move.home else on_ipu(stored.value, move.ipu)
         result = f"{name}.phase{move.until}"
         self.local[move.value, move.ipu] = result
         load = Load(stored.result, result, stored.type, move.ipu, move.phase, stored.source)
@@ -169,19 +172,13 @@ class _Emitter:
         if role is None and name != ACCUMULATION_WEIGHT:
             return name  # an accumulator, or a value that an earlier part made on this IPU
         if role is None or role.kind in ("input", "random_key"):
-            result = name if not any(n == name for n, _ in self.local) else _on(name, ipu)
+            result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu))
         elif self.homes[name] == ipu or name in self.away:
             return name
         else:
-            result = _on(name, ipu)
+            result = on_ipu(name, ipu)
             once = name not in self.changed
-            if not once and self.options.strategy.kind == "pipelined":
-                raise CompileError(
-                    f"buffer {name} changes on IPU {self.homes[name]} and is read on IPU {ipu}, "
-                    f"which works on another micro-batch then",
-                    hint="put what reads and writes it on one IPU, or use the sharded strategy",
-                )
             (self.before if once else self.micro_batch).append(
                 Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
             )
@@ -191,8 +188,8 @@ class _Emitter:
         return result
 
     def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
-        prefix = {"forward": "forward", "backward": "backward", "forward_backward": "step"}
-        function = make_function(f"{prefix[part.direction]}{part.stage}", part.graph)
+        prefix = "step" if part.direction == "forward_backward" else part.direction
+        function = make_function(f"{prefix}{part.stage}", part.graph)
         function = self.functions.setdefault(function.key, function)
         traced = [node for node in function.operators if node.meta.get("stack_trace")]
         operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
@@ -216,9 +213,9 @@ class _Emitter:
             near = [p for p in readers if not self.rule().moves(type_, part, p)]
             for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
-                    self.local[name, ipu] = _on(name, ipu)
+                    self.local[name, ipu] = on_ipu(name, ipu)
                     self.micro_batch.append(
-                        Copy(name, _on(name, ipu), type_, part.ipu, ipu, source)
+                        Copy(name, on_ipu(name, ipu), type_, part.ipu, ipu, source)
                     )
 
     def send_results(self, part: Part) -> None:
@@ -237,7 +234,7 @@ class _Emitter:
             for name in part.gradients:
                 local[name], home = accumulator(name), self.homes[name]
                 if part.ipu != home:
-                    local[name] = _on(accumulator(name), home)
+                    local[name] = on_ipu(accumulator(name), home)
                     type_, why = self.variable_type(name), f"gradient of {name}"
                     copy = Copy(accumulator(name), local[name], type_, part.ipu, home, why)
                     result.append(copy)
@@ -335,18 +332,21 @@ def emit(
 ) -> Program:
     """The pass. `groups` are the optimiser's, empty for inference."""
     emitter = _Emitter(capture, partitioned, options, groups)
+    order = _order(capture, options)
+    if order != "in_turn":
+        refuse_stale_reads(partitioned)
     emitter.call_parts()
     away = emitter.away
     micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, away))
     if capture.training:
-        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches)
+        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
         before = (*move_before_step(away), *emitter.before)
         step = (*before, accumulate, *move_after_step(emitter.update(), away))
         body: tuple[Instruction, ...] = (
             Repeat("device_iteration", options.device_iterations, step),
         )
     else:
-        loop = Repeat("micro_batch", options.device_iterations, micro_batches)
+        loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
         body = (*emitter.before, loop)
     return Program(
         kind=capture.alone or ("training" if capture.training else "inference"),
@@ -360,14 +360,16 @@ def emit(
     )
 
 
+def _order(capture: Capture, options: Options) -> Order:
+    """How micro-batches follow each other; a lone forward or backward pass has only one."""
+    several = len(set(capture.ipus.values())) > 1 and not capture.alone
+    return "pipelined" if several and options.strategy.kind == "pipelined" else "in_turn"
+
+
 def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
     """The variable that holds a state; parameters that step together share a scalar one."""
     owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
     return f"{owner}.{spec.name}"
-
-
-def _on(name: str, ipu: int) -> str:
-    return f"{name}.on{ipu}"
 
 
 def _divisor(options: Options) -> float:

@@ -70,7 +70,7 @@ def accumulator(parameter: str) -> str:
 
 
 @dataclass
-class _Draft:
+class Draft:
     """A part under construction: a graph, and copies of the capture's nodes in it."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -117,20 +117,12 @@ class _Cutter:
             for node in capture.graph.graph.nodes
             if node.op not in ("placeholder", "output")
         }
-        self.drafts: dict[int, _Draft] = {
-            index: _Draft() for index in sorted({*self.slots.values()})
-        }
+        self.drafts: dict[int, Draft] = {index: Draft() for index in sorted({*self.slots.values()})}
         self.changes: dict[fx.Node, fx.Node] = {}  # placeholder -> its new value
         by_name = {role.name: node for node, role in self.roles.items()}
         for node, role in zip(capture.returned, capture.outputs, strict=True):
             if role.kind == "mutation" and node is not None:
                 self.changes[by_name[role.name]] = node
-
-    def slot(self, node: fx.Node) -> int:
-        """When a node runs. The last stage's passes are one slot, unless its backward pass
-        recomputes: what saves memory must stay apart from what it repeats."""
-        index = slot(node.meta[STAGE], node.meta[BACKWARD], self.stages)
-        return index + (self.cut and (index >= self.stages or node.meta[BACKWARD]))
 
     def fill(self) -> None:
         """Copy every operator into the draft of its slot."""
@@ -157,7 +149,7 @@ class _Cutter:
         made = self.slots[node]
         if made == index:
             return self.copy(node, index)
-        if _repeat(node):
+        if repeated(node):
             return self.copy(node, index)
         self.drafts[made].outputs.setdefault(node.name, self.value(node, made))
         draft.copies[node] = draft.take(node.name, node.meta["val"])
@@ -243,7 +235,7 @@ class Partition:
     def __call__(self, capture: Capture) -> Partitioned:
         _rename_values(capture)
         cutter = _Cutter(capture)
-        cutter.drafts.setdefault(0, _Draft())
+        cutter.drafts.setdefault(0, Draft())
         cutter.fill()
         returned, changed = [], {}
         taken: set[fx.Node] = set()
@@ -276,7 +268,7 @@ def _rename_values(capture: Capture) -> None:
             node._rename(f"{node.name}_value")
 
 
-def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
+def _part(capture: Capture, cutter: _Cutter, index: int, draft: Draft) -> Part:
     last = cutter.stages - 1
     stage = stage_of_slot(index, cutter.stages, joined=cutter.joined)
     direction: Direction = "forward" if index <= last else "backward"
@@ -298,7 +290,7 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: _Draft) -> Part:
     )
 
 
-def _repeat(node: fx.Node) -> bool:
+def repeated(node: fx.Node) -> bool:
     """Whether to compute `node` again where it is read: a constant, or a view no smaller than
     what it looks at."""
     if makes_constant(node):

@@ -25,6 +25,7 @@ from ipu_dynamo.passes.recompute import Recompute
 from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.passes.serialize_loss import serialize_loss
 from ipu_dynamo.passes.serialize_matmul import serialize_matmul
+from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
 from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
 
@@ -110,6 +111,8 @@ def lower(
     partitioned = Partition(_accumulation(options))(capture)
     for one in partitioned.parts:
         accumulate_in_loop(one.graph)
+    if capture.training and options.strategy.schedule == "zero_bubble":
+        partitioned = split_weight_gradients(partitioned)
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

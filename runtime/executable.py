@@ -1,6 +1,7 @@
 """Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,11 +19,10 @@ from ipu_dynamo.program import (
     Update,
 )
 from ipu_dynamo.runtime.batching import Batching, join
-from ipu_dynamo.runtime.dependences import calls_of, changes_between_calls, dependences
 from ipu_dynamo.runtime.engines import Engine
-from ipu_dynamo.runtime.phased_schedule import alternating
+from ipu_dynamo.runtime.planning import schedule_of
 from ipu_dynamo.runtime.random_keys import random_keys
-from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
+from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.timeline import Timeline
@@ -30,6 +30,7 @@ from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
 from ipu_dynamo.runtime.update_scale import GradientScale
+from ipu_dynamo.runtime.whole_steps import undo_of, uninterrupted, worth_holding
 from ipu_dynamo.runtime.workers import run_side_by_side
 
 Numbers = Sequence[Sequence[float]]
@@ -87,7 +88,7 @@ class Executable:
         training = program.kind == "training"
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
-        self.schedule = _schedule(program, self._per_round, batching.replicas, workers)
+        self.schedule = self.schedule_for(workers)
         self._threads = threads
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
@@ -95,7 +96,20 @@ class Executable:
         self._sends = self._prepare_sends(loop)
         self._beginnings = self._prepare_updates(cut.before)
         self._updates = self._prepare_updates(cut.after)
+        held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
+        self._hold: Callable[[], AbstractContextManager[None]]
+        self._hold = uninterrupted if held else nullcontext
+        self._undo = undo_of(program, batching.replicas, self.tensor)
         self._versions = self._own_versions()
+
+    def schedule_for(self, workers: int | None) -> Schedule:
+        """How this many workers would run a step; None is one for each IPU of every replica."""
+        return schedule_of(
+            self.program,
+            micro_batches=self._per_round,
+            replicas=self.batching.replicas,
+            workers=workers,
+        )
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -134,8 +148,9 @@ class Executable:
 
         Raises:
             InputError: a tensor does not fit its stream.
-            ExecutionError: an operator failed. The program can be called again; parameters and
-                optimiser state are those after the last complete step.
+            ExecutionError: an operator failed. The program can be called again; parameters,
+                buffers and optimiser state are those after the last complete step, or for
+                inference those before the call.
         """
         self._spread_changes()
         streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
@@ -147,15 +162,15 @@ class Executable:
         with torch.no_grad():
             try:
                 for number in range(self._rounds):
-                    for begin in self._beginnings:
-                        begin(numbers)
-                    self._run_round(number, chunks, collected)
-                    self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                    for update in self._updates:
-                        update(numbers)
-            except BaseException:
-                self._clear_accumulators()
-                raise
+                    self._undo.begin()
+                    with self._undo:
+                        for begin in self._beginnings:
+                            begin(numbers)
+                        self._run_round(number, chunks, collected)
+                    with self._hold(), self._undo:
+                        self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
+                        for update in self._updates:
+                            update(numbers)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
@@ -168,9 +183,11 @@ class Executable:
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
     ) -> None:
         """Run the micro-batches between two updates; all of the call, when there are none."""
-        replicas, last = self.batching.replicas, len(self._steps) - 1
+        replicas = self.batching.replicas
         width = self._per_round * replicas
         held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
+        ends = {step.call.ipu: index for index, step in enumerate(self._steps)}.values()
+        busy = [list(ends) for _ in range(width)]  # one entry for each IPU that is not at its end
 
         def work(task: Task) -> None:
             place = task.micro_batch * replicas + task.replica
@@ -181,11 +198,13 @@ class Executable:
                     values[slot] = views[position]
             values = held[place]
             run_step(self._steps[task.call], values, position)
-            if task.call == last:
-                for index, slot, kept in self._sends:
-                    if kept[position // replicas]:
-                        collected[index][position] = values[slot]
-                held[place] = []
+            if task.call in ends:
+                busy[place].pop()
+                if not busy[place]:  # also when seen by two workers at once
+                    for index, slot, kept in self._sends:
+                        if kept[position // replicas]:
+                            collected[index][position] = values[slot]
+                    held[place] = []
 
         before = torch.get_num_threads()
         threads = self._threads or before
@@ -305,28 +324,3 @@ class Executable:
                 foreach_zero_(others)
 
         return run
-
-    def _clear_accumulators(self) -> None:
-        """Drop the gradients of an incomplete step."""
-        for variable in self.program.variables:
-            if variable.kind == "accumulator":
-                for replica in range(self.batching.replicas):
-                    self.tensor(variable.name, replica).zero_()
-
-
-def _schedule(program: Program, micro_batches: int, replicas: int, workers: int | None) -> Schedule:
-    """One worker: micro-batch by micro-batch; more: as a pipeline, or as phases in parallel."""
-    calls = calls_of(program)
-    if workers == 1 or len({call.ipu for call in calls}) * replicas == 1:
-        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
-    if all(call.phase is None for call in calls):
-        return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
-    if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
-        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
-    return alternating(
-        calls,
-        dependences(program),
-        micro_batches=micro_batches,
-        replicas=replicas,
-        workers=workers,
-    )

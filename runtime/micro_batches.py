@@ -10,7 +10,8 @@ from torch import Tensor
 from ipu_dynamo.program import Call, Output, Program, Send
 from ipu_dynamo.program.values import blocks
 from ipu_dynamo.runtime.engines import Engine
-from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
+from ipu_dynamo.runtime.planning import in_turn, pipelined
+from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.runtime.workers import run_side_by_side
 

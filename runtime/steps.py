@@ -41,13 +41,15 @@ class Sections:
 class Step:
     """A call, prepared: where its arguments lie, where its results go, which values end with it.
 
-    `loads` come before it and `stores` after it, as pairs of slots (from, to); `fetches` are the
-    slots of variables that are off the chip.
+    `copies` are the slots of results that other IPUs have as values of their own. `loads` come
+    before it and `stores` after it, as pairs of slots (from, to); `fetches` are the slots of
+    variables that are off the chip.
     """
 
     stage: Stage
     arguments: Picker
     results: tuple[int | None, ...]
+    copies: tuple[tuple[int, int], ...]
     dead: tuple[int, ...]
     call: Call
     function: Function
@@ -71,13 +73,18 @@ def sections(program: Program) -> Sections:
 def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
     """A slot for every name; on one device a copy is the same tensor, so it has the same slot.
 
+    No IPU waits for another's weight gradients, so where these are calls of their own it is not
+    known who reads a value last: then a copy has a slot of its own, and each IPU drops its own.
+
     Args:
         given: names that get the first slots, in order; streams among them are received there.
     """
     names = given or [variable.name for variable in program.variables]
     slots = {name: slot for slot, name in enumerate(names)}
     count = len(names)
-    for instruction in sections(program).all:
+    cut = sections(program)
+    loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
+    for instruction in cut.all:
         made: tuple[str | None, ...] = ()
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
@@ -86,6 +93,8 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
                 made = (name,)
             case Call(results=results):
                 made = results
+            case Copy(result=name) if apart and instruction in loop:
+                made = (name,)
             case Copy(value=value, result=name):
                 slots[name] = slots[value]
         for new in made:
@@ -116,6 +125,10 @@ def prepare_steps(
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
     loads, stores, fetches = moves_of_calls(loop, slots)
+    copied: dict[int, list[int]] = {}
+    for copy in loop:
+        if isinstance(copy, Copy) and slots[copy.value] != slots[copy.result]:
+            copied.setdefault(slots[copy.value], []).append(slots[copy.result])
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
@@ -126,9 +139,10 @@ def prepare_steps(
         function, stage = functions[call.function]
         arguments = picker([slots[name] for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
+        copies = tuple((s, to) for s in results if s is not None for to in copied.get(s, ()))
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
         moves = memory, loads[index], stores[index], fetches[index]
-        steps.append(Step(stage, arguments, results, dead, call, function, *moves))
+        steps.append(Step(stage, arguments, results, copies, dead, call, function, *moves))
     return steps
 
 
@@ -191,6 +205,8 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     for slot, result in zip(step.results, results, strict=True):
         if slot is not None:
             values[slot] = result
+    for slot, copy in step.copies:
+        values[copy] = values[slot]
     for source, target in step.stores:
         values[target] = step.memory.store(values[source])
     for slot in step.dead:

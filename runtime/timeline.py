@@ -1,6 +1,7 @@
 """Record which worker ran what when, and write it as a Chrome trace, which Perfetto opens."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,17 +75,18 @@ class Timeline:
 
     def stash(self) -> dict[int, int]:
         """For each stage, the most micro-batches that were between its first and last task."""
-        peak: dict[int, int] = {}
-        for stage in sorted({span.stage for span in self.spans}):
-            lives: dict[tuple[int, int], list[Span]] = {}
-            for span in self.spans:
-                if span.stage == stage:
-                    lives.setdefault((span.replica, span.micro_batch), []).append(span)
-            ends = [
-                (min(s.start for s in life), max(s.end for s in life)) for life in lives.values()
-            ]
-            peak[stage] = max(sum(begin <= start < end for begin, end in ends) for start, _ in ends)
-        return peak
+        lives: dict[int, dict[tuple[int, int, int], tuple[float, float]]] = {}
+        steps: Counter[tuple[int, int, str]] = Counter()
+        for span in self.spans:
+            task = (span.stage, span.replica, span.name)
+            life = (span.replica, span.micro_batch, steps[task])
+            steps[task] += 1
+            begin, _ = lives.setdefault(span.stage, {}).get(life, (span.start, span.end))
+            lives[span.stage][life] = (begin, span.end)
+        return {
+            stage: max(sum(b <= start < e for b, e in of.values()) for start, _ in of.values())
+            for stage, of in sorted(lives.items())
+        }
 
     def write(self, path: str | Path) -> None:
         """Write a Chrome trace: a row per worker."""

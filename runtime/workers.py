@@ -26,17 +26,16 @@ class _Progress:
     changed: threading.Condition = field(default_factory=threading.Condition)
     error: BaseException | None = None
 
-    def wait(self, task: Task, needed: tuple[int, ...]) -> bool:
-        """Wait until the calls `needed` are done on the task's micro-batch; False: give up."""
-        keys = [(call, task.replica) for call in needed]
-        if all(self.done[key] > task.micro_batch for key in keys) and self.error is None:
+    def wait(self, replica: int, needed: list[tuple[int, int]]) -> bool:
+        """Wait until the calls `needed` are done on their micro-batches; False: give up."""
+
+        def ready() -> bool:
+            return all(self.done[call, replica] > micro_batch for call, micro_batch in needed)
+
+        if ready() and self.error is None:
             return True
         with self.changed:
-            self.changed.wait_for(
-                lambda: (
-                    self.error is not None or all(self.done[key] > task.micro_batch for key in keys)
-                )
-            )
+            self.changed.wait_for(lambda: self.error is not None or ready())
             return self.error is None
 
     def finish(self, task: Task) -> None:
@@ -121,7 +120,7 @@ def _run_worker(
     index: int, schedule: Schedule, work: Work, progress: _Progress, timeline: Timeline | None
 ) -> None:
     for task in schedule.workers[index]:
-        if not progress.wait(task, schedule.waits[task.call]):
+        if not progress.wait(task.replica, schedule.needs(task)):
             return
         start = perf_counter()
         work(task)

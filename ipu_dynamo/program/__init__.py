@@ -8,6 +8,7 @@ from ipu_dynamo.program.instructions import (
     Direction,
     Instruction,
     Load,
+    Order,
     Receive,
     Reduce,
     Repeat,
@@ -16,6 +17,7 @@ from ipu_dynamo.program.instructions import (
     Update,
 )
 from ipu_dynamo.program.phases import PhaseNumbers
+from ipu_dynamo.program.pipeline import Stash
 from ipu_dynamo.program.program import Program
 from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import TensorType
@@ -31,6 +33,7 @@ __all__ = [
     "Input",
     "Instruction",
     "Load",
+    "Order",
     "Output",
     "PhaseNumbers",
     "Program",
@@ -39,6 +42,7 @@ __all__ = [
     "Repeat",
     "Returns",
     "Send",
+    "Stash",
     "Store",
     "TensorType",
     "Traffic",

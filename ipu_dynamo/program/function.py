@@ -41,6 +41,13 @@ class Function:
         """The computing nodes, in order."""
         return [n for n in self.graph.graph.nodes if n.op not in ("placeholder", "output")]
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs that it writes in place."""
+        position = {node: i for i, node in enumerate(_placeholders(self.graph))}
+        written = (node.args[0] for node in self.operators if _writes(node) and node.args)
+        return tuple(sorted({position[n] for n in written if n in position}))  # type: ignore[index]
+
     def listing(self) -> str:
         """One operator per line, with its type and the user's source line behind it."""
         lines = []
@@ -99,6 +106,14 @@ class _Reference(str):
 
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator writes its first argument in place."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    first = node.target._schema.arguments[:1]
+    return bool(first and first[0].alias_info and first[0].alias_info.is_write)
 
 
 def _type_text(node: fx.Node) -> str:

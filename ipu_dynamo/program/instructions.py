@@ -7,7 +7,13 @@ from ipu_dynamo.program.optimizers import Rule
 from ipu_dynamo.program.types import TensorType
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
-Direction = Literal["forward", "backward", "forward_backward"]
+Direction = Literal["forward", "backward", "forward_backward", "weights"]
+Order = Literal["in_turn", "pipelined"]
+
+
+def on_ipu(name: str, ipu: int) -> str:
+    """What `ipu` calls a value that it has as a copy."""
+    return f"{name}.on{ipu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ class Call:
         function: name of the function.
         ipu: where it runs.
         stage: the pipeline stage that it belongs to.
-        direction: which pass of the stage it is.
+        direction: which pass of the stage it is; `weights` is the part of a backward pass that no
+            other IPU waits for.
         arguments: names of variables and values, in the function's order.
         results: names that the returned tensors get; None for an output without a tensor.
         source: first line of the user's model that it computes.
@@ -182,14 +189,20 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Run `body` `count` times; `over` says what is counted."""
+    """Run `body` `count` times; `over` says what is counted.
+
+    `order` is how the runs relate: one after the other, or as a pipeline, in which each IPU works
+    on another one.
+    """
 
     over: Literal["device_iteration", "micro_batch"]
     count: int
     body: tuple["Instruction", ...]
+    order: Order = "in_turn"
 
     def __str__(self) -> str:
-        return f"repeat {self.count} over {_PLURAL[self.over]}"
+        order = "" if self.order == "in_turn" else f", {self.order}"
+        return f"repeat {self.count} over {_PLURAL[self.over]}{order}"
 
 
 Instruction = Receive | Send | Copy | Call | Store | Load | Reduce | Update | Repeat

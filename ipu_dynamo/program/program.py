@@ -7,7 +7,17 @@ from typing import Literal, Self
 from torch import Tensor
 
 from ipu_dynamo.program.function import Function
-from ipu_dynamo.program.instructions import Call, Copy, Instruction, Load, Repeat, Send, Store
+from ipu_dynamo.program.instructions import (
+    Call,
+    Copy,
+    Instruction,
+    Load,
+    Order,
+    Repeat,
+    Send,
+    Store,
+)
+from ipu_dynamo.program.pipeline import Stash, stash
 from ipu_dynamo.program.text import parse_text, write_text
 from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import byte_text
@@ -60,10 +70,27 @@ class Program:
         """Bytes between IPUs and streaming memory in one call, of all replicas."""
         return _traffic(self.body) * self.replicas
 
+    @property
+    def order(self) -> Order:
+        """How micro-batches follow each other."""
+        loops = [i for i in self.walk() if isinstance(i, Repeat) and i.over == "micro_batch"]
+        return loops[0].order if loops else "in_turn"
+
+    @property
+    def stash(self) -> tuple[Stash, ...]:
+        """For each stage of a training pipeline, what it keeps for its backward pass."""
+        return stash(self)
+
     def short(self) -> str:
         """Variables by IPU, streams and instructions, without the operators of functions."""
         return "\n".join(
-            [self._header(), *self._memory(), *self._streams(), *_body_lines(self.body, "  ")]
+            [
+                self._header(),
+                *self._memory(),
+                *self._streams(),
+                *self._stash_lines(),
+                *_body_lines(self.body, "  "),
+            ]
         )
 
     def text(self) -> str:
@@ -90,6 +117,7 @@ class Program:
                 self._header(),
                 *variables,
                 *self._streams(),
+                *self._stash_lines(),
                 *functions,
                 "body",
                 *_body_lines(self.body, "  "),
@@ -104,6 +132,9 @@ class Program:
 
     def _streams(self) -> list[str]:
         return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
+
+    def _stash_lines(self) -> list[str]:
+        return [f"  {one}" for one in self.stash]
 
     def _memory(self) -> list[str]:
         lines = []

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from hypothesis import strategies as st
 from torch import nn
@@ -82,15 +82,18 @@ def placements_of(
     kind = draw(st.sampled_from(list(kinds)))
     if kind in ("serial_phased", "parallel_phased"):
         return draw(_in_phases(kind, [layers[at] for at in where], ipus, max_ipus))
+    split = kind == "pipelined" and draw(st.booleans())
+    schedule: Literal["grouped", "zero_bubble"] = "zero_bubble" if split else "grouped"
     naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
     if naming == "explicit" and where:
         # What runs before the first block belongs to the first stage, on IPU 0.
         named = [StageSpec((f"block {i}",), ipu) for i, ipu in enumerate(ipus)]
-        strategy = Strategy(kind, stages=(StageSpec(("start",), 0), *named))
+        stages = (StageSpec(("start",), 0), *named)
+        strategy = Strategy(kind, stages=stages, schedule=schedule)
     else:
         ascending = ipus == sorted(ipus)
         automatic = ["auto_increment", *(["same_as_ipu"] if ascending or kind == "sharded" else [])]
-        strategy = Strategy(kind, auto_stage=draw(st.sampled_from(automatic)))
+        strategy = Strategy(kind, auto_stage=draw(st.sampled_from(automatic)), schedule=schedule)
     blocks = tuple(
         BlockAt(layers[position], None if naming == "anonymous" else f"block {i}", ipu)
         for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))

@@ -105,7 +105,7 @@ class Recipe:
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether two layers change one buffer: a pipeline refuses to have those on two IPUs."""
+        """Whether two layers change one buffer: a pipeline refuses that in two stages."""
         kinds = [step.kind for step in self.steps]
         return any(
             step.shares == "module" and step.kind in BUFFERED and step.kind in kinds[:index]

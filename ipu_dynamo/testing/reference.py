@@ -57,6 +57,7 @@ class Reference:
         group_of = [self._group(replica) for replica in range(self.options.replicas)]
         returned = []
         for iteration in range(self.options.device_iterations):
+            sums: list[dict[nn.Parameter, Tensor]] = [{} for _ in group_of]
             for step in range(accumulation):
                 first = (iteration * accumulation + step) * self.options.input_groups
                 given = [micro_batches[first + group] for group in group_of]
@@ -66,7 +67,9 @@ class Reference:
                 for replica, (its_args, its_kwargs) in enumerate(given):
                     with self._replica(replica):
                         returned.append(self._micro_batch(its_args, its_kwargs))
+                    self._take_gradients(sums[replica])
             if self.optimizer is not None:
+                self._reduce(sums)
                 self._update(accumulation)
         return self._join(returned, accumulation)
 
@@ -101,6 +104,23 @@ class Reference:
             if training:
                 self._loss_of(returned).sum().backward()
         return kept
+
+    def _take_gradients(self, sums: dict[nn.Parameter, Tensor]) -> None:
+        """Add a micro-batch's gradients to those of its replica."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                known = sums.get(parameter)
+                sums[parameter] = parameter.grad if known is None else known + parameter.grad
+                parameter.grad = None
+
+    def _reduce(self, sums: Sequence[Mapping[nn.Parameter, Tensor]]) -> None:
+        """Sum over replicas, after micro-batches: where gradients cancel, order is all that one
+        sees of their sum."""
+        for parameter in sums[0]:
+            total = sums[0][parameter]
+            for others in sums[1:]:
+                total = total + others[parameter]
+            parameter.grad = total
 
     def _loss_of(self, returned: Any) -> Tensor:
         if callable(self.loss):

@@ -16,7 +16,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.program import Copy, Receive, Reduce, Repeat, Send, Update
-from ipu_dynamo.testing import assert_same_inference
+from ipu_dynamo.testing import assert_same_inference, assert_same_training
 
 
 class Deep(nn.Module):
@@ -152,8 +152,39 @@ def test_buffer_that_a_later_ipu_of_a_pipeline_changes_is_refused():
     options = Options(engine="eager", device_iterations=2)
     assert_same_inference(Late(), [torch.zeros(4)] * 2, options)
     pipelined = replace(options, strategy=Strategy("pipelined"))
-    with pytest.raises(CompileError, match="buffer count changes on IPU 1 and is read on IPU 0"):
+    with pytest.raises(CompileError, match="count changes in stage 1 on IPU 1 and is read in sta"):
         compile_inference(Late(), pipelined)(torch.zeros(4))
+
+
+@pytest.mark.parametrize("kind", ["shared norm", "read before"])
+def test_buffer_that_a_later_stage_of_its_own_ipu_changes_is_refused(kind):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.middle = nn.Linear(4, 4)
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x):
+            with Block("a", 0):
+                h = self.norm(x) if kind == "shared norm" else x + self.total
+            with Block("b", 1):
+                h = self.middle(h)
+            with Block("c", 0):
+                if kind == "shared norm":
+                    h = self.norm(h)
+                else:
+                    self.total.add_(h.detach().sum())
+                return F.mse_loss(h, x)
+
+    options = Options(engine="eager", gradient_accumulation=5)
+    data = [torch.randn(5 * 3, 4)] * 2
+    assert_same_training(Twice(), data, options, loss=0)
+    model = Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pipelined = replace(options, strategy=Strategy("pipelined"))
+    with pytest.raises(CompileError, match="changes in stage 2 on IPU 0 and is read in stage 0 on"):
+        compile_training(model, optimizer, pipelined)(*data[:1])
 
 
 # --- Loops and streams -----------------------------------------------------------------------

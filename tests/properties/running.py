@@ -49,15 +49,19 @@ def infer(recipe, placement, options, **settings):
     return assert_same_inference(model, data, options, **settings)
 
 
-def outcome(recipe, placement, options, *, training=True):
-    """All that two calls of a program leave behind; one call, if it trains with integers."""
+def outcome(recipe, placement, options, *, training=True, count=2):
+    """All that calls of a program leave behind; of one call, if it trains with integers.
+
+    It holds what was returned, changed inputs, weights, buffers, and the optimiser's state,
+    whose momentum after the first call is the gradient.
+    """
     model = placement.place(recipe.build())
     optimizer = halves(model) if recipe.exact else slow(model)
     if training:
         program = compile_training(model, optimizer, options)
     else:
         program = compile_inference(model, options)
-    count = 1 if recipe.exact and training else 2
+    count = 1 if recipe.exact and training else count
     given = calls(recipe, options, training=training, count=count)
     returned = [program(*arguments) for arguments in given]
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}

@@ -1,5 +1,7 @@
 """Check that the parts of a graph, and the program made of them, compute what the graph does."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -16,12 +18,14 @@ from ipu_dynamo.capture.capture import (
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.partition import Partition
 from ipu_dynamo.passes.place_gradients import place_gradients, stage_of_slot
+from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
 from ipu_dynamo.passes.views import root
 from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
 from tests.properties.evaluate import (
     captured,
     evaluate,
     evaluate_parts,
+    lines_of,
     named_inputs,
     text_of,
 )
@@ -99,6 +103,33 @@ def test_parts_compute_the_graph(case):
     assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
 
 
+def assert_splits_well(capture, partitioned, inputs):
+    """Splitting keeps every bit and line, makes every value before it is read, and ends."""
+    expected = evaluate_parts(capture, partitioned, inputs)
+    split = split_weight_gradients(partitioned)
+    for part in split.parts:
+        note(f"{part.stage} {part.direction} {part.inputs} -> {part.outputs}\n{part.graph.graph}")
+        assert all("val" in node.meta for node in part.graph.graph.nodes)
+    assert_same_bits(evaluate_parts(capture, split, inputs), expected)
+    before, after = (
+        {line for part in one.parts for line in lines_of(part.graph.graph.nodes)}
+        for one in (partitioned, split)
+    )
+    assert after == before
+    assert split_weight_gradients(split).parts == split.parts
+    for part, after in pairwise(split.parts):
+        if after.direction == "weights":
+            assert (part.stage, part.gradients, after.outputs) == (after.stage, (), ())
+            assert after.gradients
+
+
+@given(case=placed_graphs())
+def test_split_parts_compute_the_graph(case):
+    capture, inputs = case
+    note(str(capture.graph.graph))
+    assert_splits_well(capture, Partition("sum")(capture), inputs)
+
+
 @given(case=placed_graphs(partly=True))
 def test_gradients_are_placed_along_the_data(case):
     capture, inputs = case
@@ -127,3 +158,4 @@ def test_parts_compute_the_model(accumulation, recipe, training, data):
     expected = evaluate(capture, inputs)
     partitioned = Partition(accumulation)(capture)
     assert_close(evaluate_parts(capture, partitioned, inputs), expected)
+    assert_splits_well(capture, partitioned, inputs)

@@ -54,3 +54,31 @@ def test_the_sum_of_an_elementwise_loss_has_a_source_line():
     program = train(recipe, NOWHERE, Options(engine="eager")).program
     operators = [n for function in program.functions for n in function.operators]
     assert not [n for n in operators if n.all_input_nodes and not n.meta.get("stack_trace")]
+
+
+def test_gradients_that_cancel_are_summed_in_the_same_order():
+    """The bias before a batch norm has no gradient but the rounding of its terms."""
+    kinds = ["convolve", "numbers", "convolve", "batch_norm", "batch_norm"]
+    shares = ["own", "own", "tied", "own", "own"]
+    where = [(3, 5), (3, 5), (3, 1), (1, 3), (1, 3)]
+    drawn = zip(kinds, shares, where, strict=True)
+    steps = [Step(kind, x=x, y=y, shares=one) for kind, one, (x, y) in drawn]
+    recipe = Recipe(
+        steps=tuple(steps),
+        width=2,
+        rows=3,
+        inputs=1,
+        losses=("sum",),
+        returns=("expanded", "constant", "expanded"),
+        strided=True,
+        seed=49,
+    )
+    options = Options(
+        engine="eager",
+        device_iterations=3,
+        gradient_accumulation=2,
+        replicas=3,
+        input_group_size=3,
+        reduction="sum",
+    )
+    train(recipe, NOWHERE, options)

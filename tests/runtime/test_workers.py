@@ -1,51 +1,35 @@
-"""Check that workers run side by side, stop together, and leave nothing behind."""
+"""Check that workers run side by side, and what they hold in memory."""
 
-import os
-import signal
 import threading
 import time
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
-from ipu_dynamo.errors import ExecutionError
+from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.runtime.timeline import Timeline
 from tests.runtime.test_schedule import STASH
 
 PIPELINE = Strategy(kind="pipelined")
-fails_at: list[int] = []  # the marks of rows on which the operator below raises
-
-
-@torch.library.custom_op("ipu_test::trip", mutates_args=())
-def trip(x: Tensor) -> Tensor:
-    if fails_at and bool((x[:, 0] == fails_at[0]).any()):
-        raise ValueError("tripped")
-    return x.clone()
-
-
-trip.register_fake(torch.empty_like)
-trip.register_autograd(lambda ctx, gradient: gradient)
 
 
 class Chain(nn.Module):
-    """Linear layers, one stage each; `where` is the stage that trips on marked rows."""
+    """Linear layers, one stage each."""
 
-    def __init__(self, stages: int, where: int | None = None) -> None:
+    def __init__(self, stages: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(stages)])
-        self.where = where
         for ipu, layer in enumerate(self.layers):
             BeginBlock(layer, f"stage {ipu}", ipu_id=ipu)
 
     def forward(self, x: Tensor) -> Tensor:
         h = x
-        for index, layer in enumerate(self.layers):
+        for layer in self.layers:
             h = torch.tanh(layer(h))
-            if index == self.where:
-                h = h * trip(x)
         return F.mse_loss(h, torch.zeros_like(h))
 
 
@@ -55,9 +39,9 @@ def step_of(model: nn.Module, accumulation: int, **options):
     return compile_training(model, optimizer, Options(gradient_accumulation=accumulation, **chosen))
 
 
-def chain(stages: int, where: int | None = None) -> Chain:
+def chain(stages: int) -> Chain:
     torch.manual_seed(0)
-    return Chain(stages, where)
+    return Chain(stages)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 9])
@@ -72,15 +56,74 @@ def test_gives_the_bits_of_one_worker(workers):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+alive: dict[int, list[StorageWeakRef]] = {}  # by stage, what the operator below has returned
+peaks: dict[int, int] = {}
+
+
+@torch.library.custom_op("ipu_test::keep", mutates_args=())
+def keep(x: Tensor, stage: int) -> Tensor:
+    result = x.clone()
+    made = alive.setdefault(stage, [])
+    made[:] = [one for one in made if not one.expired()]
+    made.append(StorageWeakRef(result.untyped_storage()))
+    peaks[stage] = max(peaks.get(stage, 0), len(made))
+    return result
+
+
+keep.register_fake(lambda x, stage: torch.empty_like(x))
+keep.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.saved_tensors[0].isfinite(), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+class Keeping(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for stage, layer in enumerate(self.layers):
+            h = keep(layer(h), stage)
+        return F.mse_loss(h, torch.zeros_like(h))
+
+
+@pytest.mark.parametrize("workers", [2, 9])
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_keeps_no_more_micro_batches_than_the_machine(stages):
-    step = step_of(chain(stages), 4 * stages)
-    data = torch.randn(4 * stages * 2, 8)
+def test_memory_holds_the_stash_that_the_program_states(stages, workers):
+    alive.clear()
+    peaks.clear()
+    step = step_of(Keeping(stages), 4 * stages, workers=workers, device_iterations=2)
+    data = torch.randn(8 * stages * 2, 8)
     step.compile(data)
     step.executable.timeline = timeline = Timeline()
     step(data)
+    assert [one.copies for one in step.program.stash] == STASH[stages]
+    assert peaks == dict(enumerate(STASH[stages]))  # in memory
     assert all(n <= m for n, m in zip(timeline.stash().values(), STASH[stages], strict=True))
-    assert len({span.worker for span in timeline.spans}) == stages
+    assert not [one for made in alive.values() for one in made if not one.expired()]
+
+
+def test_an_inference_does_not_run_ahead_of_a_slow_stage():
+    @torch.library.custom_op("ipu_test::sleep", mutates_args=())
+    def sleep(x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return x.clone()
+
+    sleep.register_fake(torch.empty_like)
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), BeginBlock(nn.Linear(8, 8), ipu_id=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return sleep(self.b(keep(self.a(x), 0)))
+
+    alive.clear()
+    peaks.clear()
+    model = Uneven()
+    options = Options(engine="eager", device_iterations=20, strategy=PIPELINE, workers=2)
+    data = torch.randn(40, 8)
+    torch.testing.assert_close(compile_inference(model, options)(data), model.b(model.a(data)))
+    assert peaks[0] == 2  # one is read while the next is made
 
 
 def test_stages_that_wait_for_each_other_finish():
@@ -114,64 +157,6 @@ def test_stages_that_wait_for_each_other_finish():
     assert step_of(Meeting(), last + 1)(data).isfinite().all()
 
 
-def test_a_failure_names_its_place_and_leaves_nothing_behind():
-    model, fresh = chain(3, where=2), chain(3, where=2)
-    step = step_of(model, 5)
-    generator = torch.Generator().manual_seed(0)
-    data = torch.randn(5 * 2, 8, generator=generator)
-    for _ in range(30):
-        micro_batch = int(torch.randint(0, 5, (), generator=generator))
-        marked = data.clone()
-        marked[micro_batch * 2, 0] = 77
-        fails_at[:] = [77]
-        before = set(threading.enumerate())
-        weights = [p.clone() for p in model.parameters()]
-        try:
-            with pytest.raises(ExecutionError, match="tripped") as caught:
-                step(marked)
-        finally:
-            fails_at.clear()
-        error = caught.value
-        assert (error.stage, error.micro_batch) == (2, micro_batch)
-        assert "call @" in error.instruction
-        assert "h = h * trip(x)" in error.where
-        assert set(threading.enumerate()) == before
-        assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
-    expected = step_of(fresh, 5)(data)
-    assert torch.equal(step(data), expected)
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)
-    )
-
-
-def test_ctrl_c_stops_all_workers():
-    @torch.library.custom_op("ipu_test::slow", mutates_args=())
-    def slow(x: Tensor) -> Tensor:
-        time.sleep(0.02)
-        return x.clone()
-
-    slow.register_fake(torch.empty_like)
-    slow.register_autograd(lambda ctx, gradient: gradient)
-
-    class Slow(Chain):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(slow(x))
-
-    torch.manual_seed(0)
-    model = Slow(2)
-    step = step_of(model, 100)
-    data = torch.randn(200, 8)
-    step.compile(data)
-    before = set(threading.enumerate())
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        step(data)
-    timer.join()
-    assert set(threading.enumerate()) == before
-    assert step(data).isfinite().all()
-
-
 def test_two_programs_run_in_two_threads():
     data = torch.randn(7 * 2, 8)
     expected = [step_of(chain(3), 7)(data) for _ in range(2)]
@@ -189,55 +174,54 @@ def test_two_programs_run_in_two_threads():
     assert all(torch.equal(found[i], expected[i]) for i in range(2))
 
 
-def test_reads_inputs_where_they_lie():
-    seen = []
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_data_loader_may_fork_when_workers_have_run(meanwhile):
+    data = torch.randn(6 * 7 * 2, 8)
+    step, other, expected = (step_of(chain(3), 7) for _ in range(3))
+    losses = [expected(batch) for batch in data.split(14)]
+    step.compile(data[:14])
+    other(data[:14])
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.001):
+            other(data[:14])
+
+    thread = threading.Thread(target=run)
+    if meanwhile:
+        thread.start()
+    try:
+        settings = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
+        loader = DataLoader(TensorDataset(data), batch_size=14, **settings)
+        found = [step(batch) for (batch,) in loader]
+    finally:
+        stop.set()
+        if meanwhile:
+            thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(found, losses, strict=True))
+
+
+def test_stages_read_inputs_where_they_lie():
+    seen: dict[int, list[int]] = {0: [], 1: []}
 
     @torch.library.custom_op("ipu_test::look", mutates_args=())
-    def look(x: Tensor) -> Tensor:
-        seen.append(x.data_ptr())
+    def look(x: Tensor, stage: int) -> Tensor:
+        seen[stage].append(x.data_ptr())
         return x.clone()
 
-    look.register_fake(torch.empty_like)
+    look.register_fake(lambda x, stage: torch.empty_like(x))
 
     class Looking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a = nn.Linear(8, 8)
+            self.a, self.b = nn.Linear(8, 8), BeginBlock(nn.Linear(8, 8), ipu_id=1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.mse_loss(self.a(look(x)), torch.zeros_like(x))
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            h = self.a(look(x, 0))
+            return F.mse_loss(self.b(h) + look(x, 1), look(y, 1))
 
-    step = step_of(Looking(), 4)
-    data = torch.randn(8, 8)
-    step(data)
-    assert seen == [data[2 * i :].data_ptr() for i in range(4)]
-
-
-def test_a_failure_leaves_every_replica_its_own_buffers():
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-            self.register_buffer("total", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            self.total.add_(x[:, 1].sum())
-            h = self.layer(x * trip(x))
-            return F.mse_loss(h, x), self.total * 1
-
-    step = step_of(Counting(), 1, replicas=2, strategy=Strategy())
-    data = torch.zeros(4, 8)
-    data[:2, 1], data[2:, 1] = 1.0, 10.0  # the first replica counts 2 per call, the second 20
-    assert step(data)[1].tolist() == [2, 20]
-    marked = data.clone()
-    marked[2, 0] = 77  # the second replica fails, after the first has counted
-    fails_at[:] = [77]
-    try:
-        with pytest.raises(ExecutionError, match="tripped"):
-            step(marked)
-    finally:
-        fails_at.clear()
-    first, second = step.executable.tensor("total", 0), step.executable.tensor("total", 1)
-    before = first.item(), second.item()
-    assert before[1] != before[0]
-    assert step(data)[1].tolist() == [before[0] + 2, before[1] + 20]
+    step = step_of(Looking(), 3, device_iterations=2)
+    x, y = torch.randn(12, 8), torch.randn(12, 8)
+    step(x, y)
+    assert seen[0] == [x[2 * i :].data_ptr() for i in range(6)]
+    assert sorted(seen[1]) == sorted(t[2 * i :].data_ptr() for i in range(6) for t in (x, y))

@@ -1,0 +1,129 @@
+"""Make schedules for the micro-batches of a step.
+
+Source: PopTorch user guide, "poptorch.PipelinedExecution"; `ipu_dynamo.program.pipeline` has the
+slots of a pipeline.
+"""
+
+from collections.abc import Sequence
+
+from ipu_dynamo.program import Call, Program, Stash
+from ipu_dynamo.program.pipeline import slots
+from ipu_dynamo.runtime.dependences import changes_between_calls, dependences
+from ipu_dynamo.runtime.phased_schedule import alternating
+from ipu_dynamo.runtime.schedule import Schedule, Task
+
+
+def schedule_of(
+    program: Program, *, micro_batches: int, replicas: int, workers: int | None
+) -> Schedule:
+    """How a program's micro-batches run on this many workers.
+
+    Args:
+        micro_batches: per replica, between two updates.
+        workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
+            program of several IPUs that is no pipeline.
+    """
+    calls = program.calls
+    alone = len({call.ipu for call in calls}) == 1
+    if workers == 1 or (alone and replicas == 1):
+        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+    if any(call.phase is not None for call in calls):
+        if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
+            return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+        return alternating(
+            calls,
+            dependences(program),
+            micro_batches=micro_batches,
+            replicas=replicas,
+            workers=workers,
+        )
+    if not alone and program.order == "in_turn":
+        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+    return pipelined(
+        calls,
+        micro_batches=micro_batches,
+        replicas=replicas,
+        workers=workers,
+        stashes=program.stash,
+    )
+
+
+def in_turn(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
+    """One worker runs all calls of a micro-batch, then the next micro-batch."""
+    tasks, cycle = [], 0
+    for micro_batch in range(micro_batches):
+        for replica in range(replicas):
+            for index in range(len(calls)):
+                tasks.append(Task(cycle, index, micro_batch, replica))
+                cycle += 1
+    return Schedule(tuple(calls), (tuple(tasks),), ((),) * len(calls))
+
+
+def pipelined(
+    calls: Sequence[Call],
+    *,
+    micro_batches: int,
+    replicas: int = 1,
+    workers: int | None = None,
+    stashes: Sequence[Stash] = (),
+) -> Schedule:
+    """The pipelined schedule of one step.
+
+    Args:
+        calls: of one micro-batch, in program order.
+        micro_batches: per replica and step.
+        workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
+            take turns, and so do replicas.
+        stashes: how much the stages may keep.
+
+    Raises:
+        CompileError: the schedule cannot run.
+    """
+    ipus = sorted({call.ipu for call in calls})
+    places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
+    count = min(len(places), workers or len(places))
+    worker_of = {place: index % count for index, place in enumerate(places)}
+    when = slots(calls)
+    tasks: list[list[Task]] = [[] for _ in range(count)]
+    for replica in range(replicas):
+        for micro_batch in range(micro_batches):
+            for index, call in enumerate(calls):
+                task = Task(micro_batch + when[index], index, micro_batch, replica)
+                tasks[worker_of[replica, call.ipu]].append(task)
+
+    def turn(task: Task) -> tuple[int, bool, Task]:
+        return task.cycle, calls[task.call].direction == "weights", task
+
+    ordered = tuple(tuple(sorted(of, key=turn)) for of in tasks)
+    training = any("backward" in call.direction for call in calls)
+    readers = () if training else tuple(_readers(calls))
+    schedule = Schedule(tuple(calls), ordered, tuple(_waits(calls)), (*stashes,), readers)
+    schedule.check()
+    return schedule
+
+
+def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+    """For each call, the last call before it on every other IPU: with it all results are there.
+
+    Nobody waits for weight gradients, and what they need is on their own IPU.
+    """
+    waits: list[tuple[int, ...]] = []
+    last: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        weights = call.direction == "weights"
+        waits.append(
+            () if weights else tuple(sorted(i for ipu, i in last.items() if ipu != call.ipu))
+        )
+        if not weights:
+            last[call.ipu] = index
+    return waits
+
+
+def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+    """For each call, the next one on another IPU, ahead of which it must not run by more than a
+    pipeline does: where no backward pass follows, nothing else would stop it."""
+    found = []
+    for index, call in enumerate(calls):
+        later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]
+        found.append(tuple(later[:1]))
+    return found
