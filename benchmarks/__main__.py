@@ -19,6 +19,7 @@ CASES = {
     **pipeline.CASES,
     **door_overhead.CASES,
 }  # name of a case -> function that makes its contenders
+FACTS = pipeline.FACTS  # name of a case -> function that measures what else is to be known
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - CASES.keys():
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    content = {**provenance(), "benchmarks": {}}
+    content = {**provenance(), "benchmarks": {}, "facts": {}}
     for name in arguments.names or CASES:
         torch.manual_seed(0)
         timings = side_by_side(CASES[name](), seconds=arguments.seconds)
@@ -41,6 +42,10 @@ def main() -> None:
             median = f"{1e6 * timing.median:10.1f} us {timing.median / first.median:5.2f}"
             fastest = f"{1e6 * timing.fastest:10.1f} us {timing.fastest / first.fastest:5.2f}"
             print(f"  {who:<24} {median} {fastest} {timing.first:8.2f} s")
+        if name in FACTS:
+            facts = content["facts"][name] = FACTS[name]()
+            for what, value in facts.items():
+                print(f"  {what}: {value:.3f}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,9 @@
-"""Time a transformer trained as a pipeline of two stages, by one worker and by two."""
+"""Time a transformer trained as a pipeline of two stages, by one worker, by two, and by PyTorch."""
 
 import copy
+import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch.nn import functional as F
 
 import ipu_dynamo
 from benchmarks.measure import Step
+from benchmarks.torch_pipelining import torch_pipeline
+from ipu_dynamo.runtime.timeline import Timeline
 
 WIDTH, HEADS, LENGTH, VOCABULARY = 256, 8, 128, 64
 LAYERS, MICRO_BATCH, ACCUMULATION = 4, 2, 8
@@ -47,33 +51,83 @@ class LanguageModel(nn.Module):
 
 
 def two_stages() -> dict[str, Step]:
-    """A step of 8 micro-batches. Eager has all cores, a worker has one intra-op thread."""
+    """A step of 8 micro-batches. Eager has all cores, a worker or process one intra-op thread."""
     model = LanguageModel()
-    tokens = torch.randint(VOCABULARY, (MICRO_BATCH * ACCUMULATION, LENGTH))
-    targets = tokens.roll(-1, 1)
+    tokens, targets = _data()
     return {
         "eager": _loop(model, tokens, targets),
-        "1 worker": _pipeline(model, tokens, targets, workers=1),
-        "2 workers": _pipeline(model, tokens, targets, workers=2),
+        "1 worker": _pipeline(model, workers=1).run,
+        "2 workers": _pipeline(model, workers=2).run,
+        "torch pipelining": torch_pipeline(
+            _halves(model), _loss, tokens, targets, micro_batches=ACCUMULATION
+        ),
+    }
+
+
+def idle_shares(steps: int = 20) -> dict[str, float]:
+    """How the two workers spend a step, from timelines of real ones: medians of shares."""
+    pipeline = _pipeline(LanguageModel(), workers=2)
+    for _ in range(3):
+        pipeline.run()
+    executable = pipeline.step.executable
+    lines = []
+    for _ in range(steps):
+        executable.timeline = Timeline()
+        pipeline.run()
+        lines.append(executable.timeline)
+    idle = [1 - statistics.mean(line.busy().values()) for line in lines]
+    return {
+        "both workers busy, of the steady state": statistics.median(
+            line.busy_at_once(2) for line in lines
+        ),
+        "workers idle": statistics.median(idle),
+        "workers idle by the schedule": executable.schedule.idle,
     }
 
 
 CASES: dict[str, Callable[[], dict[str, Step]]] = {"pipeline": two_stages}
+FACTS: dict[str, Callable[[], dict[str, float]]] = {"pipeline": idle_shares}
 
 
-def _pipeline(
-    model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor, *, workers: int
-) -> Step:
+@dataclass(frozen=True)
+class _Pipeline:
+    step: ipu_dynamo.CompiledModel
+    tokens: torch.Tensor
+    targets: torch.Tensor
+
+    def run(self) -> None:
+        self.step(self.tokens, self.targets)
+
+
+def _data() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(VOCABULARY, (MICRO_BATCH * ACCUMULATION, LENGTH))
+    return tokens, tokens.roll(-1, 1)
+
+
+def _pipeline(model: LanguageModel, *, workers: int) -> _Pipeline:
     own = copy.deepcopy(model)
     ipu_dynamo.BeginBlock(own.layers[LAYERS // 2], ipu_id=1)
     options = ipu_dynamo.Options(
         gradient_accumulation=ACCUMULATION,
         strategy=ipu_dynamo.Strategy(kind="pipelined"),
+        recompute="off",  # as the others, who keep what forward made
         workers=workers,
     )
     optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
-    step = ipu_dynamo.compile_training(own, optimizer, options)
-    return lambda: step(tokens, targets)
+    return _Pipeline(ipu_dynamo.compile_training(own, optimizer, options), *_data())
+
+
+def _halves(model: LanguageModel) -> tuple[nn.Module, nn.Module]:
+    own = copy.deepcopy(model)
+    half = LAYERS // 2
+    return (
+        nn.Sequential(own.embedding, *own.layers[:half]),
+        nn.Sequential(*own.layers[half:], own.head),
+    )
+
+
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _loop(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:

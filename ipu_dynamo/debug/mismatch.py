@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug.snapshots import Snapshot, origin
 from ipu_dynamo.debug.values import comparable, differ
+from ipu_dynamo.passes.views import is_view
 
 Values = Mapping[fx.Node, Any]
 
@@ -68,7 +70,12 @@ def _counterparts(
              if role.name in inputs]  # fmt: skip
     if anew:
         made = after.made_from()
-        pairs += [(n, made[name]) for name, n in before.by_name.items() if name in made]
+        changed = _changed_in_place(before.by_name.values())
+        pairs += [
+            (node, made[name])
+            for name, node in before.by_name.items()
+            if name in made and node not in changed
+        ]
     else:
         pairs += [
             (node, [after.by_name[name]])
@@ -82,6 +89,21 @@ def _counterparts(
         if node is not None and role in returned
     ]
     return pairs
+
+
+def _changed_in_place(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Nodes in whose memory an operator writes: with the backward pass come graphs without such
+    operators, in which nodes of the same origin stand for other moments."""
+    memory: dict[fx.Node, fx.Node] = {}
+    written: set[fx.Node] = set()
+    for node in nodes:
+        writes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        looks = source is not None and (writes or is_view(node))
+        memory[node] = memory.get(source, source) if looks and source else node
+        if writes and source is not None:
+            written.add(memory[node])
+    return {node for node, where in memory.items() if where in written}
 
 
 def _innermost(

@@ -11,7 +11,17 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
-from ipu_dynamo.program import Call, Copy, Function, Program, Receive, graph_outputs, make_function
+from ipu_dynamo.program import (
+    Call,
+    Copy,
+    Function,
+    Load,
+    Program,
+    Receive,
+    Store,
+    graph_outputs,
+    make_function,
+)
 from ipu_dynamo.runtime.engines import EagerEngine, Engine, Stage
 from ipu_dynamo.runtime.steps import sections
 
@@ -140,7 +150,11 @@ def _calls(
             match instruction:
                 case Receive(stream=stream, result=name):
                     values[name] = values[f"host.{stream}"]
-                case Copy(value=value, result=name):
+                case (
+                    Copy(value=value, result=name)
+                    | Store(value=value, result=name)
+                    | Load(value=value, result=name)
+                ):
                     values[name] = values[value]
                 case Call():
                     yield instruction, *functions[instruction.function]

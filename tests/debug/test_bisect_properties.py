@@ -12,11 +12,13 @@ from tests.properties.running import draw_placement
 
 @pytest.mark.examples(4)
 @given(recipe=recipes(), data=st.data())
-def test_drawn_training_steps_have_no_difference(recipe, data):
+def test_drawn_training_steps_have_no_difference(tmp_path_factory, recipe, data):
     placement = draw_placement(data, recipe)
     options = data.draw(options_for(engine="eager", placement=placement))
     model = placement.place(recipe.build())
-    found = bisect(model, *recipe.data(1, seed=0), training=True, options=options, rtol=1e-3)
+    path = tmp_path_factory.mktemp("bisect") / "repro.py"
+    settings = {"options": options, "rtol": 1e-3, "repro": path}
+    found = bisect(model, *recipe.data(1, seed=0), training=True, **settings)
     assert found is None, str(found)
 
 

@@ -46,8 +46,17 @@ def test_copies_follow_the_table(ipus, copies):
     assert [one.copies for one in program(ipus, strategy=PIPELINED).stash] == copies
 
 
-def test_the_printed_program_states_the_stash():
+def test_with_recomputation_stages_keep_their_inputs_only():
     whole = program([0, 1, 2], strategy=PIPELINED)
+    assert [str(one) for one in whole.stash] == [
+        "stage 0 on ipu0 keeps 5 micro-batches of %x: f32[2,8]; 320 B in all",
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh.on1: f32[2,8]; 192 B in all",
+        "stage 2 on ipu2 keeps 1 micro-batch",
+    ]
+
+
+def test_the_printed_program_states_the_stash():
+    whole = program([0, 1, 2], strategy=PIPELINED, recompute="off")
     assert [str(one) for one in whole.stash] == [
         "stage 0 on ipu0 keeps 5 micro-batches of %tanh: f32[2,8], %x: f32[2,8]; 640 B in all",
         "stage 1 on ipu1 keeps 3 micro-batches of %tanh_1: f32[2,8], %tanh.on1: f32[2,8]; "
