@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.options import Options, StageSpec, Strategy
+    from ipu_dynamo.program.replica_groups import ReplicaGroups
     from ipu_dynamo.recent import programs
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "InputError",
     "IpuError",
     "Options",
+    "ReplicaGroups",
     "StageSpec",
     "Strategy",
     "compile_inference",
@@ -39,6 +41,7 @@ _HOMES = {
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.options": ("Options", "StageSpec", "Strategy"),
+    "ipu_dynamo.program.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.recent": ("programs",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

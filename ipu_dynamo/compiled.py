@@ -183,7 +183,7 @@ class CompiledModel:
         for update in updates(compiled.program):
             for _, names in update.states:
                 for name in names:
-                    executable.tensor(name).copy_(fresh[name])
+                    executable.whole(name).copy_(fresh[name])
         executable.reload_states()
         self._stepped = False
 
@@ -267,7 +267,7 @@ class CompiledModel:
         for update in updates(compiled.program):
             for state, names in update.states:
                 for parameter, name in zip(update.parameters, names, strict=True):
-                    states.setdefault(parameter, {})[state] = executable.tensor(name)
+                    states.setdefault(parameter, {})[state] = executable.whole(name)
         return states
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
@@ -278,7 +278,7 @@ class CompiledModel:
                     continue
                 if names is not None and variable.name not in names:
                     continue
-                ours, theirs = executable.tensor(variable.name), compiled.tensors
+                ours, theirs = executable.whole(variable.name), compiled.tensors
                 target, source = theirs[variable.name], ours
                 if not to_model:
                     target, source = source, target

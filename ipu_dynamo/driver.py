@@ -9,6 +9,7 @@ from torch import Tensor
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, trace
+from ipu_dynamo.grouped_weights import with_known_groups
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline
@@ -53,7 +54,8 @@ def compile_model(
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
     """
-    capture = trace(model, example, training=training)
+    options = with_known_groups(model, options)
+    capture = trace(model, example, training=training, grouped=options.replica_groups)
     if training:
         _train_only(capture, {name for group in groups for name in group.parameters})
     passes = pipeline(options, training=training, loss=loss)
@@ -78,13 +80,9 @@ def _train_only(capture: Capture, names: set[str]) -> None:
 
 def batching(options: Options, *, training: bool) -> Batching:
     """How a call's tensors split into micro-batches."""
-    groups, size = options.input_groups, options.input_group_size
     return Batching(
         iterations=options.device_iterations,
         accumulation=options.gradient_accumulation if training else 1,
         replicas=options.replicas,
-        group_of=tuple(
-            r % groups if options.input_groups_orthogonal else r // size
-            for r in range(options.replicas)
-        ),
+        group_of=options.input_replica_groups.of(options.replicas),
     )

@@ -1,11 +1,13 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.program.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
 OutputMode = Literal["default", "all", "every", "final", "sum"]
@@ -67,6 +69,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "narrow": bool,
     "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
+    "replica_groups": Mapping,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
 }
@@ -84,6 +87,9 @@ class Options:
         replicas: copies of the model that work on different data.
         input_group_size: replicas that read the same data.
         input_groups_orthogonal: groups are strided (`r % groups`) and not consecutive replicas.
+        replica_groups: parameters and buffers of which each group of replicas has its own, by name.
+            In the model such a tensor has a leading dimension over the groups; forward sees the
+            slice of its replica's group. Its gradient is summed over the replicas of the group.
         output_mode: which micro-batches are returned; `default` is `all` for inference and
             `final` for training.
         return_period: with `every`, return each n-th device iteration.
@@ -120,6 +126,7 @@ class Options:
     replicas: int = 1
     input_group_size: int = 1
     input_groups_orthogonal: bool = False
+    replica_groups: Mapping[str, ReplicaGroups] = field(default_factory=dict, hash=False)
     output_mode: OutputMode = "default"
     return_period: int = 1
     reduction: Literal["mean", "sum"] = "mean"
@@ -159,11 +166,24 @@ class Options:
                 f"option input_group_size is {self.input_group_size}; it must divide the "
                 f"{self.replicas} replicas"
             )
+        self._check_replica_groups()
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
                 f"option return_period is {self.return_period}; it must be a factor of the "
                 f"{self.device_iterations} device iterations"
             )
+
+    def _check_replica_groups(self) -> None:
+        for name, groups in self.replica_groups.items():
+            if not isinstance(groups, ReplicaGroups):
+                raise OptionError(
+                    f"option replica_groups has {groups!r} for {name}; give a ReplicaGroups"
+                )
+            if self.replicas % groups.size:
+                raise OptionError(
+                    f"option replica_groups has groups of {groups.size} for {name}; their size "
+                    f"must divide the {self.replicas} replicas"
+                )
 
     @classmethod
     def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
@@ -189,8 +209,13 @@ class Options:
         return "eager" if self.floating_point_exceptions else self.engine
 
     @property
+    def input_replica_groups(self) -> ReplicaGroups:
+        """The replicas that read the same data."""
+        return ReplicaGroups(self.input_group_size, self.input_groups_orthogonal)
+
+    @property
     def input_groups(self) -> int:
-        return self.replicas // self.input_group_size
+        return self.input_replica_groups.count(self.replicas)
 
     def returns(self, training: bool) -> OutputMode:
         """The output mode that is in force."""

@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Input, Instruction, Program, Receive, Reduce, Send, Update
+from ipu_dynamo.program import (
+    Call,
+    Input,
+    Instruction,
+    Program,
+    Receive,
+    Reduce,
+    ReplicaGroups,
+    Send,
+    Update,
+)
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.random_keys import random_keys
@@ -31,8 +41,9 @@ class Executable:
 
     Args:
         program: what to run.
-        tensors: for every variable, the tensor that holds it on the first replica. Replicated
-            variables are shared by all replicas; the others are copied for each.
+        tensors: for every variable, the tensor that holds it on the first replica; with a leading
+            dimension over groups of replicas, where it has those. Replicated variables are shared
+            by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
         seed: of the random streams, which `seed` and `calls` determine.
@@ -68,7 +79,9 @@ class Executable:
         cut = sections(program)
         loop = cut.loop
         self._slots = number_slots(program)
-        self._values = [self._bind(tensors, first=r == 0) for r in range(batching.replicas)]
+        self._groups = {v.name: v.groups for v in program.variables}
+        self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._values = [self._bind(r) for r in range(batching.replicas)]
         training = program.kind == "training"
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
@@ -85,6 +98,11 @@ class Executable:
         """The tensor that holds a variable on a replica."""
         value: Tensor = self._values[replica][self._slots[name]]
         return value
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor that holds a variable on all groups of replicas, with a leading dimension
+        over these; the first replica's, where there are no groups."""
+        return self._tensors[name]
 
     def spread(self) -> None:
         """Copy the first replica's values to the variables that every replica has for itself."""
@@ -199,13 +217,15 @@ class Executable:
         steps = range(b.iterations * b.accumulation)
         return [views[step * b.groups + group] for step in steps for group in b.group_of]
 
-    def _bind(self, tensors: Mapping[str, Tensor], *, first: bool) -> list[Any]:
+    def _bind(self, replica: int) -> list[Any]:
         values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
         for variable in self.program.variables:
-            given = tensors[variable.name]
-            if not (first or variable.replicated):
-                given = given.detach().clone()
-            values[self._slots[variable.name]] = given.detach()
+            tensor = self._tensors[variable.name]
+            if variable.groups is not None:
+                tensor = tensor[variable.groups.of(self.batching.replicas)[replica]]
+            elif not (replica == 0 or variable.replicated):
+                tensor = tensor.clone()
+            values[self._slots[variable.name]] = tensor
         return values
 
     def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
@@ -231,40 +251,48 @@ class Executable:
         return prepared
 
     def _reduction(self, instruction: Reduce) -> Callable[[Numbers], None]:
-        first, *others = (
-            [self.tensor(name, r) for name in instruction.values]
-            for r in range(self.batching.replicas)
-        )
+        replicas = self.batching.replicas
+        groups = instruction.groups or ReplicaGroups(replicas)
+        sums = [
+            [[self.tensor(name, replica) for name in instruction.values] for replica in members]
+            for members in groups.members(replicas)
+        ]
 
         def run(_: Numbers) -> None:
-            for tensors in others:
-                foreach_add_(first, tensors)
+            for first, *others in sums:
+                for tensors in others:
+                    foreach_add_(first, tensors)
 
         return run
 
     def _update(self, instruction: Update) -> Callable[[Numbers], None]:
-        parameters = [self.tensor(name) for name in instruction.parameters]
-        gradients = [self.tensor(name) for name in instruction.gradients]
-        states = {
-            state: [self.tensor(name) for name in names] for state, names in instruction.states
-        }
+        places = [  # of each parameter the copies that differ: where, and on which replica
+            (place, replica)
+            for place, name in enumerate(instruction.parameters)
+            for replica in self._first_of_groups(name)
+        ]
+
+        def copies(names: Sequence[str]) -> list[Tensor]:
+            return [self.tensor(names[place], replica) for place, replica in places]
+
         stochastic = instruction.rounding == "stochastic"
         step = ParameterUpdate(
             instruction.rule,
-            parameters,
-            gradients,
-            states,
+            copies(instruction.parameters),
+            copies(instruction.gradients),
+            {state: copies(names) for state, names in instruction.states},
             scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
             zero_gradients=instruction.clear,
             rounding=self._rounding if stochastic else None,
         )
         self._parameter_updates.append(step)
         group = instruction.group
+        first = set(places)
         others = [
             self.tensor(name, replica)
-            for replica in range(1, self.batching.replicas)
-            for name in instruction.gradients
-            if instruction.clear
+            for replica in range(self.batching.replicas)
+            for place, name in enumerate(instruction.gradients)
+            if instruction.clear and (place, replica) not in first
         ]
 
         def run(numbers: Numbers) -> None:
@@ -273,6 +301,13 @@ class Executable:
                 foreach_zero_(others)
 
         return run
+
+    def _first_of_groups(self, name: str) -> list[int]:
+        """The first replica of every group that has a variable for itself."""
+        groups = self._groups[name]
+        if groups is None:
+            return [0]
+        return [members[0] for members in groups.members(self.batching.replicas)]
 
     def _clear_accumulators(self) -> None:
         """Drop the gradients of an incomplete step."""

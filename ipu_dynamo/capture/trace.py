@@ -1,7 +1,7 @@
 """Trace a module's Python once into a Capture of high-level operators, before autograd."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -81,13 +81,17 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
     return Arguments(tuple(leaf for _, leaf in paths), spec, tuple(leaf_names))
 
 
-def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
+def trace(
+    model: Model, arguments: Arguments, *, training: bool, grouped: Collection[str] = ()
+) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
     Args:
         model: a module, or any callable on tensors.
         arguments: one micro-batch; values of tensors are not looked at.
         training: trace with gradients on, and keep custom autograd functions.
+        grouped: names of parameters and buffers that have a leading dimension over groups of
+            replicas, which forward does not see.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -98,7 +102,9 @@ def trace(model: Model, arguments: Arguments, *, training: bool) -> Capture:
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)
     held = named_tensors(model)
     mode = fake_mode()
-    fakes = [to_fake(mode, t if training and p.trainable else t.detach()) for p, t in held]
+    seen = [_slice(t) if p.name in grouped else t for p, t in held]
+    wanted = [training and p.trainable for p, _ in held]
+    fakes = [to_fake(mode, t if w else t.detach()) for t, w in zip(seen, wanted, strict=True)]
     inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
     attributes = copied_attributes(model)
     returned: list[Structure] = []
@@ -156,6 +162,11 @@ def _plain(tensor: Tensor) -> Tensor:
     """`tensor` without its history, and without that of inference mode."""
     with torch.inference_mode(False):
         return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _slice(tensor: Tensor) -> Tensor:
+    """A leaf with the layout of `tensor`'s slices along dim 0."""
+    return tensor.detach()[0].requires_grad_(tensor.requires_grad)
 
 
 def _positional_names(model: Model, count: int) -> list[str]:

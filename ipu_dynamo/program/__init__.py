@@ -14,6 +14,7 @@ from ipu_dynamo.program.instructions import (
     Update,
 )
 from ipu_dynamo.program.program import Program
+from ipu_dynamo.program.replica_groups import ReplicaGroups
 from ipu_dynamo.program.types import TensorType
 from ipu_dynamo.program.values import Input, Output, Returns, Variable
 
@@ -30,6 +31,7 @@ __all__ = [
     "Receive",
     "Reduce",
     "Repeat",
+    "ReplicaGroups",
     "Returns",
     "Send",
     "TensorType",

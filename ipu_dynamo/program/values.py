@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ipu_dynamo.program.replica_groups import ReplicaGroups
 from ipu_dynamo.program.types import TensorType
 
 _GENERATED = {
@@ -26,6 +27,8 @@ class Variable:
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
         digest: of the values, for a constant.
+        groups: of `replicated`, only the replicas of a group hold the same values; None: all do.
+            On the host there is a leading dimension over the groups.
     """
 
     name: str
@@ -34,9 +37,12 @@ class Variable:
     ipu: int
     replicated: bool = True
     digest: str = ""
+    groups: ReplicaGroups | None = None
 
     def __str__(self) -> str:
         own = "" if self.replicated else ", one per replica"
+        if self.groups is not None:
+            own = f", one per {self.groups}"
         values = f", values {self.digest}" if self.digest else ""
         return f"{self.kind} %{self.name}: {self.type}  on ipu{self.ipu}{own}{values}"
 

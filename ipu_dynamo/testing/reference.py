@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
@@ -22,8 +23,9 @@ Loss = int | Callable[[Any], Tensor] | None
 class Reference:
     """A model in plain PyTorch that is called as a compiled one: what a program must agree with.
 
-    Invariant: parameters are shared by all replicas. Each replica has buffers of its own; those of
-    replica 0 are the model's. Of replicas that read the same rows, the first one's in-place changes
+    Invariant: parameters are shared by all replicas; of those that `options.replica_groups` names
+    each group has its slice. Each replica has buffers of its own; those of replica 0 are the
+    model's. Of replicas that read the same rows, the first one's in-place changes
     reach the caller.
 
     Args:
@@ -65,7 +67,7 @@ class Reference:
                         given[replica] = pytree.tree_map_only(Tensor, torch.clone, given[replica])
                 for replica, (its_args, its_kwargs) in enumerate(given):
                     with self._replica(replica):
-                        returned.append(self._micro_batch(its_args, its_kwargs))
+                        returned.append(self._micro_batch(replica, its_args, its_kwargs))
             if self.optimizer is not None:
                 self._update(accumulation)
         return self._join(returned, accumulation)
@@ -80,6 +82,15 @@ class Reference:
             return replica % options.input_groups
         return replica // options.input_group_size
 
+    def _slices(self, replica: int) -> dict[str, Tensor]:
+        """What `replica` has of the tensors that groups of replicas have for themselves."""
+        slices = {}
+        for name, groups in self.options.replica_groups.items():
+            path, _, leaf = name.rpartition(".")
+            tensor = getattr(self.model.get_submodule(path), leaf)
+            slices[name] = tensor[groups.of(self.options.replicas)[replica]]
+        return slices
+
     @contextmanager
     def _replica(self, replica: int) -> Iterator[None]:
         """Put the buffers of `replica` into the model."""
@@ -93,10 +104,10 @@ class Reference:
             _copy(list(self.model.buffers()), self._buffers[replica - 1])
             _copy(first, list(self.model.buffers()))
 
-    def _micro_batch(self, args: Any, kwargs: Any) -> Any:
+    def _micro_batch(self, replica: int, args: Any, kwargs: Any) -> Any:
         training = self.optimizer is not None
         with torch.set_grad_enabled(training):
-            returned = self.model(*args, **kwargs)
+            returned = functional_call(self.model, self._slices(replica), args, kwargs)
             kept = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), returned)
             if training:
                 self._loss_of(returned).sum().backward()
