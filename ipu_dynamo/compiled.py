@@ -215,6 +215,7 @@ class CompiledModel:
         )
         engine = self._engine or make_engine(options.stage_engine)
         self._refuse_narrowed(compiled)
+        self._refuse_elsewhere(compiled)
         known: States = {}
         if self._optimizer is not None and self._live:
             known = import_state(groups, self._optimizer, self._parameters())
@@ -229,6 +230,7 @@ class CompiledModel:
             seed=seed,
             workers=workers,
             threads=threads,
+            devices=compiled.devices,
         )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
@@ -250,6 +252,18 @@ class CompiledModel:
                     f"{variable.kind} {variable.name} is {given.dtype}, which is carried as "
                     f"{variable.type.dtype} with narrow=True",
                     hint="convert the model first, for instance with model.float()",
+                )
+
+    def _refuse_elsewhere(self, compiled: Compiled) -> None:
+        """Raise when the program would share a tensor that is not on the device of its IPU."""
+        for variable in compiled.program.variables:
+            given, device = compiled.tensors.get(variable.name), compiled.devices[variable.ipu]
+            shared = variable.kind in ("parameter", "buffer") and not self._own_weights
+            if given is not None and shared and given.device != device:
+                raise CompileError(
+                    f"{variable.kind} {variable.name} is on {given.device}, and IPU "
+                    f"{variable.ipu}, where it is used, on {device}",
+                    hint="move the model's layers to the devices of their IPUs first",
                 )
 
     def _follow_optimizer(self) -> None:

@@ -1,11 +1,12 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from ipu_dynamo.devices import Device, read_devices
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.program.replica_groups import ReplicaGroups
 
@@ -113,6 +114,8 @@ class Options:
             runs micro-batch by micro-batch. None: one for each IPU of every replica, as far as
             there are cores, and one in all where stages are too small to gain from more. The
             results are the same bits.
+        devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
+            replica, in order; all of one kind. None: the device of the model.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -140,6 +143,7 @@ class Options:
     stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
     workers: int | None = None
+    devices: Device | Sequence[Device] | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +171,7 @@ class Options:
                 f"{self.replicas} replicas"
             )
         self._check_replica_groups()
+        self._check_devices()
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
                 f"option return_period is {self.return_period}; it must be a factor of the "
@@ -184,6 +189,13 @@ class Options:
                     f"option replica_groups has groups of {groups.size} for {name}; their size "
                     f"must divide the {self.replicas} replicas"
                 )
+
+    def _check_devices(self) -> None:
+        if self.devices is not None:
+            try:
+                object.__setattr__(self, "devices", read_devices(self.devices))
+            except ValueError as error:
+                raise OptionError(f"option devices {error}") from error
 
     @classmethod
     def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
@@ -212,6 +224,11 @@ class Options:
     def input_replica_groups(self) -> ReplicaGroups:
         """The replicas that read the same data."""
         return ReplicaGroups(self.input_group_size, self.input_groups_orthogonal)
+
+    @property
+    def device_names(self) -> tuple[str, ...] | None:
+        """`devices` as they were read."""
+        return self.devices  # type: ignore[return-value]
 
     @property
     def input_groups(self) -> int:

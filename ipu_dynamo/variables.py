@@ -22,15 +22,18 @@ def initial_tensors(compiled: Compiled, known: States, *, private: bool) -> dict
     held: dict[str, Tensor] = {}
     grouped = {v.name for v in compiled.program.variables if v.groups is not None}
     for variable in compiled.program.variables:
+        device = compiled.devices[variable.ipu]
         if variable.name in compiled.tensors:
             tensor = compiled.tensors[variable.name].detach()
-            copied = private or tensor.dtype != variable.type.dtype
-            held[variable.name] = tensor.to(variable.type.dtype, copy=True) if copied else tensor
+            copied = private or variable.kind == "constant"
+            if copied or tensor.dtype != variable.type.dtype:
+                tensor = tensor.to(device, variable.type.dtype, copy=True)
+            held[variable.name] = tensor
         elif variable.kind == "accumulator":
             parameter = variable.name.removesuffix(".grad")
             like = compiled.tensors[parameter]
             like = like[0] if parameter in grouped else like
-            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
+            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype, device=device)
     return held | _states(compiled.program, known, held)
 
 

@@ -5,7 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ipu_dynamo.capture.capture import Capture, Pass
+from ipu_dynamo.devices import devices_of_ipus
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.carry_stages import read_stages
@@ -20,6 +23,7 @@ from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
+from ipu_dynamo.passes.retarget import retarget
 from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
 from ipu_dynamo.program import Program
@@ -76,8 +80,12 @@ def lower(
     groups: Sequence[UpdateGroup] = (),
     *,
     passes: Sequence[Pass],
+    devices: Sequence[torch.device] = (),
 ) -> Program:
     """Run `passes`, cut the graph into stages, and write the program.
+
+    Args:
+        devices: one for all IPUs, or one for each; none: the graph is left on its device.
 
     Raises:
         CompileError: from the pass that finds the fault; a note names it.
@@ -96,6 +104,10 @@ def lower(
         log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
         dump.write(name.partition("(")[0], str(capture.graph.graph))
     partitioned = Partition(_accumulation(options))(capture)
+    of_ipus = devices_of_ipus(devices, max(capture.ipus.values()) + 1) if devices else ()
+    for part in partitioned.parts if of_ipus else ():
+        retarget(part.graph.graph, of_ipus[part.ipu])
+        part.graph.recompile()
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

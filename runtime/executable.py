@@ -1,6 +1,6 @@
-"""Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
+"""Run a program on this machine, each IPU on its torch device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,24 +12,17 @@ from ipu_dynamo.program import (
     Instruction,
     Program,
     Receive,
-    Reduce,
-    ReplicaGroups,
     Send,
-    Update,
 )
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.random_keys import random_keys
 from ipu_dynamo.runtime.schedule import Schedule, Task, in_turn, pipelined
-from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.steps import Step, moves_of, number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.runtime.timeline import Timeline
-from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
-from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
-from ipu_dynamo.runtime.update_scale import GradientScale
 from ipu_dynamo.runtime.workers import run_side_by_side
-
-Numbers = Sequence[Sequence[float]]
 
 
 class Executable:
@@ -50,6 +43,7 @@ class Executable:
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         threads: intra-op threads of each worker; None is torch's number.
+        devices: the torch device of every IPU, where the tensors of its variables are.
 
     Attributes:
         schedule: which worker runs what, in which order.
@@ -65,11 +59,12 @@ class Executable:
         seed: int = 0,
         workers: int | None = 1,
         threads: int | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
         self.program, self.batching = program, batching
+        self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed, self.calls = seed, 0
         self.timeline: Timeline | None = None
-        self._parameter_updates: list[ParameterUpdate] = []
         self._rounding = StochasticRounding()
         self._unshared = [
             variable.name
@@ -78,8 +73,7 @@ class Executable:
         ]
         cut = sections(program)
         loop = cut.loop
-        self._slots = number_slots(program)
-        self._groups = {v.name: v.groups for v in program.variables}
+        self._slots = number_slots(program, devices=self.devices)
         self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
         self._values = [self._bind(r) for r in range(batching.replicas)]
         training = program.kind == "training"
@@ -87,11 +81,16 @@ class Executable:
         self._per_round = batching.accumulation if training else batching.iterations
         self.schedule = _schedule(loop, self._per_round, batching.replicas, workers)
         self._threads = threads
+        self._loads = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
-        self._updates = self._prepare_updates(cut.after)
+        tensors_of = {
+            name: [self.tensor(name, replica) for replica in range(batching.replicas)]
+            for name in self._tensors
+        }
+        self._end = StepEnd(program, cut.after, tensors_of, self.devices, self._rounding)
         self._versions = self._own_versions()
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
@@ -121,8 +120,7 @@ class Executable:
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
-        for step in self._parameter_updates:
-            step.reload()
+        self._end.reload_states()
 
     def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
         """Run one call.
@@ -140,8 +138,8 @@ class Executable:
                 optimiser state are those after the last complete step.
         """
         self._spread_changes()
-        streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
-        chunks = [streams[receive.stream] for receive in self._receives]
+        chunks = self._received(inputs)
+        host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
         collected: list[list[Tensor | None]] = [
             [None] * batching.micro_batches for _ in self.program.outputs
@@ -151,8 +149,7 @@ class Executable:
                 for number in range(self._rounds):
                     self._run_round(number, chunks, collected)
                     self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                    for update in self._updates:
-                        update(numbers)
+                    self._end(numbers)
             except BaseException:
                 self._clear_accumulators()
                 raise
@@ -160,7 +157,7 @@ class Executable:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
         return {
-            output.name: join(output, [v for v in values if v is not None], batching)
+            output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
         }
 
@@ -168,6 +165,9 @@ class Executable:
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
     ) -> None:
         """Run the micro-batches between two updates; all of the call, when there are none."""
+        for move in self._loads:
+            for values in self._values:
+                move(values)
         replicas, last = self.batching.replicas, len(self._steps) - 1
         width = self._per_round * replicas
         held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
@@ -197,7 +197,21 @@ class Executable:
             if threads != before:
                 torch.set_num_threads(before)
 
-    def _chunks(self, stream: Input, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    def _received(self, inputs: Mapping[str, Tensor]) -> list[Sequence[Tensor]]:
+        """For each receive, what it brings to every micro-batch of a call."""
+        streams = {stream.name: stream for stream in self.program.inputs}
+        found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
+        received = []
+        for receive in self._receives:
+            key = receive.stream, self.devices[receive.ipu]
+            if key not in found:
+                found[key] = self._chunks(streams[receive.stream], inputs, key[1])
+            received.append(found[key])
+        return received
+
+    def _chunks(
+        self, stream: Input, inputs: Mapping[str, Tensor], device: torch.device
+    ) -> Sequence[Tensor]:
         """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
         b = self.batching
         if stream.source == "random":
@@ -207,11 +221,12 @@ class Executable:
                 iterations=b.iterations,
                 accumulation=b.accumulation,
                 replicas=b.replicas,
+                device=device,
             )
         if stream.source == "accumulation":
-            weights = [torch.tensor(1.0 / (k + 1)) for k in range(b.accumulation)]
+            weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
             return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
-        views = b.split(stream, inputs[stream.name])
+        views = b.split(stream, inputs[stream.name], device)
         if b.groups == b.replicas:
             return views
         steps = range(b.iterations * b.accumulation)
@@ -231,7 +246,8 @@ class Executable:
     def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        return prepare_steps(self.program, engine, self._slots, kept, self._threads)
+        kept |= {move.target for move in self._loads}
+        return prepare_steps(self.program, engine, self._slots, kept, self._threads, self.devices)
 
     def _prepare_sends(self, loop: Sequence[Instruction]) -> list[tuple[int, int, list[bool]]]:
         """For every output stream: its index, the slot of its value, and when it is kept."""
@@ -240,74 +256,6 @@ class Executable:
             (index, values[output.name], [k for row in self.batching.kept(output) for k in row])
             for index, output in enumerate(self.program.outputs)
         ]
-
-    def _prepare_updates(self, after: Sequence[Instruction]) -> list[Callable[[Numbers], None]]:
-        prepared: list[Callable[[Numbers], None]] = []
-        for instruction in after:
-            if isinstance(instruction, Reduce):
-                prepared.append(self._reduction(instruction))
-            elif isinstance(instruction, Update):
-                prepared.append(self._update(instruction))
-        return prepared
-
-    def _reduction(self, instruction: Reduce) -> Callable[[Numbers], None]:
-        replicas = self.batching.replicas
-        groups = instruction.groups or ReplicaGroups(replicas)
-        sums = [
-            [[self.tensor(name, replica) for name in instruction.values] for replica in members]
-            for members in groups.members(replicas)
-        ]
-
-        def run(_: Numbers) -> None:
-            for first, *others in sums:
-                for tensors in others:
-                    foreach_add_(first, tensors)
-
-        return run
-
-    def _update(self, instruction: Update) -> Callable[[Numbers], None]:
-        places = [  # of each parameter the copies that differ: where, and on which replica
-            (place, replica)
-            for place, name in enumerate(instruction.parameters)
-            for replica in self._first_of_groups(name)
-        ]
-
-        def copies(names: Sequence[str]) -> list[Tensor]:
-            return [self.tensor(names[place], replica) for place, replica in places]
-
-        stochastic = instruction.rounding == "stochastic"
-        step = ParameterUpdate(
-            instruction.rule,
-            copies(instruction.parameters),
-            copies(instruction.gradients),
-            {state: copies(names) for state, names in instruction.states},
-            scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
-            zero_gradients=instruction.clear,
-            rounding=self._rounding if stochastic else None,
-        )
-        self._parameter_updates.append(step)
-        group = instruction.group
-        first = set(places)
-        others = [
-            self.tensor(name, replica)
-            for replica in range(self.batching.replicas)
-            for place, name in enumerate(instruction.gradients)
-            if instruction.clear and (place, replica) not in first
-        ]
-
-        def run(numbers: Numbers) -> None:
-            step(numbers[group])
-            if others:
-                foreach_zero_(others)
-
-        return run
-
-    def _first_of_groups(self, name: str) -> list[int]:
-        """The first replica of every group that has a variable for itself."""
-        groups = self._groups[name]
-        if groups is None:
-            return [0]
-        return [members[0] for members in groups.members(self.batching.replicas)]
 
     def _clear_accumulators(self) -> None:
         """Drop the gradients of an incomplete step."""

@@ -24,14 +24,15 @@ from ipu_dynamo.program import Reduce
 from ipu_dynamo.testing import assert_close, assert_same_bits, assert_same_training
 
 OPTIMIZERS = {
-    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.001, momentum=0.9),
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=0.01, momentum=0.5),
 }
 
 
 class Net(nn.Module):
-    """Two products on two IPUs; the tensors in `groups` have a slice for each group."""
+    """Two products on two IPUs, and statistics; the tensors in `groups` have a slice for each
+    group."""
 
     def __init__(self, groups=(), replicas=1, seed=0):
         super().__init__()
@@ -39,9 +40,12 @@ class Net(nn.Module):
         self.linear = BeginBlock(nn.Linear(3, 4), "linear", 0)
         self.w, self.b = nn.Parameter(torch.empty(4, 4)), nn.Parameter(torch.empty(()))
         self.register_buffer("shift", torch.empty(4))
+        self.norm = nn.BatchNorm1d(4)
         self.out = BeginBlock(nn.Linear(4, 2), "out", 1)
         self.double()
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            if not tensor.is_floating_point():
+                continue
             path, _, leaf = name.rpartition(".")
             lead = (groups[name].count(replicas),) if name in groups else ()
             value = torch.randn((*lead, *tensor.shape), generator=rng, dtype=torch.float64)
@@ -51,7 +55,8 @@ class Net(nn.Module):
 
     def forward(self, x, y):
         assert self.w.shape == (4, 4)
-        hidden = torch.tanh(self.linear(x) @ self.w * self.b + self.shift)
+        value = self.linear(x)
+        hidden = torch.tanh(value @ self.w * self.b + self.shift) + self.norm(value)
         return nn.functional.mse_loss(self.out(hidden), y)
 
 
@@ -67,7 +72,8 @@ def slice_of(model, groups, replica, replicas):
 
 
 def simulate(model, options, make_optimizer, data):
-    """Train R copies; return losses in the order [D, A, R], and the tensors with their groups."""
+    """Train R copies; return losses in the order [D, A, R], the tensors with their groups, and the
+    statistics of every replica."""
     R, A, D = options.replicas, options.gradient_accumulation, options.device_iterations
     groups, reads = options.replica_groups, options.input_replica_groups
     copies = [slice_of(model, groups, r, R) for r in range(R)]
@@ -96,6 +102,9 @@ def simulate(model, options, make_optimizer, data):
     tensors = {}
     for name, _ in [*model.named_parameters(), *model.named_buffers()]:
         values = [dict(twin.state_dict())[name] for twin in copies]
+        if name.startswith("norm.") and name not in dict(model.named_parameters()):
+            tensors[name] = values[0]
+            continue
         for members in groups.get(name, ReplicaGroups(R)).members(R):
             for r in members:
                 assert_same_bits(values[r], values[members[0]])
@@ -103,7 +112,8 @@ def simulate(model, options, make_optimizer, data):
             tensors[name] = torch.stack([values[m[0]] for m in groups[name].members(R)])
         else:
             tensors[name] = values[0]
-    return torch.stack(losses), dict(sorted(tensors.items()))
+    statistics = [dict(twin.norm.named_buffers()) for twin in copies]
+    return torch.stack(losses), dict(sorted(tensors.items())), statistics
 
 
 def sizes(replicas):
@@ -136,30 +146,33 @@ def grouped_options(draw, **fixed):
 
 def tolerance(options):
     """1 / (k + 1) of a running mean comes in float32."""
-    return {"rtol": 1e-5 if options.mean_strategy == "running" else 1e-9, "atol": 1e-12}
+    return {"rtol": 1e-5 if options.mean_strategy == "running" else 1e-8, "atol": 1e-10}
 
 
 def data_for(options, calls=2, seed=1):
     rng = torch.Generator().manual_seed(seed)
-    rows = 2 * options.device_iterations * options.gradient_accumulation * options.input_groups
+    rows = 4 * options.device_iterations * options.gradient_accumulation * options.input_groups
     return [
         tuple(torch.randn(rows, n, generator=rng, dtype=torch.float64) for n in (3, 2))
         for _ in range(calls)
     ]
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
 def test_training_agrees_with_copies_that_add_gradients(options, kind):
     model = Net(options.replica_groups, options.replicas)
-    expected, tensors = simulate(model, options, OPTIMIZERS[kind], data_for(options))
+    expected, tensors, statistics = simulate(model, options, OPTIMIZERS[kind], data_for(options))
     step = compile_training(model, OPTIMIZERS[kind](model.parameters()), options)
     losses = torch.cat([step(x, y) for x, y in data_for(options)])
     assert_close(losses, expected, **tolerance(options))
     assert_close(dict(sorted(model.state_dict().items())), tensors, **tolerance(options))
+    for replica, buffers in enumerate(statistics):
+        held = {name: step.executable.tensor(f"norm.{name}", replica) for name in buffers}
+        assert_close(held, buffers, **tolerance(options))
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
 def test_weights_and_states_of_groups_agree_with_pytorch(options, kind):
     """`assert_same_training` also compares the optimiser's states, after every call."""
@@ -173,7 +186,7 @@ def test_weights_and_states_of_groups_agree_with_pytorch(options, kind):
     )
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
 def test_training_goes_on_from_a_checkpoint(options, kind):
     first, *rest = data_for(options, 3)
@@ -193,7 +206,7 @@ def test_training_goes_on_from_a_checkpoint(options, kind):
     assert_same_bits({**other.state_dict()}, {**model.state_dict()})
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(10)
 @given(options=grouped_options())
 def test_inference_uses_the_weights_of_each_group(options):
     replicas = options.replicas

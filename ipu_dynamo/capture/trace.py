@@ -26,6 +26,7 @@ from ipu_dynamo.capture.torch_private import (
     flatten_with_path,
     is_fake,
     key_text,
+    moved,
     pytree,
     quiet_fake_tensors,
     quote_source_of,
@@ -82,7 +83,12 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def trace(
-    model: Model, arguments: Arguments, *, training: bool, grouped: Collection[str] = ()
+    model: Model,
+    arguments: Arguments,
+    *,
+    training: bool,
+    grouped: Collection[str] = (),
+    device: torch.device | None = None,
 ) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
@@ -92,6 +98,8 @@ def trace(
         training: trace with gradients on, and keep custom autograd functions.
         grouped: names of parameters and buffers that have a leading dimension over groups of
             replicas, which forward does not see.
+        device: where the model's tensors and inputs are thought to be, and where tensors are made
+            that ask for no device. None: where they are.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -106,7 +114,8 @@ def trace(
     wanted = [training and p.trainable for p, _ in held]
     fakes = [to_fake(mode, t if w else t.detach()) for t, w in zip(seen, wanted, strict=True)]
     inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
-    attributes = copied_attributes(model)
+    fakes, inputs = (moved(mode, tensors, device) for tensors in (fakes, inputs))
+    attributes = copied_attributes(model, device)
     returned: list[Structure] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -124,6 +133,8 @@ def trace(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
+        if device is not None:
+            stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(quiet_fake_tensors())
         try:
