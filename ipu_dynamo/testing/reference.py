@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from ipu_dynamo.capture.swap import swapped
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.testing.torch_private import pytree
@@ -82,14 +82,19 @@ class Reference:
             return replica % options.input_groups
         return replica // options.input_group_size
 
-    def _slices(self, replica: int) -> dict[str, Tensor]:
-        """What `replica` has of the tensors that groups of replicas have for themselves."""
-        slices = {}
+    @contextmanager
+    def _seen_by(self, replica: int) -> Iterator[None]:
+        """Put the slices of `replica` into the model; gradients reach the whole tensors."""
+        if not self.options.replica_groups:
+            yield
+            return
+        seen = {id(t): t for t in [*self.model.parameters(), *self.model.buffers()]}
         for name, groups in self.options.replica_groups.items():
             path, _, leaf = name.rpartition(".")
             tensor = getattr(self.model.get_submodule(path), leaf)
-            slices[name] = tensor[groups.of(self.options.replicas)[replica]]
-        return slices
+            seen[id(tensor)] = tensor[groups.of(self.options.replicas)[replica]]
+        with swapped(self.model, seen):
+            yield
 
     @contextmanager
     def _replica(self, replica: int) -> Iterator[None]:
@@ -106,8 +111,8 @@ class Reference:
 
     def _micro_batch(self, replica: int, args: Any, kwargs: Any) -> Any:
         training = self.optimizer is not None
-        with torch.set_grad_enabled(training):
-            returned = functional_call(self.model, self._slices(replica), args, kwargs)
+        with torch.set_grad_enabled(training), self._seen_by(replica):
+            returned = self.model(*args, **kwargs)
             kept = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), returned)
             if training:
                 self._loss_of(returned).sum().backward()
