@@ -43,7 +43,7 @@ def parallel(*ipus: int, **settings) -> Strategy:
 
 def test_prints_two_micro_batches_one_phase_apart():
     schedule = alternating(calls_of([0, 1, 2, 3]), in_order(4), micro_batches=3)
-    assert str(schedule) == "worker 0  0  1  0  1  2  .  2  .\nworker 1  .  0  1  0  1  2  .  2"
+    assert str(schedule) == "ipu0  0  1  0  1  2  .  2  .\nipu1  .  0  1  0  1  2  .  2"
 
 
 @given(
