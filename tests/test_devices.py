@@ -1,7 +1,7 @@
 """Check that IPUs do their work on the torch devices that they are mapped onto."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from ipu_dynamo import BeginBlock, CompileError, Options, compile_inference, compile_training
+from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.driver import batching, compile_model
 from ipu_dynamo.optimizers import describe
-from ipu_dynamo.options import OptionError
+from ipu_dynamo.options import Location, Locations, OptionError, StageSpec, Strategy
 from ipu_dynamo.passes.retarget import retarget
-from ipu_dynamo.program import Copy, TensorType
+from ipu_dynamo.program import Copy, Load, Receive, TensorType
 from ipu_dynamo.runtime.engines import make_engine
 from ipu_dynamo.runtime.executable import Executable
+from ipu_dynamo.runtime.steps import moves_of, number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.testing import (
     BlockAt,
     Placement,
@@ -252,6 +253,93 @@ def test_ipus_with_devices_of_their_own_copy(training):
     two, apart = run(recipe, placement, EAGER, training, [CPU, OTHER])
     assert apart
     assert_same_bits(two, one)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stands for a tensor where only its device matters."""
+
+    device: torch.device
+    nbytes: int = 0
+
+    def to(self, device):
+        return Place(device)
+
+
+class NoEngine:
+    def compile(self, function, threads):
+        return None
+
+
+def assert_arguments_are_there(program):
+    """Follow one micro-batch over IPUs with a device each: every call finds all on its own."""
+    devices = [torch.device("cuda", ipu) for ipu in range(program.num_ipus)]
+    cut, slots = sections(program), number_slots(program, devices=devices)
+    values = [None] * (max(slots.values()) + 1)
+    for variable in program.variables:
+        values[slots[variable.name]] = Place(devices[variable.ipu])
+    for move in moves_of(cut.before, slots, devices):
+        move(values)
+    kept = {slot: value for slot, value in enumerate(values) if value is not None}
+    for receive in cut.loop:
+        if isinstance(receive, Receive):
+            values[slots[receive.result]] = Place(devices[receive.ipu])
+    for step in prepare_steps(program, NoEngine(), slots, set(kept), devices=devices):
+        here, found = devices[step.call.ipu], []
+        results = [Place(here)] * len(step.results)
+
+        def stage(arguments, found=found, results=results):
+            found += arguments
+            return results
+
+        run_step(replace(step, stage=stage), values, 0)
+        assert found == [Place(here)] * len(step.call.arguments)
+    assert {slot: values[slot] for slot in kept} == kept
+
+
+@pytest.mark.examples(30)
+@given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
+def test_calls_find_their_arguments_on_their_device(recipe, training, data):
+    placement = draw_placement(data, recipe)
+    options = data.draw(options_for(placement=placement, training=training))
+    model = placement.place(recipe.build())
+    groups = describe(slow(model), dict(model.named_parameters())) if training else ()
+    example = read_arguments(model, recipe.data(1), {})
+    assert_arguments_are_there(
+        compile_model(model, example, options, groups, training=training).program
+    )
+
+
+@pytest.mark.parametrize("off_chip", [False, True])
+def test_a_shared_weight_comes_to_both_devices(off_chip):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            with Block("a", 0):
+                h = torch.tanh(x @ self.weight)
+            with Block("b", 1):
+                return nn.functional.mse_loss(h @ self.weight, x)
+
+    model = Tied()
+    locations = Locations(weights=Location(off_chip))
+    step = compile_training(model, slow(model), replace(EAGER, locations=locations))
+    step.compile(torch.randn(2, 3))
+    assert_arguments_are_there(step.program)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_activations_are_loaded_onto_the_device_that_reads_them(training):
+    phases = tuple((StageSpec((name,), ipu),) for name, ipu in (("first", 0), ("second", 1)))
+    strategy = Strategy("serial_phased", phases=phases, liveness="off_chip_after_each_phase")
+    model, options = Net(), replace(EAGER, strategy=strategy)
+    groups = describe(slow(model), dict(model.named_parameters())) if training else ()
+    example = read_arguments(model, (torch.randn(2, 3), torch.randn(2, 2)), {})
+    program = compile_model(model, example, options, groups, training=training, loss=0).program
+    assert any(isinstance(i, Load) and i.ipu == 1 for i in program.walk())
+    assert_arguments_are_there(program)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99"])
