@@ -20,7 +20,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.program import Reduce
+from ipu_dynamo.program import Program, Reduce
 from ipu_dynamo.testing import assert_close, assert_same_bits, assert_same_training
 
 OPTIMIZERS = {
@@ -265,6 +265,7 @@ def test_the_program_states_the_groups():
     model = Net(groups, 4)
     step = compile_training(model, OPTIMIZERS["adam"](model.parameters()), options)
     step.compile(*data_for(options)[0])
+    assert Program.parse(step.program.text()).variables == step.program.variables
     text = str(step.program)
     own = "one per group of 2 orthogonal replicas"
     assert f"parameter %w: f64[4,4]  on ipu0, {own}" in text
