@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.explanation import Explanation, explain
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
+    from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
     "BackendOptions",
@@ -35,6 +36,7 @@ __all__ = [
     "Location",
     "Locations",
     "Options",
+    "ReplicaGroups",
     "StageSpec",
     "Strategy",
     "__version__",
@@ -58,6 +60,7 @@ _HOMES = {
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.explanation": ("Explanation", "explain"),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
+    "ipu_dynamo.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.recent": ("programs",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -193,7 +193,7 @@ class CompiledModel:
         for update in updates(compiled.program):
             for _, names in update.states:
                 for name in names:
-                    executable.tensor(name).copy_(fresh[name])
+                    executable.whole(name).copy_(fresh[name])
         executable.reload_states()
         self._stepped = False
 
@@ -225,6 +225,7 @@ class CompiledModel:
         )
         engine = self._engine or make_engine(options.stage_engine)
         self._refuse_narrowed(compiled)
+        self._refuse_elsewhere(compiled)
         known: States = {}
         if self._optimizer is not None and self._live:
             known = import_state(groups, self._optimizer, self._parameters())
@@ -239,6 +240,7 @@ class CompiledModel:
             seed=seed,
             workers=workers,
             threads=threads,
+            devices=compiled.devices,
         )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
@@ -262,6 +264,18 @@ class CompiledModel:
                     hint="convert the model first, for instance with model.float()",
                 )
 
+    def _refuse_elsewhere(self, compiled: Compiled) -> None:
+        """Raise when the program would share a tensor that is not on the device of its IPU."""
+        for variable in compiled.program.variables:
+            given, device = compiled.tensors.get(variable.name), compiled.devices[variable.ipu]
+            shared = variable.kind in ("parameter", "buffer") and not self._own_weights
+            if given is not None and shared and given.device != device:
+                raise CompileError(
+                    f"{variable.kind} {variable.name} is on {given.device}, and IPU "
+                    f"{variable.ipu}, where it is used, on {device}",
+                    hint="move the model's layers to the devices of their IPUs first",
+                )
+
     def _follow_optimizer(self) -> None:
         """Take over new numbers from the optimiser's groups, as after a scheduler's step."""
         assert self._optimizer is not None
@@ -277,7 +291,7 @@ class CompiledModel:
         for update in updates(compiled.program):
             for state, names in update.states:
                 for parameter, name in zip(update.parameters, names, strict=True):
-                    states.setdefault(parameter, {})[state] = executable.tensor(name)
+                    states.setdefault(parameter, {})[state] = executable.whole(name)
         return states
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
@@ -288,7 +302,7 @@ class CompiledModel:
                     continue
                 if names is not None and variable.name not in names:
                     continue
-                ours, theirs = executable.tensor(variable.name), compiled.tensors
+                ours, theirs = executable.whole(variable.name), compiled.tensors
                 target, source = theirs[variable.name], ours
                 if not to_model:
                     target, source = source, target

@@ -4,11 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
-from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
+from ipu_dynamo.devices import devices_of_ipus, devices_to_use
+from ipu_dynamo.grouped_weights import with_known_groups
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline
@@ -28,6 +31,7 @@ class Compiled:
         tensors: the model's own tensors, by the name of the variable that they initialise.
         roles: what each variable and input is, by name.
         input_names: the program's names of the caller's tensors, in order.
+        devices: the torch device of every IPU.
     """
 
     program: Program
@@ -35,6 +39,7 @@ class Compiled:
     tensors: Mapping[str, Tensor]
     roles: Mapping[str, Placeholder]
     input_names: tuple[str, ...]
+    devices: tuple[torch.device, ...]
 
 
 def compile_model(
@@ -53,11 +58,22 @@ def compile_model(
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
     """
-    capture = trace(model, example, training=training, mixed_precision=options.narrow)
+    options = with_known_groups(model, options)
+    devices = devices_to_use(
+        options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
+    )
+    capture = trace(
+        model,
+        example,
+        training=training,
+        mixed_precision=options.narrow,
+        grouped=options.replica_groups,
+        device=devices[0],
+    )
     if training:
         _train_only(capture, {name for group in groups for name in group.parameters})
     passes = pipeline(options, training=training, loss=loss)
-    program = lower(capture, options, groups, passes=passes)
+    program = lower(capture, options, groups, passes=passes, devices=devices)
     log.debug("%s", program)
     return Compiled(
         program=program,
@@ -65,6 +81,7 @@ def compile_model(
         tensors=capture.tensors,
         roles={role.name: role for role in capture.placeholders},
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
+        devices=devices_of_ipus(devices, program.num_ipus),
     )
 
 
@@ -78,13 +95,9 @@ def _train_only(capture: Capture, names: set[str]) -> None:
 
 def batching(options: Options, *, training: bool) -> Batching:
     """How a call's tensors split into micro-batches."""
-    groups, size = options.input_groups, options.input_group_size
     return Batching(
         iterations=options.device_iterations,
         accumulation=options.gradient_accumulation if training else 1,
         replicas=options.replicas,
-        group_of=tuple(
-            r % groups if options.input_groups_orthogonal else r // size
-            for r in range(options.replicas)
-        ),
+        group_of=options.input_replica_groups.of(options.replicas),
     )

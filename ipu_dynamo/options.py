@@ -1,12 +1,14 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
+from ipu_dynamo.devices import Device, read_devices
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
 Recomputation = Literal["auto", "off", "stages", "all"]
@@ -186,6 +188,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "narrow": bool,
     "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
+    "replica_groups": Mapping,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
 }
@@ -203,6 +206,9 @@ class Options:
         replicas: copies of the model that work on different data.
         input_group_size: replicas that read the same data.
         input_groups_orthogonal: groups are strided (`r % groups`) and not consecutive replicas.
+        replica_groups: parameters and buffers of which each group of replicas has its own, by name.
+            In the model such a tensor has a leading dimension over the groups; forward sees the
+            slice of its replica's group. Its gradient is summed over the replicas of the group.
         output_mode: which micro-batches are returned; `default` is `all` for inference and
             `final` for training.
         return_period: with `every`, return each n-th device iteration.
@@ -234,6 +240,8 @@ class Options:
             phases, side by side; one runs micro-batch by micro-batch. None: one for each IPU of
             every replica, as far as there are cores, and one in all where stages are too small to
             gain from more. The results are the same bits.
+        devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
+            replica, in order; all of one kind. None: the device of the model.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -247,6 +255,7 @@ class Options:
     replicas: int = 1
     input_group_size: int = 1
     input_groups_orthogonal: bool = False
+    replica_groups: Mapping[str, ReplicaGroups] = field(default_factory=dict, hash=False)
     output_mode: OutputMode = "default"
     return_period: int = 1
     reduction: Literal["mean", "sum"] = "mean"
@@ -263,6 +272,7 @@ class Options:
     stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
     workers: int | None = None
+    devices: Device | Sequence[Device] | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -296,11 +306,32 @@ class Options:
                 f"option input_group_size is {self.input_group_size}; it must divide the "
                 f"{self.replicas} replicas"
             )
+        self._check_replica_groups()
+        self._check_devices()
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
                 f"option return_period is {self.return_period}; it must be a factor of the "
                 f"{self.device_iterations} device iterations"
             )
+
+    def _check_replica_groups(self) -> None:
+        for name, groups in self.replica_groups.items():
+            if not isinstance(groups, ReplicaGroups):
+                raise OptionError(
+                    f"option replica_groups has {groups!r} for {name}; give a ReplicaGroups"
+                )
+            if self.replicas % groups.size:
+                raise OptionError(
+                    f"option replica_groups has groups of {groups.size} for {name}; their size "
+                    f"must divide the {self.replicas} replicas"
+                )
+
+    def _check_devices(self) -> None:
+        if self.devices is not None:
+            try:
+                object.__setattr__(self, "devices", read_devices(self.devices))
+            except ValueError as error:
+                raise OptionError(f"option devices {error}") from error
 
     @classmethod
     def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
@@ -331,8 +362,18 @@ class Options:
         return "stages" if self.strategy.kind == "pipelined" else "off"
 
     @property
+    def input_replica_groups(self) -> ReplicaGroups:
+        """The replicas that read the same data."""
+        return ReplicaGroups(self.input_group_size, self.input_groups_orthogonal)
+
+    @property
+    def device_names(self) -> tuple[str, ...] | None:
+        """`devices` as they were read."""
+        return self.devices  # type: ignore[return-value]
+
+    @property
     def input_groups(self) -> int:
-        return self.replicas // self.input_group_size
+        return self.input_replica_groups.count(self.replicas)
 
     def returns(self, training: bool) -> OutputMode:
         """The output mode that is in force."""

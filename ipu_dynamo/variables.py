@@ -12,21 +12,28 @@ from ipu_dynamo.program import Program, Update
 
 
 def initial_tensors(compiled: Compiled, known: States, *, private: bool) -> dict[str, Tensor]:
-    """A tensor for every variable of a program.
+    """A tensor for every variable of a program, with a leading dimension over groups of replicas
+    where it has those.
 
     Args:
         known: optimiser states that exist already; others begin with their rule's first value.
         private: copies of the model's tensors, and not these themselves.
     """
     held: dict[str, Tensor] = {}
+    grouped = {v.name for v in compiled.program.variables if v.groups is not None}
     for variable in compiled.program.variables:
+        device = compiled.devices[variable.ipu]
         if variable.name in compiled.tensors:
             tensor = compiled.tensors[variable.name].detach()
-            copied = private or tensor.dtype != variable.type.dtype
-            held[variable.name] = tensor.to(variable.type.dtype, copy=True) if copied else tensor
+            copied = private or variable.kind == "constant"
+            if copied or tensor.dtype != variable.type.dtype:
+                tensor = tensor.to(device, variable.type.dtype, copy=True)
+            held[variable.name] = tensor
         elif variable.kind == "accumulator":
-            like = compiled.tensors[variable.name.removesuffix(".grad")]
-            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
+            parameter = variable.name.removesuffix(".grad")
+            like = compiled.tensors[parameter]
+            like = like[0] if parameter in grouped else like
+            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype, device=device)
     return held | _states(compiled.program, known, held)
 
 

@@ -6,7 +6,7 @@ Keeps    what the parts compute; equal parts become one function.
 Source   PopTorch user guide, "Gradient accumulation" and "Output mode"; spec of 3.4's reductions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.locate_variables import (
     locate_variables,
@@ -40,6 +40,7 @@ from ipu_dynamo.program import (
     Receive,
     Reduce,
     Repeat,
+    ReplicaGroups,
     Returns,
     Send,
     Store,
@@ -244,8 +245,7 @@ class _Emitter:
                 if not names:
                     continue
                 gradients = tuple(local[n] for n in names)
-                if options.replicas > 1:
-                    result.append(Reduce(gradients, ipu))
+                result += self.reductions(names, gradients, ipu)
                 clear = options.gradient_accumulation > 1
                 divisor = _divisor(options)
                 states = tuple(
@@ -259,6 +259,19 @@ class _Emitter:
                 result.append(update)
         return result
 
+    def reductions(
+        self, parameters: Sequence[str], gradients: Sequence[str], ipu: int
+    ) -> list[Instruction]:
+        """The sums over the replicas that share a parameter, if several do."""
+        sharing: dict[ReplicaGroups | None, list[str]] = {}
+        for name, gradient in zip(parameters, gradients, strict=True):
+            sharing.setdefault(self.options.replica_groups.get(name), []).append(gradient)
+        return [
+            Reduce(tuple(values), ipu, groups=groups)
+            for groups, values in sharing.items()
+            if (self.options.replicas if groups is None else groups.size) > 1
+        ]
+
     def find_variables(self) -> list[Variable]:
         options = self.options
         found = []
@@ -267,10 +280,13 @@ class _Emitter:
                 kind: Kind = role.kind  # type: ignore[assignment]
                 own = options.replicas > 1 and role.name in self.changed
                 type_ = self.variable_type(role.name)
+                groups = options.replica_groups.get(role.name)
+                _refuse_shared_change(role.name, groups, self.changed)
+                own = own and groups is None
                 tensor = self.capture.tensors[role.name]
                 values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
                 home = self.homes[role.name]
-                found.append(Variable(role.name, type_, kind, home, not own, digest=values))
+                found.append(Variable(role.name, type_, kind, home, not own, values, groups=groups))
         for part in self.partitioned.parts:
             for name in part.gradients:
                 type_ = self.variable_type(name)
@@ -288,10 +304,11 @@ class _Emitter:
                 continue
             ipu, type_ = self.homes[name], self.variable_type(name)
             for spec in group.rule.state_names():
-                shape = () if spec.shape == "scalar" else type_.shape
+                scalar = spec.shape == "scalar"
+                groups = None if scalar else self.options.replica_groups.get(name)
                 state = _state(index, ipu, name, spec)
-                held = TensorType(spec.dtype or type_.dtype, shape)
-                found.setdefault(state, Variable(state, held, "state", ipu))
+                held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
+                found.setdefault(state, Variable(state, held, "state", ipu, groups=groups))
         return list(found.values())
 
     def inputs(self) -> list[Input]:
@@ -310,7 +327,7 @@ class _Emitter:
 
     def outputs(self) -> list[Output]:
         mode: Returns = self.options.returns(self.capture.training)  # type: ignore[assignment]
-        varying = _varying(self.capture)
+        varying = _varying(self.capture, self.options.replica_groups)
         nodes = [
             (node, role)
             for node, role in zip(self.capture.returned, self.capture.outputs, strict=True)
@@ -366,6 +383,16 @@ def _order(capture: Capture, options: Options) -> Order:
     return "pipelined" if several and options.strategy.kind == "pipelined" else "in_turn"
 
 
+def _refuse_shared_change(
+    name: str, groups: ReplicaGroups | None, changed: Collection[str]
+) -> None:
+    if groups is not None and groups.size > 1 and name in changed:
+        raise CompileError(
+            f"forward changes {name}, which every {groups} shares: each would have its own",
+            hint="make groups of 1 replica",
+        )
+
+
 def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
     """The variable that holds a state; parameters that step together share a scalar one."""
     owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
@@ -383,12 +410,16 @@ def _divisor(options: Options) -> float:
     return count if options.loss_scale == 1.0 else count * options.loss_scale
 
 
-def _varying(capture: Capture) -> set[fx.Node]:
+def _varying(capture: Capture, grouped: Collection[str]) -> set[fx.Node]:
     """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
-    model changes, or a random number."""
+    model changes or groups of replicas have for themselves, or a random number."""
     changed = {role.name for role in capture.outputs if role.kind == "mutation"}
     roles = capture.roles().items()
-    varying = {node for node, role in roles if role.name in changed or _varies(role, node)}
+    varying = {
+        node
+        for node, role in roles
+        if role.name in changed or role.name in grouped or _varies(role, node)
+    }
     for node in capture.graph.graph.nodes:
         if node.target in _FROM_SHAPE:
             continue

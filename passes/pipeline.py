@@ -5,7 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ipu_dynamo.capture.capture import Capture, Pass
+from ipu_dynamo.devices import devices_of_ipus
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
@@ -22,6 +25,7 @@ from ipu_dynamo.passes.placement import Placement
 from ipu_dynamo.passes.precision import Precision
 from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.recompute import Recompute
+from ipu_dynamo.passes.retarget import retarget
 from ipu_dynamo.passes.round_scalars import round_scalars
 from ipu_dynamo.passes.serialize_loss import serialize_loss
 from ipu_dynamo.passes.serialize_matmul import serialize_matmul
@@ -93,12 +97,14 @@ def lower(
     passes: Sequence[Pass],
     part: str | None = None,
     acted: list[str] | None = None,
+    devices: Sequence[torch.device] = (),
 ) -> Program:
     """Run `passes`, cut the graph into stages, and write the program.
 
     Args:
         part: folder for dumps inside the one that IPU_DYNAMO_DUMP names.
         acted: gets the names of passes that changed the graph.
+        devices: one for all IPUs, or one for each; none: the graph is left on its device.
 
     Raises:
         CompileError: from the pass that finds the fault; a note names it.
@@ -113,6 +119,10 @@ def lower(
         accumulate_in_loop(one.graph)
     if capture.training and options.strategy.schedule == "zero_bubble":
         partitioned = split_weight_gradients(partitioned)
+    of_ipus = devices_of_ipus(devices, max(capture.ipus.values()) + 1) if devices else ()
+    for one in partitioned.parts if of_ipus else ():
+        retarget(one.graph.graph, of_ipus[one.ipu])
+        one.graph.recompile()
     program = emit(capture, partitioned, options, groups)
     dump.write("program", str(program))
     return program

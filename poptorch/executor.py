@@ -3,6 +3,8 @@
 import datetime
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,12 @@ from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
 from poptorch.printing import module_repr
 from poptorch.progress import compilation_bar
+from poptorch.replica_grouping import (
+    ExecutorParameter,
+    Grouping,
+    groups_of_model,
+    read_grouping,
+)
 from poptorch.traced_model import TracedModel
 from poptorch.translate import batching_factors, core_options
 from poptorch.weights import DeviceWeights
@@ -44,6 +52,10 @@ class PoplarExecutor(DeviceWeights):
         poptorch_version: of the package that made it.
         optimizer: what trains.
         user_model: the user's module or function.
+
+    Attributes:
+        per_replica_params: what `replicaGrouping` was called with, by the parameter's name; a
+            parameter of a submodule can be entered here under its dotted name.
     """
 
     def __init__(
@@ -60,6 +72,7 @@ class PoplarExecutor(DeviceWeights):
         self._traced, self._training, self._made_from = model, training, made_from
         self._poptorch_version = poptorch_version
         self._parameters = parameters_of(model)
+        self.per_replica_params: dict[str, Grouping] = {}
         self._adapter: TracedModel | None = None
         self._expected: ExpectedCall | None = None
         self._warned_about_layout = False
@@ -100,7 +113,19 @@ class PoplarExecutor(DeviceWeights):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_made_from" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        return getattr(self.model, name)
+        value = getattr(self.model, name)
+        if isinstance(value, nn.Parameter):
+            return ExecutorParameter(value, partial(self._group_replicas, name))
+        return value
+
+    def _group_replicas(self, name: str, *grouping: Any) -> None:
+        if self.isCompiled():
+            raise createPoptorchError(
+                f"replicaGrouping of {name}: the model is compiled already; call it before, or "
+                "after destroy()"
+            )
+        replicas = self._options.replication_factor
+        self.per_replica_params[name] = read_grouping(name, *grouping, replicas=replicas)
 
     # running
 
@@ -189,6 +214,8 @@ class PoplarExecutor(DeviceWeights):
             loss_scale=scale,
             combined_accumulator=update is not None and update.combined_accumulator,
         )
+        groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
+        options = replace(options, replica_groups=groups)
         if update is None:
             return CompiledModel(adapter, options, optimizer=None, own_weights=True)
         return CompiledModel(

@@ -34,7 +34,8 @@ class TracedModel(nn.Module):
     def forward(self, **tensors: Tensor) -> list[Any]:
         """Call the model with `tensors` in place of the call's; return its leaves."""
         args, kwargs = self._call.rebuild(tensors.values())
-        with tracing():
+        seen = next(iter([*tensors.values(), *self.parameters()]), None)
+        with tracing("cpu" if seen is None else seen.device):
             result = self._model(*args, **kwargs)
         self.__dict__["_returned"] = result
         leaves = list(tensors_of(result))

@@ -53,8 +53,12 @@ def current_trace() -> Trace | None:
 
 
 @contextmanager
-def tracing() -> Iterator[Trace]:
-    """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions."""
+def tracing(device: torch.device | str = "cpu") -> Iterator[Trace]:
+    """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions.
+
+    Args:
+        device: what stands for the device "ipu".
+    """
     trace = Trace()
     token = _current.set(trace)
     validates = Distribution._validate_args
@@ -62,12 +66,16 @@ def tracing() -> Iterator[Trace]:
         stack.callback(_current.reset, token)
         stack.callback(Distribution.set_default_validate_args, validates)
         Distribution.set_default_validate_args(False)  # it would read values of tensors
-        stack.enter_context(_Devices())
+        stack.enter_context(_Devices(device))
         yield trace
 
 
 class _Devices(TorchFunctionMode):
     """Take moves to the device "ipu", or "xla", as done, and refuse moves away from it."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(
         self,
@@ -84,8 +92,9 @@ class _Devices(TorchFunctionMode):
             )
         if func is Tensor.to and len(args) == 2 and not kwargs and _is_ipu(args[1]):
             return args[0]
-        args = tuple("cpu" if _is_ipu(argument) else argument for argument in args)
-        return func(*args, **{k: "cpu" if _is_ipu(v) else v for k, v in kwargs.items()})
+        device = self._device
+        args = tuple(device if _is_ipu(argument) else argument for argument in args)
+        return func(*args, **{k: device if _is_ipu(v) else v for k, v in kwargs.items()})
 
 
 def _is_ipu(argument: Any) -> bool:

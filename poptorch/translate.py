@@ -1,5 +1,6 @@
 """Say in the core's options what PopTorch's options ask for."""
 
+import os
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -8,6 +9,7 @@ from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, Outpu
 from poptorch.errors import createPoptorchError
 from poptorch.options import REFUSED, Options
 
+_DEVICES = "IPU_DYNAMO_DEVICES"  # environment variable: torch devices of the IPUs, by commas
 _OUTPUTS: dict[int, core.OutputMode] = {
     OutputMode.Final: "final",
     OutputMode.EveryN: "every",
@@ -42,6 +44,7 @@ def core_options(
     Raises:
         poptorch.Error: an option asks for what would change results and is not there yet, or the
             return period does not fit the device iterations.
+        OptionError: the environment names devices that are not there.
     """
     _refuse_pending(options, training=training)
     _check_period(options)
@@ -69,6 +72,7 @@ def core_options(
         partials_chunk=settings.get("partialsChunk", 64),
         stochastic_rounding=settings.get("enableStochasticRounding", False),
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
+        devices=_devices(),
         seed=options.random_seed if options.exists("random_seed") else None,
     )
 
@@ -120,6 +124,12 @@ def batching_factors(options: Options) -> tuple[int, str]:
         f"device iterations ({iterations}) x replication factor ({replicas}) / input group size "
         f"({group}) x gradient accumulation ({accumulation})",
     )
+
+
+def _devices() -> list[str] | None:
+    """The torch devices that the environment names."""
+    names = os.environ.get(_DEVICES, "")
+    return [name.strip() for name in names.split(",")] if names else None
 
 
 def _check_period(options: Options) -> None:

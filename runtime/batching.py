@@ -45,8 +45,13 @@ class Batching:
         """Micro-batches that run in a call: D*A*R."""
         return self.iterations * self.accumulation * self.replicas
 
-    def split(self, stream: Input, tensor: Tensor) -> Sequence[Tensor]:
+    def split(
+        self, stream: Input, tensor: Tensor, device: torch.device | str | None = None
+    ) -> Sequence[Tensor]:
         """Views of `tensor`, one per micro-batch, in the order [D, A, G].
+
+        Args:
+            device: where it is brought first; None: it stays where it is.
 
         Raises:
             InputError: `tensor` has not the dtype, or not `splits` times the rows, of `stream`.
@@ -66,6 +71,7 @@ class Batching:
                 hint="the program is compiled for one shape: drop or pad the last batch, or "
                 "compile again for this one",
             )
+        tensor = tensor.to(device)
         if self.splits == 1:
             return (tensor,)
         return tensor.view(self.splits, *shape).unbind(0)

@@ -62,12 +62,12 @@ def calls_of(program: Program) -> Sequence[Call]:
 def _uses(program: Program) -> dict[int, list[int]]:
     """For each slot the calls that read or write it, in order; what makes a value is first."""
     slots = number_slots(program)
-    loads, stores, _ = moves_of_calls(sections(program).loop, slots)
+    loads, stores, _ = moves_of_calls(program, slots)
     uses: dict[int, list[int]] = {}
     for index, call in enumerate(calls_of(program)):
         names = (*call.arguments, *(name for name in call.results if name))
         here = [slots[name] for name in names]
-        here += [slot for move in (*loads[index], *stores[index]) for slot in move]
+        here += [s for m in (*loads[index], *stores[index]) for s in (m.source, m.target)]
         for slot in dict.fromkeys(here):
             uses.setdefault(slot, []).append(index)
     return uses

@@ -1,4 +1,4 @@
-"""Run a program on this machine, micro-batch by micro-batch, all IPUs on one torch device."""
+"""Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,33 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import (
-    Input,
-    Instruction,
-    Load,
-    Program,
-    Receive,
-    Reduce,
-    Send,
-    Store,
-    Update,
-)
+from ipu_dynamo.program import Copy, Input, Instruction, Program, Receive, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.planning import schedule_of
 from ipu_dynamo.runtime.random_keys import random_keys
 from ipu_dynamo.runtime.schedule import Schedule, Task
-from ipu_dynamo.runtime.steps import Step, number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.steps import Step, moves_of, number_slots, prepare_steps, run_step, sections
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.timeline import Timeline
-from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
-from ipu_dynamo.runtime.update import ParameterUpdate
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
-from ipu_dynamo.runtime.update_scale import GradientScale
 from ipu_dynamo.runtime.whole_steps import undo_of, uninterrupted, worth_holding
 from ipu_dynamo.runtime.workers import run_side_by_side
-
-Numbers = Sequence[Sequence[float]]
 
 
 class Executable:
@@ -45,14 +31,16 @@ class Executable:
 
     Args:
         program: what to run.
-        tensors: for every variable, the tensor that holds it on the first replica. Replicated
-            variables are shared by all replicas; the others are copied for each.
+        tensors: for every variable, the tensor that holds it on the first replica; with a leading
+            dimension over groups of replicas, where it has those. Replicated variables are shared
+            by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
         seed: of the random streams, which `seed` and `calls` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         threads: intra-op threads of each worker; None is torch's number.
+        devices: the torch device of every IPU, where the tensors of its variables are.
 
     Attributes:
         schedule: which worker runs what, in which order.
@@ -69,12 +57,13 @@ class Executable:
         seed: int = 0,
         workers: int | None = 1,
         threads: int | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
         self.program, self.batching = program, batching
+        self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed, self.calls = seed, 0
         self.timeline: Timeline | None = None
         self.memory = StreamingMemory()
-        self._parameter_updates: list[ParameterUpdate] = []
         self._rounding = StochasticRounding()
         self._unshared = [
             variable.name
@@ -83,19 +72,21 @@ class Executable:
         ]
         cut = sections(program)
         loop = cut.loop
-        self._slots = number_slots(program)
-        self._values = [self._bind(tensors, first=r == 0) for r in range(batching.replicas)]
+        self._slots = number_slots(program, devices=self.devices)
+        self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._values = [self._bind(r) for r in range(batching.replicas)]
         training = program.kind == "training"
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
         self.schedule = self.schedule_for(workers)
         self._threads = threads
+        self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self._steps = self._prepare(loop, engine)
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
-        self._beginnings = self._prepare_updates(cut.before)
-        self._updates = self._prepare_updates(cut.after)
+        self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
+        self._end = self._step_end(cut.after)
         held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
         self._hold: Callable[[], AbstractContextManager[None]]
         self._hold = uninterrupted if held else nullcontext
@@ -116,6 +107,11 @@ class Executable:
         value: Tensor = self._values[replica][self._slots[name]]
         return value
 
+    def whole(self, name: str) -> Tensor:
+        """The tensor that holds a variable on all groups of replicas, with a leading dimension
+        over these; the first replica's, where there are no groups."""
+        return self._tensors[name]
+
     def spread(self) -> None:
         """Copy the first replica's values to the variables that every replica has for itself."""
         for name in self._unshared:
@@ -133,8 +129,7 @@ class Executable:
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
-        for step in self._parameter_updates:
-            step.reload()
+        self._end.reload_states()
 
     def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
         """Run one call.
@@ -153,8 +148,8 @@ class Executable:
                 inference those before the call.
         """
         self._spread_changes()
-        streams = {stream.name: self._chunks(stream, inputs) for stream in self.program.inputs}
-        chunks = [streams[receive.stream] for receive in self._receives]
+        chunks = self._received(inputs)
+        host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
         collected: list[list[Tensor | None]] = [
             [None] * batching.micro_batches for _ in self.program.outputs
@@ -164,18 +159,16 @@ class Executable:
                 for number in range(self._rounds):
                     self._undo.begin()
                     with self._undo:
-                        for begin in self._beginnings:
-                            begin(numbers)
+                        self._begin(numbers)
                         self._run_round(number, chunks, collected)
                     with self._hold(), self._undo:
                         self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                        for update in self._updates:
-                            update(numbers)
+                        self._end(numbers)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
         return {
-            output.name: join(output, [v for v in values if v is not None], batching)
+            output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
         }
 
@@ -183,6 +176,9 @@ class Executable:
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
     ) -> None:
         """Run the micro-batches between two updates; all of the call, when there are none."""
+        for move in self._copies:
+            for values in self._values:
+                move(values)
         replicas = self.batching.replicas
         width = self._per_round * replicas
         held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
@@ -216,7 +212,21 @@ class Executable:
             if threads != before:
                 torch.set_num_threads(before)
 
-    def _chunks(self, stream: Input, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    def _received(self, inputs: Mapping[str, Tensor]) -> list[Sequence[Tensor]]:
+        """For each receive, what it brings to every micro-batch of a call."""
+        streams = {stream.name: stream for stream in self.program.inputs}
+        found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
+        received = []
+        for receive in self._receives:
+            key = receive.stream, self.devices[receive.ipu]
+            if key not in found:
+                found[key] = self._chunks(streams[receive.stream], inputs, key[1])
+            received.append(found[key])
+        return received
+
+    def _chunks(
+        self, stream: Input, inputs: Mapping[str, Tensor], device: torch.device
+    ) -> Sequence[Tensor]:
         """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
         b = self.batching
         if stream.source == "random":
@@ -226,29 +236,35 @@ class Executable:
                 iterations=b.iterations,
                 accumulation=b.accumulation,
                 replicas=b.replicas,
+                device=device,
             )
         if stream.source == "accumulation":
-            weights = [torch.tensor(1.0 / (k + 1)) for k in range(b.accumulation)]
+            weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
             return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
-        views = b.split(stream, inputs[stream.name])
+        views = b.split(stream, inputs[stream.name], device)
         if b.groups == b.replicas:
             return views
         steps = range(b.iterations * b.accumulation)
         return [views[step * b.groups + group] for step in steps for group in b.group_of]
 
-    def _bind(self, tensors: Mapping[str, Tensor], *, first: bool) -> list[Any]:
+    def _bind(self, replica: int) -> list[Any]:
         values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
         for variable in self.program.variables:
-            given = tensors[variable.name]
-            if not (first or variable.replicated):
-                given = given.detach().clone()
-            values[self._slots[variable.name]] = given.detach()
+            tensor = self._tensors[variable.name]
+            if variable.groups is not None:
+                tensor = tensor[variable.groups.of(self.batching.replicas)[replica]]
+            elif not (replica == 0 or variable.replicated):
+                tensor = tensor.clone()
+            values[self._slots[variable.name]] = tensor
         return values
 
     def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        return prepare_steps(self.program, engine, self._slots, kept, self._threads, self.memory)
+        kept |= {move.target for move in self._copies}
+        return prepare_steps(
+            self.program, engine, self._slots, kept, self._threads, self.memory, self.devices
+        )
 
     def _prepare_sends(self, loop: Sequence[Instruction]) -> list[tuple[int, int, list[bool]]]:
         """For every output stream: its index, the slot of its value, and when it is kept."""
@@ -258,69 +274,11 @@ class Executable:
             for index, output in enumerate(self.program.outputs)
         ]
 
-    def _prepare_updates(self, after: Sequence[Instruction]) -> list[Callable[[Numbers], None]]:
-        prepared: list[Callable[[Numbers], None]] = []
-        for instruction in after:
-            if isinstance(instruction, Reduce):
-                prepared.append(self._reduction(instruction))
-            elif isinstance(instruction, Update):
-                prepared.append(self._update(instruction))
-            elif isinstance(instruction, Load | Store):
-                prepared.append(self._transfer(instruction))
-        return prepared
-
-    def _transfer(self, instruction: Load | Store) -> Callable[[Numbers], None]:
-        """Move a variable, which every replica has for itself."""
-        tensors = [self.tensor(instruction.value, r) for r in range(self.batching.replicas)]
-        isload = isinstance(instruction, Load)
-        move = self.memory.fetch if isload else self.memory.write_back
-
-        def run(_: Numbers) -> None:
-            for tensor in tensors:
-                move(tensor)
-
-        return run
-
-    def _reduction(self, instruction: Reduce) -> Callable[[Numbers], None]:
-        first, *others = (
-            [self.tensor(name, r) for name in instruction.values]
-            for r in range(self.batching.replicas)
-        )
-
-        def run(_: Numbers) -> None:
-            for tensors in others:
-                foreach_add_(first, tensors)
-
-        return run
-
-    def _update(self, instruction: Update) -> Callable[[Numbers], None]:
-        parameters = [self.tensor(name) for name in instruction.parameters]
-        gradients = [self.tensor(name) for name in instruction.gradients]
-        states = {
-            state: [self.tensor(name) for name in names] for state, names in instruction.states
+    def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:
+        tensors = {
+            name: [self.tensor(name, replica) for replica in range(self.batching.replicas)]
+            for name in self._tensors
         }
-        stochastic = instruction.rounding == "stochastic"
-        step = ParameterUpdate(
-            instruction.rule,
-            parameters,
-            gradients,
-            states,
-            scale=GradientScale(instruction.divisor) if instruction.divisor != 1 else None,
-            zero_gradients=instruction.clear,
-            rounding=self._rounding if stochastic else None,
+        return StepEnd(
+            self.program, instructions, tensors, self.devices, self._rounding, self.memory
         )
-        self._parameter_updates.append(step)
-        group = instruction.group
-        others = [
-            self.tensor(name, replica)
-            for replica in range(1, self.batching.replicas)
-            for name in instruction.gradients
-            if instruction.clear
-        ]
-
-        def run(numbers: Numbers) -> None:
-            step(numbers[group])
-            if others:
-                foreach_zero_(others)
-
-        return run

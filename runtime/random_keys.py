@@ -12,7 +12,13 @@ _STEP, _FIRST, _SECOND = (
 
 
 def random_keys(
-    *, seed: int, call: int, iterations: int, accumulation: int, replicas: int
+    *,
+    seed: int,
+    call: int,
+    iterations: int,
+    accumulation: int,
+    replicas: int,
+    device: torch.device | str = "cpu",
 ) -> list[Tensor]:
     """A key of two int32 words for every micro-batch of a call, in the order [D, A, R].
 
@@ -26,7 +32,7 @@ def random_keys(
         keys = _mix(keys[:, None] + np.arange(accumulation, dtype=np.uint64))
         keys = _mix(keys[..., None] + np.arange(replicas, dtype=np.uint64))
     words = keys.reshape(-1, 1).view(np.int32)
-    return list(torch.from_numpy(words).unbind(0))
+    return list(torch.from_numpy(words).to(device).unbind(0))
 
 
 def update_seed(*, seed: int, call: int, iteration: int) -> int:

@@ -1,9 +1,11 @@
 """Prepare a program's calls: give every value a slot in a list, so that none is found by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
+
+import torch
 
 from ipu_dynamo.program import (
     Call,
@@ -16,11 +18,11 @@ from ipu_dynamo.program import (
     Repeat,
     Store,
 )
+from ipu_dynamo.program.instructions import on_ipu
 from ipu_dynamo.runtime.blame import explain
 from ipu_dynamo.runtime.engines import Engine, Stage
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 
-Moves = tuple[tuple[int, int], ...]
 Picker = Callable[[list[Any]], tuple[Any, ...]]
 
 
@@ -38,25 +40,42 @@ class Sections:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Bring the value in slot `source` to slot `target`: the same tensor, or one on `device`."""
+
+    source: int
+    target: int
+    device: torch.device | None = None
+
+    def __call__(self, values: list[Any]) -> None:
+        value = values[self.source]
+        values[self.target] = value if self.device is None else value.to(self.device)
+
+
+Moves = tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A call, prepared: where its arguments lie, where its results go, which values end with it.
 
-    `copies` are the slots of results that other IPUs have as values of their own. `loads` come
-    before it and `stores` after it, as pairs of slots (from, to); `fetches` are the slots of
-    variables that are off the chip.
+    `before` and `after` are the copies to other IPUs around it, as far as these have the value in
+    a slot of their own. `loads` come before it and `stores` after it; `fetches` are of variables
+    that are off the chip.
     """
 
     stage: Stage
     arguments: Picker
     results: tuple[int | None, ...]
-    copies: tuple[tuple[int, int], ...]
     dead: tuple[int, ...]
     call: Call
     function: Function
     memory: StreamingMemory
     loads: Moves = ()
     stores: Moves = ()
-    fetches: tuple[int, ...] = ()
+    fetches: Moves = ()
+    before: Moves = ()
+    after: Moves = ()
 
 
 def sections(program: Program) -> Sections:
@@ -70,7 +89,9 @@ def sections(program: Program) -> Sections:
     return Sections(body[:position], loop.body, body[position + 1 :])
 
 
-def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
+def number_slots(
+    program: Program, given: Sequence[str] = (), devices: Sequence[torch.device] = ()
+) -> dict[str, int]:
     """A slot for every name; on one device a copy is the same tensor, so it has the same slot.
 
     No IPU waits for another's weight gradients, so where these are calls of their own it is not
@@ -78,10 +99,12 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
 
     Args:
         given: names that get the first slots, in order; streams among them are received there.
+        devices: of the IPUs; none: they share one.
     """
     names = given or [variable.name for variable in program.variables]
     slots = {name: slot for slot, name in enumerate(names)}
     count = len(names)
+    homes = {variable.name: variable.ipu for variable in program.variables}
     cut = sections(program)
     loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
     for instruction in cut.all:
@@ -89,10 +112,14 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
                 slots[name] = slots[stream]
+            case Load(value=value, result=name, ipu=ipu) if value == name:
+                made = (_fetched_as(name, ipu, homes, devices),)
             case Receive(result=name) | Store(result=name) | Load(result=name):
                 made = (name,)
             case Call(results=results):
                 made = results
+            case Copy(result=name, src=src, dst=dst) if _differ(src, dst, devices):
+                made = (name,)
             case Copy(result=name) if apart and instruction in loop:
                 made = (name,)
             case Copy(value=value, result=name):
@@ -103,6 +130,18 @@ def number_slots(program: Program, given: Sequence[str] = ()) -> dict[str, int]:
     return slots
 
 
+def _differ(ipu: int, other: int, devices: Sequence[torch.device]) -> bool:
+    """Whether two IPUs have devices of their own."""
+    return bool(devices) and devices[ipu] != devices[other]
+
+
+def _fetched_as(
+    name: str, ipu: int, homes: Mapping[str, int], devices: Sequence[torch.device]
+) -> str:
+    """What `ipu` calls a variable that it fetches: on the device of its home, that is the same."""
+    return on_ipu(name, ipu) if _differ(ipu, homes[name], devices) else name
+
+
 def prepare_steps(
     program: Program,
     engine: Engine,
@@ -110,6 +149,7 @@ def prepare_steps(
     kept: set[int],
     threads: int | None = None,
     memory: StreamingMemory | None = None,
+    devices: Sequence[torch.device] = (),
 ) -> list[Step]:
     """The calls of a program's loop in order; a value ends with the last call that names it.
 
@@ -119,56 +159,97 @@ def prepare_steps(
         kept: slots of values that outlive the calls.
         threads: intra-op threads of whoever runs the calls; None is torch's number.
         memory: where stored values go; None: a new one.
+        devices: of the IPUs, as for `number_slots`.
     """
     memory = memory or StreamingMemory()
     functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
-    loads, stores, fetches = moves_of_calls(loop, slots)
-    copied: dict[int, list[int]] = {}
-    for copy in loop:
-        if isinstance(copy, Copy) and slots[copy.value] != slots[copy.result]:
-            copied.setdefault(slots[copy.value], []).append(slots[copy.result])
+    loads, stores, fetches = moves_of_calls(program, slots, devices)
+    before, after = copies_of_calls(loop, slots, devices)
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
         last |= {slots[name]: index for name in names}
-        last |= {slot: index for move in (*loads[index], *stores[index]) for slot in move}
+        for kind in (loads, stores, fetches, before, after):
+            last |= {slot: index for m in kind[index] for slot in (m.source, m.target)}
     steps = []
     for index, call in enumerate(calls):
         function, stage = functions[call.function]
-        arguments = picker([slots[name] for name in call.arguments])
+        here = {fetch.source: fetch.target for fetch in fetches[index]}
+        arguments = picker([here.get(slots[name], slots[name]) for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
-        copies = tuple((s, to) for s in results if s is not None for to in copied.get(s, ()))
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
-        moves = memory, loads[index], stores[index], fetches[index]
-        steps.append(Step(stage, arguments, results, copies, dead, call, function, *moves))
+        moves = loads[index], stores[index], fetches[index], before[index], after[index]
+        steps.append(Step(stage, arguments, results, dead, call, function, memory, *moves))
     return steps
 
 
 def moves_of_calls(
-    loop: Sequence[Instruction], slots: dict[str, int]
-) -> tuple[dict[int, Moves], dict[int, Moves], dict[int, tuple[int, ...]]]:
-    """For every call the slots (from, to) of what it loads before and stores after it, and the
-    slots of the variables that are loaded for it."""
+    program: Program, slots: Mapping[str, int], devices: Sequence[torch.device] = ()
+) -> tuple[dict[int, Moves], dict[int, Moves], dict[int, Moves]]:
+    """For every call what it loads before and stores after it, and the variables that are loaded
+    for it."""
+    loop = sections(program).loop
+    homes = {variable.name: variable.ipu for variable in program.variables}
     calls = [i for i in loop if isinstance(i, Call)]
-    loads: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
-    stores: dict[int, Moves] = dict.fromkeys(range(len(calls)), ())
-    fetches: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(calls)), ())
+    loads, stores, fetches = (_no_moves(calls) for _ in range(3))
     passed = 0
     for instruction in loop:
         if isinstance(instruction, Call):
             passed += 1
         elif isinstance(instruction, Load | Store):
-            move = (slots[instruction.value], slots[instruction.result])
-            same = [i for i, call in enumerate(calls) if call.ipu == instruction.ipu]
-            if isinstance(instruction, Load) and move[0] == move[1]:
-                fetches[passed] += move[:1]
-            elif isinstance(instruction, Load):
-                loads[min(i for i in same if i >= passed)] += (move,)
-            else:
+            name, ipu = instruction.value, instruction.ipu
+            here = devices[ipu] if devices else None
+            same = [i for i, call in enumerate(calls) if call.ipu == ipu]
+            if isinstance(instruction, Store):
+                move = Move(slots[name], slots[instruction.result])
                 stores[max(i for i in same if i < passed)] += (move,)
+            elif name == instruction.result:
+                target = slots[_fetched_as(name, ipu, homes, devices)]
+                away = _differ(ipu, homes[name], devices)
+                fetches[passed] += (Move(slots[name], target, here if away else None),)
+            else:
+                move = Move(slots[name], slots[instruction.result], here)
+                loads[min(i for i in same if i >= passed)] += (move,)
     return loads, stores, fetches
+
+
+def copies_of_calls(
+    loop: Sequence[Instruction], slots: Mapping[str, int], devices: Sequence[torch.device] = ()
+) -> tuple[dict[int, Moves], dict[int, Moves]]:
+    """The copies that come after each call, and those before it: the first call has some."""
+    calls = [i for i in loop if isinstance(i, Call)]
+    before, after = _no_moves(calls), _no_moves(calls)
+    passed = 0
+    for instruction in loop:
+        if isinstance(instruction, Call):
+            passed += 1
+        elif isinstance(instruction, Copy):
+            kind, index = (after, passed - 1) if passed else (before, 0)
+            kind[index] += moves_of([instruction], slots, devices)
+    return before, after
+
+
+def moves_of(
+    instructions: Sequence[Instruction],
+    slots: Mapping[str, int],
+    devices: Sequence[torch.device] = (),
+) -> Moves:
+    """What copies between IPUs do whose results have slots of their own."""
+    return tuple(
+        Move(
+            slots[i.value],
+            slots[i.result],
+            devices[i.dst] if _differ(i.src, i.dst, devices) else None,
+        )
+        for i in instructions
+        if isinstance(i, Copy) and slots[i.value] != slots[i.result]
+    )
+
+
+def _no_moves(calls: Sequence[Call]) -> dict[int, Moves]:
+    return dict.fromkeys(range(len(calls)), ())
 
 
 def picker(slots: Sequence[int]) -> Picker:
@@ -193,10 +274,13 @@ def run_steps(steps: Sequence[Step], values: list[Any], micro_batch: int) -> Non
 
 def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     """Run one prepared call, as `run_steps` does."""
-    for variable in step.fetches:
-        step.memory.fetch(values[variable])
-    for source, target in step.loads:
-        values[target] = step.memory.load(values[source])
+    for move in step.fetches:
+        step.memory.fetch(values[move.source])
+        move(values)
+    for move in step.loads:
+        values[move.target] = step.memory.load(values[move.source], move.device)
+    for move in step.before:
+        move(values)
     try:
         results = step.stage(list(step.arguments(values)))
     except Exception as error:
@@ -205,9 +289,9 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     for slot, result in zip(step.results, results, strict=True):
         if slot is not None:
             values[slot] = result
-    for slot, copy in step.copies:
-        values[copy] = values[slot]
-    for source, target in step.stores:
-        values[target] = step.memory.store(values[source])
+    for move in step.after:
+        move(values)
+    for move in step.stores:
+        values[move.target] = step.memory.store(values[move.source])
     for slot in step.dead:
         values[slot] = None

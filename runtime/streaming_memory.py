@@ -34,10 +34,10 @@ class StreamingMemory:
         self._count(Traffic(stored=value.nbytes))
         return Kept(value.to(_HOST), value.device)
 
-    def load(self, kept: Kept) -> Tensor:
-        """The value, back on its device."""
+    def load(self, kept: Kept, device: torch.device | None = None) -> Tensor:
+        """The value on `device`; None: on the one it came from."""
         self._count(Traffic(loaded=kept.tensor.nbytes))
-        return kept.tensor.to(kept.device)
+        return kept.tensor.to(kept.device if device is None else device)
 
     def fetch(self, variable: Tensor) -> None:
         """Bring a variable to the chip. It lies in host memory all the time."""

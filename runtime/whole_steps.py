@@ -51,7 +51,7 @@ def undo_of(program: Program, replicas: int, tensor: Callable[[str, int], Tensor
     names = {c.arguments[i] for c in program.calls for i in functions[c.function].written}
     written, sums = [], []
     for variable in program.variables:
-        for replica in range(1 if variable.replicated else replicas):
+        for replica in variable.holders(replicas):
             if variable.kind == "accumulator":
                 sums.append(tensor(variable.name, replica))
             elif variable.name in names:

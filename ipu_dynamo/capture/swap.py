@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Placeholder
@@ -69,15 +70,15 @@ class Attribute:
     copy: Tensor
 
 
-def copied_attributes(model: Model) -> dict[int, Attribute]:
-    """Plain tensor attributes of a module, by identity."""
+def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:
+    """Plain tensor attributes of a module, by identity, with copies on `device`; None: theirs."""
     found: dict[int, Attribute] = {}
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     for path, module in modules:
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and id(value) not in found:
                 full = f"{path}.{name}" if path else name
-                found[id(value)] = Attribute(full, value, value.detach().clone())
+                found[id(value)] = Attribute(full, value, value.detach().to(device, copy=True))
     return found
 
 

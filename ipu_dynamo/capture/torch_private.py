@@ -69,6 +69,7 @@ __all__ = [
     "key_text",
     "marked_dynamic",
     "mkldnn_enabled",
+    "moved",
     "outside_modes",
     "outside_tracing",
     "pytree",
@@ -114,6 +115,21 @@ def is_fake(value: Any) -> bool:
 
 def to_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def moved(
+    mode: FakeTensorMode, fakes: Sequence[Tensor], device: torch.device | None
+) -> list[Tensor]:
+    """Fake leaves with the layouts of `fakes`, on `device`; None: where they are."""
+    with mode:
+        return [
+            fake
+            if device in (None, fake.device)
+            else torch.empty_strided(
+                fake.shape, fake.stride(), dtype=fake.dtype, device=device
+            ).requires_grad_(fake.requires_grad)
+            for fake in fakes
+        ]
 
 
 def trace_once(

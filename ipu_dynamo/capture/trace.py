@@ -1,7 +1,7 @@
 """Trace a module's Python once into a Capture of high-level operators, before autograd."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from ipu_dynamo.capture.torch_private import (
     flatten_with_path,
     is_fake,
     key_text,
+    moved,
     pytree,
     quiet_fake_tensors,
     quote_source_of,
@@ -83,7 +84,13 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def trace(
-    model: Model, arguments: Arguments, *, training: bool, mixed_precision: bool = False
+    model: Model,
+    arguments: Arguments,
+    *,
+    training: bool,
+    mixed_precision: bool = False,
+    grouped: Collection[str] = (),
+    device: torch.device | None = None,
 ) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
@@ -92,6 +99,10 @@ def trace(
         arguments: one micro-batch; values of tensors are not looked at.
         training: trace with gradients on, and keep custom autograd functions.
         mixed_precision: let layers convert their weights to the precision of their input.
+        grouped: names of parameters and buffers that have a leading dimension over groups of
+            replicas, which forward does not see.
+        device: where the model's tensors and inputs are thought to be, and where tensors are made
+            that ask for no device. None: where they are.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -102,9 +113,12 @@ def trace(
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)
     held = named_tensors(model)
     mode = fake_mode()
-    fakes = [to_fake(mode, t if training and p.trainable else t.detach()) for p, t in held]
+    seen = [_slice(t) if p.name in grouped else t for p, t in held]
+    wanted = [training and p.trainable for p, _ in held]
+    fakes = [to_fake(mode, t if w else t.detach()) for t, w in zip(seen, wanted, strict=True)]
     inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
-    attributes = copied_attributes(model)
+    fakes, inputs = (moved(mode, tensors, device) for tensors in (fakes, inputs))
+    attributes = copied_attributes(model, device)
     returned: list[Structure] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -124,6 +138,8 @@ def trace(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
+        if device is not None:
+            stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(quiet_fake_tensors())
         try:
@@ -162,6 +178,11 @@ def _plain(tensor: Tensor) -> Tensor:
     """`tensor` without its history, and without that of inference mode."""
     with torch.inference_mode(False):
         return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def _slice(tensor: Tensor) -> Tensor:
+    """A leaf with the layout of `tensor`'s slices along dim 0."""
+    return tensor.detach()[0].requires_grad_(tensor.requires_grad)
 
 
 def _positional_names(model: Model, count: int) -> list[str]:

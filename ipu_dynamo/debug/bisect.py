@@ -32,7 +32,7 @@ from ipu_dynamo.debug.stepping import (
 )
 from ipu_dynamo.debug.values import differ, error
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.options import Options
+from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.pipeline import lower, pipeline, start_gradient
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines import make_engine
@@ -98,9 +98,18 @@ def bisect(
 
     Returns:
         The first difference; None when there is none.
+
+    Raises:
+        OptionError: groups of replicas have weights of their own.
     """
+    chosen = Options.read(options)
+    if chosen.replica_groups:
+        raise OptionError(
+            "option replica_groups does not work with bisect, which runs one replica; give it the "
+            "model with the slices of one group"
+        )
     arguments = read_arguments(model, inputs, kwargs or {})
-    search = _Search(model, arguments, rtol, training, loss, Options.read(options))
+    search = _Search(model, arguments, rtol, training, loss, chosen)
     found = search.find()
     if found is None:
         return None

@@ -22,6 +22,7 @@ from ipu_dynamo.program.program import Program
 from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import TensorType
 from ipu_dynamo.program.values import Input, Output, Returns, Variable
+from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
     "MUTATED",
@@ -40,6 +41,7 @@ __all__ = [
     "Receive",
     "Reduce",
     "Repeat",
+    "ReplicaGroups",
     "Returns",
     "Send",
     "Stash",

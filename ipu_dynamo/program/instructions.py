@@ -5,6 +5,7 @@ from typing import Literal
 
 from ipu_dynamo.program.optimizers import Rule
 from ipu_dynamo.program.types import TensorType
+from ipu_dynamo.replica_groups import ReplicaGroups
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
 Direction = Literal["forward", "backward", "forward_backward", "weights"]
@@ -137,17 +138,20 @@ def _in(phase: int | None) -> str:
 class Reduce:
     """Sum a value over all replicas, in replica order; every replica gets the sum.
 
-    `average` divides by the number of replicas afterwards.
+    With `groups` each group has a sum of its own. `average` divides by the number of replicas
+    afterwards.
     """
 
     values: tuple[str, ...]
     ipu: int
     average: bool = False
+    groups: ReplicaGroups | None = None
 
     def __str__(self) -> str:
         kind = "mean" if self.average else "sum"
         names = ", ".join(f"%{name}" for name in self.values)
-        return f"reduce {kind} over replicas ({names})  on ipu{self.ipu}"
+        over = "replicas" if self.groups is None else f"each {self.groups}"
+        return f"reduce {kind} over {over} ({names})  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 import ipu_dynamo.program.floating_point  # registers operators of programs,
-import ipu_dynamo.program.half_partials  # as this does
+import ipu_dynamo.program.half_partials  # as this does,
 import ipu_dynamo.program.serialized_loss  # noqa: F401, and this
 from ipu_dynamo.program.torch_private import OpOverload, is_registered
 

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from ipu_dynamo.program.types import TensorType
+from ipu_dynamo.replica_groups import ReplicaGroups
 
 _GENERATED = {
     "host": "",
@@ -31,6 +32,8 @@ class Variable:
         digest: of the values, for a constant.
         off_chip: it lies in streaming memory; its home has it between a load and a store, or
             the end of the call that it is loaded for.
+        groups: of `replicated`, only the replicas of a group hold the same values; None: all do.
+            On the host there is a leading dimension over the groups.
     """
 
     name: str
@@ -40,9 +43,18 @@ class Variable:
     replicated: bool = True
     digest: str = ""
     off_chip: bool = False
+    groups: ReplicaGroups | None = None
+
+    def holders(self, replicas: int) -> tuple[int, ...]:
+        """The replicas with a tensor of their own; the others share that of one of these."""
+        if self.groups is not None:
+            return tuple(members[0] for members in self.groups.members(replicas))
+        return (0,) if self.replicated else tuple(range(replicas))
 
     def __str__(self) -> str:
         own = "" if self.replicated else ", one per replica"
+        if self.groups is not None:
+            own = f", one per {self.groups}"
         where = "off chip, of" if self.off_chip else "on"
         values = f", values {self.digest}" if self.digest else ""
         return f"{self.kind} %{self.name}: {self.type}  {where} ipu{self.ipu}{own}{values}"

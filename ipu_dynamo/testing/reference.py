@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ipu_dynamo.capture.swap import swapped
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.testing.torch_private import pytree
@@ -22,8 +23,9 @@ Loss = int | Callable[[Any], Tensor] | None
 class Reference:
     """A model in plain PyTorch that is called as a compiled one: what a program must agree with.
 
-    Invariant: parameters are shared by all replicas. Each replica has buffers of its own; those of
-    replica 0 are the model's. Of replicas that read the same rows, the first one's in-place changes
+    Invariant: parameters are shared by all replicas; of those that `options.replica_groups` names
+    each group has its slice. Each replica has buffers of its own; those of replica 0 are the
+    model's. Of replicas that read the same rows, the first one's in-place changes
     reach the caller.
 
     Args:
@@ -66,7 +68,7 @@ class Reference:
                         given[replica] = pytree.tree_map_only(Tensor, torch.clone, given[replica])
                 for replica, (its_args, its_kwargs) in enumerate(given):
                     with self._replica(replica):
-                        returned.append(self._micro_batch(its_args, its_kwargs))
+                        returned.append(self._micro_batch(replica, its_args, its_kwargs))
                     self._take_gradients(sums[replica])
             if self.optimizer is not None:
                 self._reduce(sums)
@@ -84,6 +86,20 @@ class Reference:
         return replica // options.input_group_size
 
     @contextmanager
+    def _seen_by(self, replica: int) -> Iterator[None]:
+        """Put the slices of `replica` into the model; gradients reach the whole tensors."""
+        if not self.options.replica_groups:
+            yield
+            return
+        seen = {id(t): t for t in [*self.model.parameters(), *self.model.buffers()]}
+        for name, groups in self.options.replica_groups.items():
+            path, _, leaf = name.rpartition(".")
+            tensor = getattr(self.model.get_submodule(path), leaf)
+            seen[id(tensor)] = tensor[groups.of(self.options.replicas)[replica]]
+        with swapped(self.model, seen):
+            yield
+
+    @contextmanager
     def _replica(self, replica: int) -> Iterator[None]:
         """Put the buffers of `replica` into the model."""
         if replica == 0:
@@ -96,9 +112,9 @@ class Reference:
             _copy(list(self.model.buffers()), self._buffers[replica - 1])
             _copy(first, list(self.model.buffers()))
 
-    def _micro_batch(self, args: Any, kwargs: Any) -> Any:
+    def _micro_batch(self, replica: int, args: Any, kwargs: Any) -> Any:
         training = self.optimizer is not None
-        with torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training), self._seen_by(replica):
             returned = self.model(*args, **kwargs)
             kept = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), returned)
             if training:

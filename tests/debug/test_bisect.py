@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import Block, Options, Strategy, bisect
+from ipu_dynamo import Block, Options, ReplicaGroups, Strategy, bisect
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug import bisect as module
+from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes import partition
 from ipu_dynamo.passes.insert import call
 from ipu_dynamo.runtime import engines
@@ -312,3 +313,9 @@ def test_rtol_decides_what_rounding_is(plant, tmp_path):
     plant("round_scalars", scale_constant)
     assert bisect(model, x, y, options=EAGER, rtol=0.5) is None
     assert bisect(model, x, y, options=EAGER, rtol=1e-3, repro=tmp_path / "repro.py") is not None
+
+
+def test_weights_of_several_groups_are_refused():
+    options = Options(replicas=2, replica_groups={"first.bias": ReplicaGroups(1)})
+    with pytest.raises(OptionError, match="bisect, which runs one replica"):
+        bisect(Net(), torch.randn(2, 4), torch.tensor([0, 1]), options=options)

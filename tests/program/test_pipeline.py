@@ -68,6 +68,14 @@ def test_the_printed_program_states_the_stash():
         assert "repeat 7 over micro-batches, pipelined\n" in text
 
 
+def test_a_stage_that_computes_again_keeps_its_input_only():
+    assert [str(one) for one in program([0, 1, 2], strategy=PIPELINED).stash] == [
+        "stage 0 on ipu0 keeps 5 micro-batches of %x: f32[2,8]; 320 B in all",
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh.on1: f32[2,8]; 192 B in all",
+        "stage 2 on ipu2 keeps 1 micro-batch",
+    ]
+
+
 def test_others_keep_no_stash():
     sharded = program([0, 1])
     alone = program([0, 0], strategy=PIPELINED)

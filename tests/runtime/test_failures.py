@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
+from ipu_dynamo import (
+    BeginBlock,
+    Options,
+    ReplicaGroups,
+    Strategy,
+    compile_inference,
+    compile_training,
+)
 from ipu_dynamo.errors import ExecutionError
 from ipu_dynamo.runtime.whole_steps import uninterrupted
 from tests.runtime.test_workers import Chain, step_of
@@ -187,6 +194,36 @@ def test_a_failure_leaves_every_replica_its_own_buffers():
         step(marked)
     ARMED.clear()
     assert step(data)[1].tolist() == [4, 40]
+
+
+def test_a_failure_leaves_every_group_its_own_buffers():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 8))
+            self.register_buffer("total", torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.add_(x[:, 1].sum())
+            return F.mse_loss(trip(x, x, 0) * self.weight, x - 1)
+
+    groups = {"weight": ReplicaGroups(1), "total": ReplicaGroups(1)}
+    step = step_of(Counting(), 2, replicas=2, strategy=Strategy(), replica_groups=groups)
+    data = torch.zeros(8, 8)
+    data[::4, 1], data[3::4, 1] = 1.0, 10.0  # the first replica counts 2 per call, the second 20
+    step(data)
+    assert step.model.total.tolist() == [2, 20]
+    assert not torch.equal(*step.model.weight)
+    before = [t.clone() for t in step.model.state_dict().values()]
+    marked = data.clone()
+    marked[7, 0] = MARK  # the second replica fails in its last micro-batch
+    ARMED[:] = [(0, False)]
+    with pytest.raises(ExecutionError, match="tripped"):
+        step(marked)
+    ARMED.clear()
+    assert same(step.model.state_dict().values(), before)
+    step(data)
+    assert step.model.total.tolist() == [4, 40]
 
 
 @torch.library.custom_op("ipu_test::slow", mutates_args=())
