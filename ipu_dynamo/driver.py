@@ -13,7 +13,7 @@ from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.devices import devices_of_ipus, devices_to_use
 from ipu_dynamo.grouped_weights import with_known_groups
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.emit import UpdateGroup
+from ipu_dynamo.passes.emit_update import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.batching import Batching

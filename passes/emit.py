@@ -3,27 +3,27 @@
 Before   parts of the graph, in order, and the optimiser's groups
 After    a Program that says what one replica does in a call
 Keeps    what the parts compute; equal parts become one function.
-Source   PopTorch user guide, "Gradient accumulation" and "Output mode"; spec of 3.4's reductions.
+Source   PopTorch user guide, "Parallel execution strategies". `emit_update` writes the end of a
+         step, `emit_streams` the streams.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
-from torch import fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture, Placeholder
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.emit_streams import inputs, outputs
+from ipu_dynamo.passes.emit_update import StepEnd, UpdateGroup
 from ipu_dynamo.passes.locate_variables import (
     locate_variables,
     move_after_step,
     move_before_step,
     move_in_micro_batch,
 )
-from ipu_dynamo.passes.partition import Part, Partitioned, accumulator
-from ipu_dynamo.passes.random_streams import draws
+from ipu_dynamo.passes.partition import Part, Partitioned
 from ipu_dynamo.passes.stale_reads import refuse_stale_reads
 from ipu_dynamo.passes.store_activations import ActivationRule, Move, Moves, store_activations
 from ipu_dynamo.program import (
@@ -31,51 +31,25 @@ from ipu_dynamo.program import (
     Call,
     Copy,
     Function,
-    Input,
     Instruction,
     Load,
     Order,
-    Output,
     Program,
     Receive,
-    Reduce,
     Repeat,
     ReplicaGroups,
-    Returns,
     Send,
     Store,
     TensorType,
-    Update,
     Variable,
     graph_outputs,
     make_function,
 )
 from ipu_dynamo.program.constants import digest
 from ipu_dynamo.program.instructions import on_ipu
-from ipu_dynamo.program.optimizers import Rule, StateSpec
 from ipu_dynamo.program.values import Kind
 
 aten = torch.ops.aten
-_FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, not its values
-    {
-        aten.new_zeros.default,
-        aten.new_ones.default,
-        aten.new_full.default,
-        aten.zeros_like.default,
-        aten.ones_like.default,
-        aten.full_like.default,
-    }
-)
-
-
-class UpdateGroup(Protocol):
-    """A parameter group of an optimiser, as far as a program names it."""
-
-    @property
-    def rule(self) -> Rule: ...
-
-    @property
-    def parameters(self) -> tuple[str, ...]: ...
 
 
 @dataclass
@@ -118,6 +92,8 @@ class _Emitter:
             if role.kind in ("input", "random_key"):
                 streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
+        variable_types = {name: self.variable_type(name) for name in self.homes}
+        self.end = StepEnd(parts, self.options, self.groups, self.homes, variable_types)
         self.variables = self.find_variables()
         self.away = {v.name: v for v in self.variables if v.off_chip}
         self.moves = store_activations(parts, types | streams, streams, self.rule())
@@ -226,52 +202,6 @@ class _Emitter:
             if name in part.outputs:
                 self.micro_batch.append(Send(stream, name, part.ipu, self.sources[name][1]))
 
-    def update(self) -> list[Instruction]:
-        """What follows the micro-batches of a step: copies home, reductions, updates."""
-        options = self.options
-        result: list[Instruction] = []
-        local: dict[str, str] = {}
-        for part in self.partitioned.parts:
-            for name in part.gradients:
-                local[name], home = accumulator(name), self.homes[name]
-                if part.ipu != home:
-                    local[name] = on_ipu(accumulator(name), home)
-                    type_, why = self.variable_type(name), f"gradient of {name}"
-                    copy = Copy(accumulator(name), local[name], type_, part.ipu, home, why)
-                    result.append(copy)
-        for index, group in enumerate(self.groups):
-            for ipu in sorted(set(self.capture.ipus.values())):
-                names = tuple(n for n in group.parameters if n in local and self.homes[n] == ipu)
-                if not names:
-                    continue
-                gradients = tuple(local[n] for n in names)
-                result += self.reductions(names, gradients, ipu)
-                clear = options.gradient_accumulation > 1
-                divisor = _divisor(options)
-                states = tuple(
-                    (spec.name, tuple(_state(index, ipu, name, spec) for name in names))
-                    for spec in group.rule.state_names()
-                )
-                update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
-                halves = any(self.variable_type(n).dtype == torch.float16 for n in names)
-                if options.stochastic_rounding and halves:
-                    update = replace(update, rounding="stochastic")
-                result.append(update)
-        return result
-
-    def reductions(
-        self, parameters: Sequence[str], gradients: Sequence[str], ipu: int
-    ) -> list[Instruction]:
-        """The sums over the replicas that share a parameter, if several do."""
-        sharing: dict[ReplicaGroups | None, list[str]] = {}
-        for name, gradient in zip(parameters, gradients, strict=True):
-            sharing.setdefault(self.options.replica_groups.get(name), []).append(gradient)
-        return [
-            Reduce(tuple(values), ipu, groups=groups)
-            for groups, values in sharing.items()
-            if (self.options.replicas if groups is None else groups.size) > 1
-        ]
-
     def find_variables(self) -> list[Variable]:
         options = self.options
         found = []
@@ -287,61 +217,8 @@ class _Emitter:
                 values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
                 home = self.homes[role.name]
                 found.append(Variable(role.name, type_, kind, home, not own, values, groups=groups))
-        for part in self.partitioned.parts:
-            for name in part.gradients:
-                type_ = self.variable_type(name)
-                alone = options.replicas == 1
-                found.append(Variable(accumulator(name), type_, "accumulator", part.ipu, alone))
-        for index, group in enumerate(self.groups):
-            found += self.states(index, group)
+        found += self.end.variables()
         return locate_variables(found, options.locations, frozenset(self.changed))
-
-    def states(self, index: int, group: UpdateGroup) -> list[Variable]:
-        found: dict[str, Variable] = {}
-        trained = {name for part in self.partitioned.parts for name in part.gradients}
-        for name in group.parameters:
-            if name not in trained:
-                continue
-            ipu, type_ = self.homes[name], self.variable_type(name)
-            for spec in group.rule.state_names():
-                scalar = spec.shape == "scalar"
-                groups = None if scalar else self.options.replica_groups.get(name)
-                state = _state(index, ipu, name, spec)
-                held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
-                found.setdefault(state, Variable(state, held, "state", ipu, groups=groups))
-        return list(found.values())
-
-    def inputs(self) -> list[Input]:
-        received = {i.stream for i in self.micro_batch if isinstance(i, Receive)}
-        sources = {"input": "host", "random_key": "random"}
-        streams = [
-            Input(role.name, self.variable_type(role.name), sources[role.kind])  # type: ignore[arg-type]
-            for role in self.capture.placeholders
-            if role.kind in sources
-        ]
-        if ACCUMULATION_WEIGHT in received:
-            streams.append(
-                Input(ACCUMULATION_WEIGHT, TensorType(torch.float32, ()), "accumulation")
-            )
-        return streams
-
-    def outputs(self) -> list[Output]:
-        mode: Returns = self.options.returns(self.capture.training)  # type: ignore[assignment]
-        varying = _varying(self.capture, self.options.replica_groups)
-        nodes = [
-            (node, role)
-            for node, role in zip(self.capture.returned, self.capture.outputs, strict=True)
-            if node is not None
-        ]
-        found = []
-        for node, role in nodes:
-            type_ = TensorType.of(node.meta["val"])
-            if role.kind == "value":
-                returns = mode if node in varying else "once"
-                found.append(Output(role.name, type_, returns, self.options.return_period))
-            elif role.name in self.partitioned.changed:
-                found.append(Output(role.name, type_, "all", mutates=True))
-        return found
 
 
 def emit(
@@ -358,20 +235,21 @@ def emit(
     if capture.training:
         accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
         before = (*move_before_step(away), *emitter.before)
-        step = (*before, accumulate, *move_after_step(emitter.update(), away))
+        step = (*before, accumulate, *move_after_step(emitter.end.instructions(), away))
         body: tuple[Instruction, ...] = (
             Repeat("device_iteration", options.device_iterations, step),
         )
     else:
         loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
         body = (*emitter.before, loop)
+    received = {i.stream for i in emitter.micro_batch if isinstance(i, Receive)}
     return Program(
         kind=capture.alone or ("training" if capture.training else "inference"),
         num_ipus=max(capture.ipus.values()) + 1,
         replicas=options.replicas,
         variables=tuple(emitter.variables),
-        inputs=tuple(emitter.inputs()),
-        outputs=tuple(emitter.outputs()),
+        inputs=tuple(inputs(capture, received)),
+        outputs=tuple(outputs(capture, partitioned.changed, options)),
         functions=tuple(emitter.functions.values()),
         body=body,
     )
@@ -391,44 +269,3 @@ def _refuse_shared_change(
             f"forward changes {name}, which every {groups} shares: each would have its own",
             hint="make groups of 1 replica",
         )
-
-
-def _state(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
-    """The variable that holds a state; parameters that step together share a scalar one."""
-    owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
-    return f"{owner}.{spec.name}"
-
-
-def _divisor(options: Options) -> float:
-    """What the summed gradients are divided by before the update; an int without a loss scale."""
-    parts = {
-        "post": options.gradient_accumulation * options.replicas,
-        "running": options.replicas,
-        "post_and_loss": options.gradient_accumulation,
-    }
-    count = parts[options.mean_strategy] if options.reduction == "mean" else 1
-    return count if options.loss_scale == 1.0 else count * options.loss_scale
-
-
-def _varying(capture: Capture, grouped: Collection[str]) -> set[fx.Node]:
-    """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
-    model changes or groups of replicas have for themselves, or a random number."""
-    changed = {role.name for role in capture.outputs if role.kind == "mutation"}
-    roles = capture.roles().items()
-    varying = {
-        node
-        for node, role in roles
-        if role.name in changed or role.name in grouped or _varies(role, node)
-    }
-    for node in capture.graph.graph.nodes:
-        if node.target in _FROM_SHAPE:
-            continue
-        if draws(node) or varying.intersection(node.all_input_nodes):
-            varying.add(node)
-    return varying
-
-
-def _varies(role: Placeholder, node: fx.Node) -> bool:
-    if role.kind == "constant":
-        return False
-    return role.kind in ("input", "random_key") or bool(node.meta["val"].is_floating_point())

@@ -14,7 +14,8 @@ from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
-from ipu_dynamo.passes.emit import UpdateGroup, emit
+from ipu_dynamo.passes.emit import emit
+from ipu_dynamo.passes.emit_update import UpdateGroup
 from ipu_dynamo.passes.float_products import float_products
 from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.half_partials import HalfPartials

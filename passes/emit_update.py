@@ -1,0 +1,151 @@
+"""Write what follows the micro-batches of a step, and the variables that only this needs.
+
+Before   parts that write gradients to accumulators, and the optimiser's groups
+After    copies of gradients to the homes of their parameters, sums over replicas, updates;
+         accumulators and optimiser states as variables
+Keeps    the order of parameters in each group.
+Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.partition import Part, accumulator
+from ipu_dynamo.program import (
+    Copy,
+    Instruction,
+    Reduce,
+    ReplicaGroups,
+    TensorType,
+    Update,
+    Variable,
+)
+from ipu_dynamo.program.instructions import on_ipu
+from ipu_dynamo.program.optimizers import Rule, StateSpec
+
+
+class UpdateGroup(Protocol):
+    """A parameter group of an optimiser, as far as a program names it."""
+
+    @property
+    def rule(self) -> Rule: ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The end of a step.
+
+    Args:
+        parts: of the graph; they say which parameters have gradients, and where these are made.
+        groups: of the optimiser.
+        homes, types: IPU and type of every parameter.
+    """
+
+    parts: Sequence[Part]
+    options: Options
+    groups: Sequence[UpdateGroup]
+    homes: Mapping[str, int]
+    types: Mapping[str, TensorType]
+
+    def instructions(self) -> list[Instruction]:
+        result: list[Instruction] = []
+        local: dict[str, str] = {}  # what the home of a parameter calls its gradient
+        for part in self.parts:
+            for name in part.gradients:
+                local[name], home = accumulator(name), self.homes[name]
+                if part.ipu != home:
+                    local[name] = on_ipu(accumulator(name), home)
+                    why = f"gradient of {name}"
+                    copy = Copy(
+                        accumulator(name), local[name], self.types[name], part.ipu, home, why
+                    )
+                    result.append(copy)
+        for index, group in enumerate(self.groups):
+            trained = [name for name in group.parameters if name in local]
+            for ipu in sorted({self.homes[name] for name in trained}):
+                names = tuple(name for name in trained if self.homes[name] == ipu)
+                gradients = tuple(local[name] for name in names)
+                result += self._reductions(names, gradients, ipu)
+                result.append(self._update(index, group, names, gradients, ipu))
+        return result
+
+    def variables(self) -> list[Variable]:
+        """The accumulators and the optimiser's states."""
+        found = {}
+        for part in self.parts:
+            for name in part.gradients:
+                alone = self.options.replicas == 1
+                held = accumulator(name)
+                found[held] = Variable(held, self.types[name], "accumulator", part.ipu, alone)
+        trained = {name for part in self.parts for name in part.gradients}
+        for index, group in enumerate(self.groups):
+            for name in group.parameters:
+                if name in trained:
+                    for spec in group.rule.state_names():
+                        state = self._state(index, name, spec)
+                        found.setdefault(state.name, state)
+        return list(found.values())
+
+    def _reductions(
+        self, parameters: Sequence[str], gradients: Sequence[str], ipu: int
+    ) -> list[Instruction]:
+        """The sums over the replicas that share a parameter, if several do."""
+        sharing: dict[ReplicaGroups | None, list[str]] = {}
+        for name, gradient in zip(parameters, gradients, strict=True):
+            sharing.setdefault(self.options.replica_groups.get(name), []).append(gradient)
+        return [
+            Reduce(tuple(values), ipu, groups=groups)
+            for groups, values in sharing.items()
+            if (self.options.replicas if groups is None else groups.size) > 1
+        ]
+
+    def _update(
+        self,
+        index: int,
+        group: UpdateGroup,
+        names: tuple[str, ...],
+        gradients: tuple[str, ...],
+        ipu: int,
+    ) -> Update:
+        states = tuple(
+            (spec.name, tuple(_state_name(index, ipu, name, spec) for name in names))
+            for spec in group.rule.state_names()
+        )
+        clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
+        update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+        halves = any(self.types[name].dtype == torch.float16 for name in names)
+        if self.options.stochastic_rounding and halves:
+            update = replace(update, rounding="stochastic")
+        return update
+
+    def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
+        ipu, type_ = self.homes[parameter], self.types[parameter]
+        scalar = spec.shape == "scalar"
+        groups = None if scalar else self.options.replica_groups.get(parameter)
+        held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
+        name = _state_name(index, ipu, parameter, spec)
+        return Variable(name, held, "state", ipu, groups=groups)
+
+
+def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
+    """The variable that holds a state; parameters that step together share a scalar one."""
+    owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
+    return f"{owner}.{spec.name}"
+
+
+def _divisor(options: Options) -> float:
+    """What the summed gradients are divided by before the update; an int without a loss scale."""
+    parts = {
+        "post": options.gradient_accumulation * options.replicas,
+        "running": options.replicas,
+        "post_and_loss": options.gradient_accumulation,
+    }
+    count = parts[options.mean_strategy] if options.reduction == "mean" else 1
+    return count if options.loss_scale == 1.0 else count * options.loss_scale
