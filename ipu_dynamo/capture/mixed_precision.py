@@ -47,11 +47,14 @@ class MixedPrecision(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         named = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
         x = named["input"]
-        for name in ("weight", "bias"):
-            if _mixed(x, named.get(name)):
-                named[name] = named[name].to(x.dtype)
+        mixed = [name for name in ("weight", "bias") if _mixed(x, named.get(name))]
+        named |= {name: named[name].to(x.dtype) for name in mixed}
+        in_float = mixed and x.dtype == torch.float16 and "running_mean" in names
+        if in_float:  # no operator takes half weights beside running statistics in float
+            named |= {name: named[name].float() for name in ("input", *mixed)}
         positional = [named.pop(name) for name in names[: len(args)]]
-        return func(*positional, *args[len(names) :], **named)
+        result = func(*positional, *args[len(names) :], **named)
+        return result.to(x.dtype) if in_float else result
 
 
 def _mixed(x: Any, weight: Any) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.testing._internal import common_methods_invocations as database
 from torch.utils import _pytree as pytree
 
 import ipu_dynamo
 from ipu_dynamo.backend import ipu
+from tests.doors.database import database
 
 # The database draws random numbers from a generator that it seeds inside the operator, which
 # Dynamo does not trace. Here the caller seeds.

@@ -6,12 +6,11 @@ from itertools import islice
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
 import ipu_dynamo
 from ipu_dynamo.backend import ipu
+from tests.doors.database import SampleInput, database
 
 SAMPLES = 4  # of each operator, the first that have a batch
 RANDOM = ("dropout", "bernoulli", "multinomial", "normal", "rand", "rrelu", "empty", "uniform")
@@ -22,7 +21,7 @@ QUICK = {
 }  # fmt: skip
 OPERATORS = [
     pytest.param(op, marks=[] if op.name in QUICK else pytest.mark.slow, id=op.formatted_name)
-    for op in op_db
+    for op in database.op_db
     if torch.float64 in op.supported_dtypes("cpu")
     and not any(word in op.name for word in (*RANDOM, *ABSENT))
     and op.variant_test_name != "batch_norm"

@@ -1,5 +1,6 @@
 """Check what conftest.py and json_report.py promise to the other tests."""
 
+import importlib
 import json
 
 import pytest
@@ -69,3 +70,9 @@ def test_json_report_keeps_the_worst_phase_and_sums_the_time(tmp_path):
     assert content["totals"] == {"failed": 1, "skipped": 1}
     assert content["torch"] == torch.__version__
     assert {"commit", "cpu", "cores", "date", "exit_status", "python"} <= content.keys()
+
+
+def test_the_operator_database_keeps_the_profile():
+    before = settings.get_current_profile_name()
+    importlib.import_module("tests.doors.database")
+    assert settings.get_current_profile_name() == before

@@ -1,0 +1,11 @@
+"""Import PyTorch's operator database, and keep the hypothesis profile that importing it replaces."""
+
+from hypothesis import settings
+
+_profile = settings.get_current_profile_name()
+from torch.testing._internal import common_methods_invocations as database  # noqa: E402
+from torch.testing._internal.opinfo.core import SampleInput  # noqa: E402
+
+settings.load_profile(_profile)
+
+__all__ = ["SampleInput", "database"]
