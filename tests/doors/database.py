@@ -1,4 +1,4 @@
-"""Import PyTorch's operator database, and keep the hypothesis profile that importing it replaces."""
+"""Import PyTorch's operator database; keep the hypothesis profile that this would replace."""
 
 from hypothesis import settings
 
