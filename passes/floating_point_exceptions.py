@@ -2,8 +2,8 @@
 
 Before   %y: f32[n] = aten.log(%x)
 After    %y: f32[n] = aten.log(%x); ipu.check_floating_point(%y, [%x], [], ...)
-Keeps    the graph and its values, as long as nothing raises. Views, and what no tensor is read
-         for, are not checked.
+Keeps    the graph and its values, as long as nothing raises. Views, memory that nothing was
+         written to, and what no tensor is read for, are not checked.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions".
 """
 
@@ -34,6 +34,11 @@ _COMPARISONS = {
     for overload in (packet.Tensor, packet.Scalar)
 }
 _TESTS = {aten.isnan.default, aten.isinf.default, aten.nan_to_num.default}
+_UNFILLED = {  # a copy follows; until then their memory holds anything
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
 _COPIES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
 
 
@@ -61,7 +66,7 @@ def plan(graph: fx.Graph) -> list[_Check]:
         source = node.args[0] if node.target is getitem else node
         if not isinstance(source.target, torch._ops.OpOverload) or node in checked:
             continue
-        if is_view(node) or source.target in _TESTS or source.target is check:
+        if is_view(node) or source.target in _TESTS | _UNFILLED or source.target is check:
             continue
         kind = _kind(source)
         read = source.args[:2] if kind == "division" else source.all_input_nodes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from ipu_dynamo import BeginBlock, Options, compile_inference, compile_training
+from ipu_dynamo import BeginBlock, Options, compile_inference, compile_training, identity_loss
 from ipu_dynamo.errors import ExecutionError
 from ipu_dynamo.testing import assert_same_bits, recipes
 from tests.properties.evaluate import captured, evaluate, named_inputs, text_of
@@ -101,6 +101,30 @@ def test_a_backward_pass_raises_with_its_stage_and_the_next_call_works():
     with pytest.raises(ExecutionError, match=r"division by zero[\s\S]*stage: 1"):
         step(zero, torch.ones(1, 1))
     step(zero + 2, torch.ones(1, 1))
+
+
+class ChangedSlice(nn.Module):
+    """A change of a slice, whose backward pass copies into new memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.layer(x)
+        h[:, :2] += 1.0
+        return identity_loss(h, "sum")
+
+
+def test_memory_that_nothing_was_written_to_is_not_checked():
+    model = ChangedSlice()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), ON)
+    torch.use_deterministic_algorithms(True)  # it fills such memory with nan
+    try:
+        step(torch.ones(2, 4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "aten.new_empty_strided" in str(step.program)
 
 
 def test_poptorch_raises_its_own_error():
