@@ -144,9 +144,10 @@ def _columns(
 
 
 def _channels_first(result: Tensor, n: int, out: Sizes) -> Tensor:
-    """[groups, n * out, o / groups] as [n, o, *out]."""
+    """[groups, n * out, o / groups] as [n, o, *out], dense: views behind it rely on that."""
     groups, _, o = result.shape
-    return result.reshape(groups, n, prod(out), o).permute(1, 0, 3, 2).reshape(n, groups * o, *out)
+    parts = result.reshape(groups, n, prod(out), o).permute(1, 0, 3, 2)
+    return parts.reshape(n, groups * o, *out).contiguous()
 
 
 def _matmul_shape(a: Tensor, b: Tensor, chunk: int) -> Tensor:

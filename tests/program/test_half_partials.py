@@ -47,6 +47,7 @@ def test_convolutions_of_small_integers_are_exact(case, chunk, seed):
     found = ops.conv(x, weight, *geometry, chunk)
     of_input = ops.conv_input(list(x.shape), gradient, weight, *geometry, chunk)
     of_weight = ops.conv_weight(list(weight.shape), gradient, x, *geometry, chunk)
+    assert all(result.is_contiguous() for result in (found, of_input, of_weight))
     assert torch.equal(found, expected.detach().half())
     assert torch.equal(of_input, wide_x.grad.half())
     assert torch.equal(of_weight, wide_weight.grad.half())
