@@ -110,6 +110,8 @@ class StepEnd:
             return [self._tensors[names[place]][replica] for place, replica in places]
 
         parameters, gradients = copies(update.parameters), copies(update.gradients)
+        for parameter, (place, replica) in zip(parameters, places, strict=True):
+            self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
         scale = None
         if update.divisor != 1:
             scale = GradientScale(update.divisor, device=parameters[0].device)

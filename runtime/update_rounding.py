@@ -4,6 +4,7 @@ Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasti
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -17,19 +18,29 @@ _SMALLEST, _STEP = 2.0**-14, 2.0**-24  # below the first, halves are multiples o
 class StochasticRounding:
     """Writes float32 numbers to halves.
 
-    Invariant: what it draws between two calls of `begin` depends on the arguments of the first.
+    Invariant: what it draws for a tensor depends on the tensor's name and the arguments of the last
+    `begin`, and not on which tensors were written before: IPUs may update theirs in any order.
     """
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
+        self._seed = 0
+        self._keys: dict[int, int] = {}  # by address
 
     def begin(self, *, seed: int, call: int, iteration: int) -> None:
-        """Start the stream of one optimiser step."""
-        self._generator.manual_seed(update_seed(seed=seed, call=call, iteration=iteration))
+        """Start the streams of one optimiser step."""
+        self._seed = update_seed(seed=seed, call=call, iteration=iteration)
+
+    def name(self, target: Tensor, name: str) -> None:
+        """Say what a tensor, which stays where it is in memory, draws by."""
+        digest = sha256(name.encode()).digest()
+        self._keys[target.data_ptr()] = int.from_bytes(digest[:8], "little")
 
     def store(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Round float32 `values` into half `targets`."""
         for target, value in zip(targets, values, strict=True):
+            key = self._keys.get(target.data_ptr(), 0)
+            self._generator.manual_seed(update_seed(seed=self._seed, call=key, iteration=0))
             bits = torch.randint(
                 1 << _DROPPED, value.shape, dtype=torch.int32, generator=self._generator
             )

@@ -120,6 +120,8 @@ def test_a_seed_gives_the_same_bits_for_any_placement_and_another_seed_does_not(
     settings = {"gradient_accumulation": 4, "strategy": Strategy("pipelined")}
     one = trained(**settings)
     assert_same_bits(trained((0, 1), **settings), one)
+    sharded = {**settings, "strategy": Strategy("sharded")}
+    assert_same_bits(trained((1, 0), **sharded), one)  # the second layer is updated first
     assert not torch.equal(trained(calls=1)["outputs"][0][0], trained()["outputs"][1][0])
     other = compile_inference(ToHalf(), Options(engine="eager", stochastic_rounding=True, seed=6))
     x = torch.rand(100)
