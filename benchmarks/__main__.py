@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import door_overhead, pipeline, training_step
+from benchmarks import door_overhead, half, pipeline, training_step
 from benchmarks.measure import side_by_side
 from benchmarks.provenance import provenance
 
@@ -18,6 +18,7 @@ CASES = {
     **training_step.CASES,
     **pipeline.CASES,
     **door_overhead.CASES,
+    **half.CASES,  # last: they leave PyTorch with one thread
 }  # name of a case -> function that makes its contenders
 FACTS = pipeline.FACTS  # name of a case -> function that measures what else is to be known
 

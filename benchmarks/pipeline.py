@@ -53,7 +53,7 @@ class LanguageModel(nn.Module):
 def two_stages() -> dict[str, Step]:
     """A step of 8 micro-batches. Eager has all cores, a worker or process one intra-op thread."""
     model = LanguageModel()
-    tokens, targets = _data()
+    tokens, targets = random_tokens()
     return {
         "eager": _loop(model, tokens, targets),
         "1 worker": _pipeline(model, workers=1).run,
@@ -99,7 +99,8 @@ class _Pipeline:
         self.step(self.tokens, self.targets)
 
 
-def _data() -> tuple[torch.Tensor, torch.Tensor]:
+def random_tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    """A step's tokens, and the ones that follow them."""
     tokens = torch.randint(VOCABULARY, (MICRO_BATCH * ACCUMULATION, LENGTH))
     return tokens, tokens.roll(-1, 1)
 
@@ -114,7 +115,7 @@ def _pipeline(model: LanguageModel, *, workers: int) -> _Pipeline:
         workers=workers,
     )
     optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
-    return _Pipeline(ipu_dynamo.compile_training(own, optimizer, options), *_data())
+    return _Pipeline(ipu_dynamo.compile_training(own, optimizer, options), *random_tokens())
 
 
 def _halves(model: LanguageModel) -> tuple[nn.Module, nn.Module]:

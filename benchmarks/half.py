@@ -1,0 +1,76 @@
+"""Time half precision: products with half partial sums, and a training step, on one core."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+
+import ipu_dynamo
+from benchmarks.measure import Step
+from benchmarks.pipeline import ACCUMULATION, MICRO_BATCH, LanguageModel, random_tokens
+from ipu_dynamo.program import half_partials
+
+M, K, N = 512, 4096, 512
+
+
+def partial_sums() -> dict[str, Step]:
+    """A product and its two gradients: in float32, then of halves with half partial sums."""
+    torch.set_num_threads(1)
+    a, b, gradient = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
+    contenders = {"float32": _products(torch.mm, a, b, gradient)}
+    for chunk in (16, 64, 128):
+        halves = (a.half(), b.half(), gradient.half())
+        contenders[f"half partials, chunk {chunk}"] = _products(_chunked(chunk), *halves)
+    return contenders
+
+
+def training_step() -> dict[str, Step]:
+    """A step of a small language model in float16: 8 micro-batches, SGD."""
+    torch.set_num_threads(1)
+    model = LanguageModel().half()
+    tokens, targets = random_tokens()
+    return {
+        "eager float16": _eager(model, tokens, targets),
+        "ipu_dynamo float16": _compiled(model, tokens, targets),
+    }
+
+
+CASES: dict[str, Callable[[], dict[str, Step]]] = {
+    "half partials": partial_sums,
+    "half training": training_step,
+}
+
+_Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _products(product: _Product, a: torch.Tensor, b: torch.Tensor, gradient: torch.Tensor) -> Step:
+    def step() -> None:
+        product(a, b)
+        product(gradient, b.t())
+        product(a.t(), gradient)
+
+    return step
+
+
+def _chunked(chunk: int) -> _Product:
+    return lambda a, b: half_partials.matmul(a, b, chunk)
+
+
+def _eager(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:
+    own = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for rows, wanted in zip(tokens.split(MICRO_BATCH), targets.split(MICRO_BATCH), strict=True):
+            (own(rows, wanted) / ACCUMULATION).backward()
+        optimizer.step()
+
+    return step
+
+
+def _compiled(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:
+    own = copy.deepcopy(model)
+    options = ipu_dynamo.Options(gradient_accumulation=ACCUMULATION)
+    step = ipu_dynamo.compile_training(own, torch.optim.SGD(own.parameters(), lr=0.01), options)
+    return lambda: step(tokens, targets)
