@@ -7,7 +7,7 @@ import torch
 
 import ipu_dynamo
 from benchmarks.measure import Step
-from benchmarks.pipeline import ACCUMULATION, MICRO_BATCH, LanguageModel, random_tokens
+from benchmarks.pipeline import ACCUMULATION, LanguageModel, eager_loop, random_tokens
 from ipu_dynamo.program import half_partials
 
 M, K, N = 512, 4096, 512
@@ -30,7 +30,7 @@ def training_step() -> dict[str, Step]:
     model = LanguageModel().half()
     tokens, targets = random_tokens()
     return {
-        "eager float16": _eager(model, tokens, targets),
+        "eager float16": eager_loop(model, tokens, targets),
         "ipu_dynamo float16": _compiled(model, tokens, targets),
     }
 
@@ -54,19 +54,6 @@ def _products(product: _Product, a: torch.Tensor, b: torch.Tensor, gradient: tor
 
 def _chunked(chunk: int) -> _Product:
     return lambda a, b: half_partials.matmul(a, b, chunk)
-
-
-def _eager(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:
-    own = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for rows, wanted in zip(tokens.split(MICRO_BATCH), targets.split(MICRO_BATCH), strict=True):
-            (own(rows, wanted) / ACCUMULATION).backward()
-        optimizer.step()
-
-    return step
 
 
 def _compiled(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:

@@ -55,7 +55,7 @@ def two_stages() -> dict[str, Step]:
     model = LanguageModel()
     tokens, targets = random_tokens()
     return {
-        "eager": _loop(model, tokens, targets),
+        "eager": eager_loop(model, tokens, targets),
         "1 worker": _pipeline(model, workers=1).run,
         "2 workers": _pipeline(model, workers=2).run,
         "torch pipelining": torch_pipeline(
@@ -131,7 +131,8 @@ def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _loop(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:
+def eager_loop(model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor) -> Step:
+    """A step of plain PyTorch, micro-batch by micro-batch."""
     own = copy.deepcopy(model)
     optimizer = torch.optim.SGD(own.parameters(), lr=0.01)
 

@@ -87,11 +87,9 @@ def _matmul(p: _Product) -> None:
     p.become(ops.matmul, *p.args[:2], p.chunk)
 
 
-def _added_matmul(p: _Product) -> None:
-    """beta * bias + alpha * (a @ b)."""
-    bias, a, b = p.args[:3]
-    beta, alpha = p.argument(3, "beta", 1), p.argument(4, "alpha", 1)
-    product = p.op(ops.matmul, a, b, p.chunk)
+def _added(p: _Product, product: fx.Node) -> None:
+    """beta * bias + alpha * product."""
+    bias, beta, alpha = p.args[0], p.argument(3, "beta", 1), p.argument(4, "alpha", 1)
     if alpha != 1:
         product = p.op(aten.mul.Tensor, product, alpha)
     if beta == 0:  # the bias counts for nothing, nan or not
@@ -100,6 +98,26 @@ def _added_matmul(p: _Product) -> None:
     if beta != 1:
         bias = p.op(aten.mul.Tensor, bias, beta)
     p.become(aten.add.Tensor, product, bias)
+
+
+def _added_matmul(p: _Product) -> None:
+    _added(p, p.op(ops.matmul, *p.args[1:3], p.chunk))
+
+
+def _added_matrix_by_vector(p: _Product) -> None:
+    matrix, vector = p.args[1:3]
+    column = p.op(aten.unsqueeze.default, vector, 1)
+    _added(p, p.op(aten.squeeze.dim, p.op(ops.matmul, matrix, column, p.chunk), 1))
+
+
+def _added_sum_of_matmuls(p: _Product) -> None:
+    """One product, whose reduction goes over the batch too."""
+    a, b = p.args[1:3]
+    count, rows, depth = a.meta["val"].shape
+    side = p.op(aten.permute.default, a, [1, 0, 2])
+    left = p.op(aten.reshape.default, side, [rows, count * depth])
+    right = p.op(aten.reshape.default, b, [count * depth, b.meta["val"].shape[2]])
+    _added(p, p.op(ops.matmul, left, right, p.chunk))
 
 
 def _matrix_by_vector(p: _Product) -> None:
@@ -160,6 +178,8 @@ _MATMULS: dict[Any, _Rewrite] = {
     aten.bmm.default: _matmul,
     aten.addmm.default: _added_matmul,
     aten.baddbmm.default: _added_matmul,
+    aten.addmv.default: _added_matrix_by_vector,
+    aten.addbmm.default: _added_sum_of_matmuls,
     aten.mv.default: _matrix_by_vector,
     aten.dot.default: _vector_by_vector,
 }

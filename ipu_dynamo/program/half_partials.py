@@ -117,15 +117,20 @@ def _padded(x: Tensor, padding: Sizes) -> Tensor:
     return torch.nn.functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
 
 
+def _places(sizes: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> list[int]:
+    """How often a kernel fits, in every dimension of a padded input."""
+    return [
+        (size - d * (k - 1) - 1) // s + 1
+        for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
+    ]
+
+
 def _columns(
     x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int
 ) -> tuple[Tensor, list[int]]:
     """What the kernel sees at every place, [groups, n * out, c / groups * kernel], and out."""
     n, c, *sizes = x.shape
-    out = [
-        (size - d * (k - 1) - 1) // s + 1
-        for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
-    ]
+    out = _places(sizes, kernel, stride, dilation)
     x = x.contiguous()
     steps = x.stride()[2:]
     windows = x.as_strided(
@@ -163,12 +168,8 @@ def _conv_shape(
     groups: int,
     chunk: int,
 ) -> Tensor:
-    sizes = [
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(
-            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
+    around = [size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)]
+    sizes = _places(around, weight.shape[2:], stride, dilation)
     return x.new_empty((x.shape[0], weight.shape[0], *sizes))
 
 

@@ -91,6 +91,23 @@ def test_products_of_halves_are_computed_in_float32():
             assert source.meta["val"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("beta", [0, 1, 2])
+def test_every_product_can_have_half_partials(beta):
+    class Sums(nn.Module):
+        def forward(self, a, b, v, bias):
+            summed = torch.addbmm(bias, a, b, beta=beta, alpha=2)
+            return summed, torch.addmv(bias[0], a[0], v, beta=beta, alpha=2)
+
+    arguments = [torch.randint(-2, 3, s).half() for s in ((3, 4, 40), (3, 40, 4), (40,), (4, 4))]
+    capture, _ = captured(Sums(), tuple(arguments), HALF, training=False)
+    targets = [n.target for n in capture.graph.graph.nodes]
+    assert not PRODUCTS & set(targets)
+    assert targets.count(ops.matmul) == 2
+    found = compile_inference(Sums(), Options(engine="eager", partials="half"))(*arguments)
+    for ours, theirs in zip(found, Sums()(*(t.double() for t in arguments)), strict=True):
+        assert torch.equal(ours.double(), theirs)
+
+
 def test_other_types_are_left_alone():
     model = nn.Linear(3, 2)
     capture, one = captured(model, (torch.ones(1, 3),), training=False, before="floatproducts")

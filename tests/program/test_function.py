@@ -77,7 +77,7 @@ def test_listing_has_a_line_with_type_and_source_for_each_operator():
     module = graph(scaled(2.0), (2, 2), (2, 2))
     (multiply,) = module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
     multiply.meta["stack_trace"] = (
-        '  File "/home/me/model.py", line 12, in forward\n    return x * 2'
+        '  File "/project/model.py", line 12, in forward\n    return x * 2'
     )
     function = make_function("f", module)
     first, second = function.listing().splitlines()

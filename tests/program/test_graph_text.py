@@ -128,7 +128,7 @@ def test_source_lines_stay_and_do_not_count(source):
     file, _, rest = source.partition(":")
     number, _, rest = rest.partition(" in ")
     function, _, text = rest.partition(": ")
-    trace = f'  File "/home/me/{file}", line {number}, in {function}\n    {text}\n'
+    trace = f'  File "/project/{file}", line {number}, in {function}\n    {text}\n'
     graph = graph_of(trace if rest else "")
     (node,) = graph.graph.find_nodes(op="call_function", target=aten.neg.default)
     assert source_line(node) == source
