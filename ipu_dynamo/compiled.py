@@ -22,6 +22,7 @@ from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
 from ipu_dynamo.runtime.schedule import Schedule
+from ipu_dynamo.sharing import refuse_what_cannot_be_shared
 from ipu_dynamo.threads import threads_for
 from ipu_dynamo.variables import initial_tensors, updates
 
@@ -224,8 +225,8 @@ class CompiledModel:
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
         engine = self._engine or make_engine(options.stage_engine)
-        self._refuse_narrowed(compiled)
-        self._refuse_elsewhere(compiled)
+        if not self._own_weights:
+            refuse_what_cannot_be_shared(compiled)
         known: States = {}
         if self._optimizer is not None and self._live:
             known = import_state(groups, self._optimizer, self._parameters())
@@ -251,30 +252,6 @@ class CompiledModel:
         ]
         self._engine, self._groups, self._expected = engine, groups, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
-
-    def _refuse_narrowed(self, compiled: Compiled) -> None:
-        """Raise when the program would compute on narrowed copies that nobody exchanges."""
-        for variable in compiled.program.variables:
-            given = compiled.tensors.get(variable.name)
-            moves = variable.kind in ("parameter", "buffer") and not self._own_weights
-            if given is not None and moves and given.dtype != variable.type.dtype:
-                raise CompileError(
-                    f"{variable.kind} {variable.name} is {given.dtype}, which is carried as "
-                    f"{variable.type.dtype} with narrow=True",
-                    hint="convert the model first, for instance with model.float()",
-                )
-
-    def _refuse_elsewhere(self, compiled: Compiled) -> None:
-        """Raise when the program would share a tensor that is not on the device of its IPU."""
-        for variable in compiled.program.variables:
-            given, device = compiled.tensors.get(variable.name), compiled.devices[variable.ipu]
-            shared = variable.kind in ("parameter", "buffer") and not self._own_weights
-            if given is not None and shared and given.device != device:
-                raise CompileError(
-                    f"{variable.kind} {variable.name} is on {given.device}, and IPU "
-                    f"{variable.ipu}, where it is used, on {device}",
-                    hint="move the model's layers to the devices of their IPUs first",
-                )
 
     def _follow_optimizer(self) -> None:
         """Take over new numbers from the optimiser's groups, as after a scheduler's step."""

@@ -21,13 +21,11 @@ from ipu_dynamo.passes.in_float import InFloat, is_half
 from ipu_dynamo.passes.insert import become
 from ipu_dynamo.passes.random_streams import Drawing, key_input
 from ipu_dynamo.passes.views import is_view
+from ipu_dynamo.program.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 
 aten = torch.ops.aten
 _ROUNDED = "ipu.rounded"  # key of the meta of conversions that round nothing any more
 _FIRST_STREAM = 1 << 20  # apart from the random operators of the model
-_DROPPED = 13  # bits of a float32 fraction that a half has no room for
-_SMALLEST = 2.0**-14  # of the halves with 11 digits; below, they are multiples of _STEP
-_STEP = 2.0**-24
 _COPIES = frozenset(  # give elements that they were given
     {
         aten.alias.default,
@@ -114,18 +112,20 @@ def _round(d: Drawing) -> None:
     x = source
     if x.meta["val"].dtype != torch.float32:
         x = d.op(aten._to_copy.default, x, dtype=torch.float32)
-    bits = d.op(aten.bitwise_and.Scalar, d.bits(tuple(x.meta["val"].shape)), (1 << _DROPPED) - 1)
+    bits = d.op(
+        aten.bitwise_and.Scalar, d.bits(tuple(x.meta["val"].shape)), (1 << DROPPED_BITS) - 1
+    )
     # large numbers: carry the random bits into the fraction, then cut it
     whole = d.op(aten.view.dtype, _dense(d, x), torch.int32)
-    cut = d.op(aten.bitwise_and.Scalar, d.op(aten.add.Tensor, whole, bits), -(1 << _DROPPED))
+    cut = d.op(aten.bitwise_and.Scalar, d.op(aten.add.Tensor, whole, bits), -(1 << DROPPED_BITS))
     large = d.op(aten.view.dtype, cut, torch.float32)
     # small numbers: a multiple of the step, the next one with the probability of the rest
     chance = d.op(aten._to_copy.default, bits, dtype=torch.float32)
-    chance = d.op(aten.mul.Tensor, chance, 2.0**-_DROPPED)
-    steps = d.op(aten.add.Tensor, d.op(aten.mul.Tensor, x, 1 / _STEP), chance)
-    small = d.op(aten.mul.Tensor, d.op(aten.floor.default, steps), _STEP)
+    chance = d.op(aten.mul.Tensor, chance, 2.0**-DROPPED_BITS)
+    steps = d.op(aten.add.Tensor, d.op(aten.mul.Tensor, x, 1 / STEP), chance)
+    small = d.op(aten.mul.Tensor, d.op(aten.floor.default, steps), STEP)
     size = d.op(aten.abs.default, x)
-    chosen = d.op(aten.where.self, d.op(aten.lt.Scalar, size, _SMALLEST), small, large)
+    chosen = d.op(aten.where.self, d.op(aten.lt.Scalar, size, SMALLEST_NORMAL), small, large)
     finite = d.op(aten.lt.Scalar, size, float("inf"))
     result = d.op(aten.where.self, finite, chosen, x, name=f"{d.node.name}_rounded")
     become(d.node, aten._to_copy.default, result, dtype=torch.float16)

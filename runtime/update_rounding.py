@@ -9,10 +9,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from ipu_dynamo.program.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 from ipu_dynamo.runtime.random_keys import update_seed
-
-_DROPPED = 13  # bits of a float32 fraction that a half has no room for
-_SMALLEST, _STEP = 2.0**-14, 2.0**-24  # below the first, halves are multiples of the second
 
 
 class StochasticRounding:
@@ -42,7 +40,7 @@ class StochasticRounding:
             key = self._keys.get(target.data_ptr(), 0)
             self._generator.manual_seed(update_seed(seed=self._seed, call=key, iteration=0))
             bits = torch.randint(
-                1 << _DROPPED, value.shape, dtype=torch.int32, generator=self._generator
+                1 << DROPPED_BITS, value.shape, dtype=torch.int32, generator=self._generator
             )
             target.copy_(rounded(value, bits.to(value.device)))
 
@@ -50,7 +48,7 @@ class StochasticRounding:
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
     """The half next to f32[...] `x`, above or below, as 13 random `bits` decide."""
     dense = x.contiguous()
-    cut = (dense.view(torch.int32) + bits) & -(1 << _DROPPED)
-    small = ((dense / _STEP + bits * 2.0**-_DROPPED).floor() * _STEP).to(torch.float32)
-    chosen = torch.where(dense.abs() < _SMALLEST, small, cut.view(torch.float32))
+    cut = (dense.view(torch.int32) + bits) & -(1 << DROPPED_BITS)
+    small = ((dense / STEP + bits * 2.0**-DROPPED_BITS).floor() * STEP).to(torch.float32)
+    chosen = torch.where(dense.abs() < SMALLEST_NORMAL, small, cut.view(torch.float32))
     return torch.where(dense.isfinite(), chosen, dense).half()

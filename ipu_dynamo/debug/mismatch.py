@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug.snapshots import Snapshot, origin
 from ipu_dynamo.debug.values import comparable, differ
 from ipu_dynamo.passes.views import is_view
+from ipu_dynamo.program.torch_private import OpOverload
 
 Values = Mapping[fx.Node, Any]
 
