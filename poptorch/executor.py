@@ -1,6 +1,7 @@
 """Run a model on IPUs: compile at the first call, then keep weights and optimizer in step."""
 
 import datetime
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -172,7 +173,7 @@ class PoplarExecutor(DeviceWeights):
             self._wrapping = None
 
     def __del__(self) -> None:
-        if self.__dict__.get("_wrapping") is not None:
+        if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
             self.destroy()
 
     def _compile(self, call: Call) -> None:

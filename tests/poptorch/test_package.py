@@ -76,3 +76,22 @@ def test_the_log_goes_where_the_environment_says(tmp_path, name):
     if name == "run.log":
         texts[name] = (tmp_path / name).read_text()
     assert [where for where, text in texts.items() if "hello" in text] == [name]
+
+
+def test_a_process_that_ends_with_trained_models_says_nothing():
+    done = python(
+        """
+import torch, poptorch
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.MSELoss())
+model.forward = lambda x: model[1](model[0](x), x)
+options = poptorch.Options().showCompilationProgressBar(False)
+executor = poptorch.trainingModel(
+    model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
+)
+executor(torch.ones(2, 2))
+executor.cycle = executor  # so that only the end of the process destroys it
+""",
+        IPU_DYNAMO_ENGINE="eager",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
