@@ -18,6 +18,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit_streams import inputs, outputs
 from ipu_dynamo.passes.emit_update import StepEnd, UpdateGroup
 from ipu_dynamo.passes.locate_variables import (
+    gather_for_copies,
     locate_variables,
     move_after_step,
     move_before_step,
@@ -95,7 +96,7 @@ class _Emitter:
         variable_types = {name: self.variable_type(name) for name in self.homes}
         self.end = StepEnd(parts, self.options, self.groups, self.homes, variable_types)
         self.variables = self.find_variables()
-        self.away = {v.name: v for v in self.variables if v.off_chip}
+        self.located = {v.name: v for v in self.variables}
         self.moves = store_activations(parts, types | streams, streams, self.rule())
 
     def rule(self) -> ActivationRule:
@@ -151,11 +152,13 @@ class _Emitter:
         if role is None or role.kind in ("input", "random_key"):
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu))
-        elif self.homes[name] == ipu or name in self.away:
+        elif self.homes[name] == ipu or self.located[name].off_chip:
             return name
         else:
             result = on_ipu(name, ipu)
             once = name not in self.changed
+            if not any(isinstance(i, Copy) and i.value == name for i in self.before):
+                self.before += gather_for_copies(self.located[name])
             (self.before if once else self.micro_batch).append(
                 Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
             )
@@ -218,7 +221,8 @@ class _Emitter:
                 home = self.homes[role.name]
                 found.append(Variable(role.name, type_, kind, home, not own, values, groups=groups))
         found += self.end.variables()
-        return locate_variables(found, options.locations, frozenset(self.changed))
+        changed = frozenset(self.changed)
+        return locate_variables(found, options.locations, changed, options.replicas)
 
 
 def emit(
@@ -230,12 +234,13 @@ def emit(
     if order != "in_turn":
         refuse_stale_reads(partitioned)
     emitter.call_parts()
-    away = emitter.away
-    micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, away))
+    located = emitter.located
+    micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, located))
     if capture.training:
         accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
-        before = (*move_before_step(away), *emitter.before)
-        step = (*before, accumulate, *move_after_step(emitter.end.instructions(), away))
+        before = (*move_before_step(located), *emitter.before)
+        end = emitter.end.instructions(located)
+        step = (*before, accumulate, *move_after_step(end, located))
         body: tuple[Instruction, ...] = (
             Repeat("device_iteration", options.device_iterations, step),
         )

@@ -1,7 +1,8 @@
 """Write what follows the micro-batches of a step, and the variables that only this needs.
 
 Before   parts that write gradients to accumulators, and the optimiser's groups
-After    copies of gradients to the homes of their parameters, sums over replicas, updates;
+After    copies of gradients to the homes of their parameters, sums over replicas, in shards
+         where a parameter is updated in shards, updates;
          accumulators and optimiser states as variables
 Keeps    the order of parameters in each group.
 Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
@@ -14,12 +15,14 @@ from typing import Protocol
 import torch
 
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.locate_variables import Located, in_shards
 from ipu_dynamo.passes.partition import Part, accumulator
 from ipu_dynamo.program import (
     Copy,
     Instruction,
     Reduce,
     ReplicaGroups,
+    Scatter,
     TensorType,
     Update,
     Variable,
@@ -54,7 +57,8 @@ class StepEnd:
     homes: Mapping[str, int]
     types: Mapping[str, TensorType]
 
-    def instructions(self) -> list[Instruction]:
+    def instructions(self, located: Located) -> list[Instruction]:
+        """All of it but loads, stores and gathers; `located` are the program's variables."""
         result: list[Instruction] = []
         local: dict[str, str] = {}  # what the home of a parameter calls its gradient
         for part in self.parts:
@@ -72,8 +76,9 @@ class StepEnd:
             for ipu in sorted({self.homes[name] for name in trained}):
                 names = tuple(name for name in trained if self.homes[name] == ipu)
                 gradients = tuple(local[name] for name in names)
-                result += self._reductions(names, gradients, ipu)
-                result.append(self._update(index, group, names, gradients, ipu))
+                update = self._update(index, group, names, gradients, ipu, located)
+                result += self._sums(update, located)
+                result.append(update)
         return result
 
     def variables(self) -> list[Variable]:
@@ -93,18 +98,21 @@ class StepEnd:
                         found.setdefault(state.name, state)
         return list(found.values())
 
-    def _reductions(
-        self, parameters: Sequence[str], gradients: Sequence[str], ipu: int
-    ) -> list[Instruction]:
-        """The sums over the replicas that share a parameter, if several do."""
-        sharing: dict[ReplicaGroups | None, list[str]] = {}
-        for name, gradient in zip(parameters, gradients, strict=True):
-            sharing.setdefault(self.options.replica_groups.get(name), []).append(gradient)
-        return [
-            Reduce(tuple(values), ipu, groups=groups)
-            for groups, values in sharing.items()
-            if (self.options.replicas if groups is None else groups.size) > 1
-        ]
+    def _sums(self, update: Update, located: Located) -> list[Instruction]:
+        """The sums over the replicas that share a parameter, if several do: whole or in shards."""
+        sharing: dict[tuple[ReplicaGroups | None, bool], list[tuple[str, TensorType]]] = {}
+        for name, gradient in zip(update.parameters, update.gradients, strict=True):
+            key = located[name].groups, name in update.sharded
+            sharing.setdefault(key, []).append((gradient, self.types[name]))
+        sums: list[Instruction] = []
+        for (groups, sharded), summed in sharing.items():
+            values, types = zip(*summed, strict=True)
+            count = self.options.replicas if groups is None else groups.size
+            if sharded:
+                sums.append(Scatter(values, types, count, update.ipu, groups))
+            elif count > 1:
+                sums.append(Reduce(values, update.ipu, groups=groups))
+        return sums
 
     def _update(
         self,
@@ -113,6 +121,7 @@ class StepEnd:
         names: tuple[str, ...],
         gradients: tuple[str, ...],
         ipu: int,
+        located: Located,
     ) -> Update:
         states = tuple(
             (spec.name, tuple(_state_name(index, ipu, name, spec) for name in names))
@@ -123,7 +132,7 @@ class StepEnd:
         halves = any(self.types[name].dtype == torch.float16 for name in names)
         if self.options.stochastic_rounding and halves:
             update = replace(update, rounding="stochastic")
-        return update
+        return in_shards(update, located)
 
     def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
         ipu, type_ = self.homes[parameter], self.types[parameter]

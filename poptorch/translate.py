@@ -1,6 +1,7 @@
 """Say in the core's options what PopTorch's options ask for."""
 
 import os
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, Outpu
 from poptorch.errors import createPoptorchError
 from poptorch.options import REFUSED, Options
 
+_NOT_SHARDED = 8191  # elements of the largest tensor that is not sharded, unless another is set
 _DEVICES = "IPU_DYNAMO_DEVICES"  # environment variable: torch devices of the IPUs, by commas
 _OUTPUTS: dict[int, core.OutputMode] = {
     OutputMode.Final: "final",
@@ -98,7 +100,11 @@ def core_strategy(options: Options) -> core.Strategy:
 
 
 def core_locations(options: Options, *, combined_accumulator: bool = False) -> core.Locations:
-    """Where tensors live: what a user set, else off the chip in phases and on it without them."""
+    """Where tensors live: what a user set, else off the chip in phases and on it without them.
+
+    Accumulators and activations differ between replicas, so they are never in shards. The velocity
+    of a combined accumulator is as the accumulators are set.
+    """
     phased = core_strategy(options).phased
     given = {
         kind: options.TensorLocations.toDict().get(f"location_{kind}", {})
@@ -108,8 +114,13 @@ def core_locations(options: Options, *, combined_accumulator: bool = False) -> c
         given["optimizer"] = given["accumulator"]
 
     def location(kind: str) -> core.Location:
-        on_chip = bool(given[kind].get("onChip", not phased))
-        return core.Location(not on_chip, given[kind].get("minElementsForOffChip", 0))
+        settings = given[kind]
+        on_chip = bool(settings.get("onChip", not phased))
+        away = core.Location(not on_chip, settings.get("minElementsForOffChip", 0))
+        if kind in ("accumulator", "activation") or not settings.get("useReplicatedTensorSharding"):
+            return away
+        above = settings.get("minElementsForReplicatedTensorSharding", _NOT_SHARDED)
+        return replace(away, sharded=True, min_sharded=above + 1)
 
     return core.Locations(*map(location, given))
 

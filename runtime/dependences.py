@@ -62,7 +62,7 @@ def calls_of(program: Program) -> Sequence[Call]:
 def _uses(program: Program) -> dict[int, list[int]]:
     """For each slot the calls that read or write it, in order; what makes a value is first."""
     slots = number_slots(program)
-    loads, stores, _ = moves_of_calls(program, slots)
+    loads, stores = moves_of_calls(program, slots)
     uses: dict[int, list[int]] = {}
     for index, call in enumerate(calls_of(program)):
         names = (*call.arguments, *(name for name in call.results if name))

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from ipu_dynamo.program import (
     Copy,
+    Gather,
     Instruction,
     Load,
     Program,
     Reduce,
     ReplicaGroups,
+    Scatter,
     Store,
     Update,
 )
@@ -60,9 +62,12 @@ class StepEnd:
                     self._copy(instruction)
                 case Reduce():
                     self._reduce(instruction)
+                case Scatter():
+                    self._reduce(instruction)
+                    self._count_scatter(instruction)
                 case Update():
                     self._update(instruction)
-                case Load() | Store():
+                case Load() | Store() | Gather():
                     self._transfer(instruction)
 
     def __call__(self, numbers: Numbers) -> None:
@@ -85,7 +90,9 @@ class StepEnd:
         self._tensors[copy.result] = targets
         self._run.append(lambda _: foreach_copy_(targets, sources))
 
-    def _reduce(self, reduce: Reduce) -> None:
+    def _reduce(self, reduce: Reduce | Scatter) -> None:
+        """Sum into the tensors of each group's first replica, for all of them: also in shards,
+        which lie there one behind the other."""
         groups = reduce.groups or ReplicaGroups(self._replicas)
         sums = [
             [[self._tensors[name][replica] for name in reduce.values] for replica in members]
@@ -146,14 +153,27 @@ class StepEnd:
         variable = self._variables[name]
         return (0,) if variable.groups is None else variable.holders(self._replicas)
 
-    def _transfer(self, instruction: Load | Store) -> None:
-        """Move a variable, which every replica has for itself."""
-        tensors = self._tensors[instruction.value]
-        isload = isinstance(instruction, Load)
-        move = self._memory.fetch if isload else self._memory.write_back
+    def _count_scatter(self, scatter: Scatter) -> None:
+        tensors = [tensor for name in scatter.values for tensor in self._tensors[name]]
+        self._count(self._memory.scatter, tensors, scatter.shards)
 
+    def _transfer(self, instruction: Load | Store | Gather) -> None:
+        """Move a variable, or its shards, on every replica."""
+        name = instruction.value
+        match instruction:
+            case Gather(shards=shards):
+                self._count(self._memory.gather, self._tensors[name], shards)
+            case Load():
+                self._count(self._memory.fetch, self._tensors[name], self._variables[name].shards)
+            case Store():
+                shards = self._variables[name].shards
+                self._count(self._memory.write_back, self._tensors[name], shards)
+
+    def _count(
+        self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int
+    ) -> None:
         def run(_: Numbers) -> None:
             for tensor in tensors:
-                move(tensor)
+                move(tensor, shards)
 
         self._run.append(run)

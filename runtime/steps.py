@@ -11,6 +11,7 @@ from ipu_dynamo.program import (
     Call,
     Copy,
     Function,
+    Gather,
     Instruction,
     Load,
     Program,
@@ -18,9 +19,15 @@ from ipu_dynamo.program import (
     Repeat,
     Store,
 )
-from ipu_dynamo.program.instructions import on_ipu
 from ipu_dynamo.runtime.blame import explain
 from ipu_dynamo.runtime.engines import Engine, Stage
+from ipu_dynamo.runtime.fetches import (
+    Fetches,
+    differ,
+    fetched_as,
+    fetches_of_calls,
+    is_fetch,
+)
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 
 Picker = Callable[[list[Any]], tuple[Any, ...]]
@@ -61,7 +68,7 @@ class Step:
 
     `before` and `after` are the copies to other IPUs around it, as far as these have the value in
     a slot of their own. `loads` come before it and `stores` after it; `fetches` are of variables
-    that are off the chip.
+    that are off the chip or in shards.
     """
 
     stage: Stage
@@ -73,7 +80,7 @@ class Step:
     memory: StreamingMemory
     loads: Moves = ()
     stores: Moves = ()
-    fetches: Moves = ()
+    fetches: Fetches = ()
     before: Moves = ()
     after: Moves = ()
 
@@ -112,13 +119,13 @@ def number_slots(
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
                 slots[name] = slots[stream]
-            case Load(value=value, result=name, ipu=ipu) if value == name:
-                made = (_fetched_as(name, ipu, homes, devices),)
+            case Load(value=name, ipu=ipu) | Gather(value=name, ipu=ipu) if is_fetch(instruction):
+                made = (fetched_as(name, ipu, homes, devices),)
             case Receive(result=name) | Store(result=name) | Load(result=name):
                 made = (name,)
             case Call(results=results):
                 made = results
-            case Copy(result=name, src=src, dst=dst) if _differ(src, dst, devices):
+            case Copy(result=name, src=src, dst=dst) if differ(src, dst, devices):
                 made = (name,)
             case Copy(result=name) if apart and instruction in loop:
                 made = (name,)
@@ -128,18 +135,6 @@ def number_slots(
             if new and new not in slots:
                 slots[new], count = count, count + 1
     return slots
-
-
-def _differ(ipu: int, other: int, devices: Sequence[torch.device]) -> bool:
-    """Whether two IPUs have devices of their own."""
-    return bool(devices) and devices[ipu] != devices[other]
-
-
-def _fetched_as(
-    name: str, ipu: int, homes: Mapping[str, int], devices: Sequence[torch.device]
-) -> str:
-    """What `ipu` calls a variable that it fetches: on the device of its home, that is the same."""
-    return on_ipu(name, ipu) if _differ(ipu, homes[name], devices) else name
 
 
 def prepare_steps(
@@ -165,14 +160,16 @@ def prepare_steps(
     functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
-    loads, stores, fetches = moves_of_calls(program, slots, devices)
+    loads, stores = moves_of_calls(program, slots, devices)
+    fetches = fetches_of_calls(program, loop, slots, devices)
     before, after = copies_of_calls(loop, slots, devices)
     last: dict[int, int] = {}
     for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
         last |= {slots[name]: index for name in names}
-        for kind in (loads, stores, fetches, before, after):
-            last |= {slot: index for m in kind[index] for slot in (m.source, m.target)}
+        moves = (*loads[index], *stores[index], *before[index], *after[index])
+        last |= {slot: index for move in moves for slot in (move.source, move.target)}
+        last |= {slot: index for fetch in fetches[index] for slot in (fetch.source, fetch.target)}
     steps = []
     for index, call in enumerate(calls):
         function, stage = functions[call.function]
@@ -180,39 +177,33 @@ def prepare_steps(
         arguments = picker([here.get(slots[name], slots[name]) for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
-        moves = loads[index], stores[index], fetches[index], before[index], after[index]
-        steps.append(Step(stage, arguments, results, dead, call, function, memory, *moves))
+        around = loads[index], stores[index], fetches[index], before[index], after[index]
+        steps.append(Step(stage, arguments, results, dead, call, function, memory, *around))
     return steps
 
 
 def moves_of_calls(
     program: Program, slots: Mapping[str, int], devices: Sequence[torch.device] = ()
-) -> tuple[dict[int, Moves], dict[int, Moves], dict[int, Moves]]:
-    """For every call what it loads before and stores after it, and the variables that are loaded
-    for it."""
+) -> tuple[dict[int, Moves], dict[int, Moves]]:
+    """For every call the values that are loaded before and stored after it."""
     loop = sections(program).loop
-    homes = {variable.name: variable.ipu for variable in program.variables}
     calls = [i for i in loop if isinstance(i, Call)]
-    loads, stores, fetches = (_no_moves(calls) for _ in range(3))
+    loads, stores = _no_moves(calls), _no_moves(calls)
     passed = 0
     for instruction in loop:
         if isinstance(instruction, Call):
             passed += 1
-        elif isinstance(instruction, Load | Store):
+        elif isinstance(instruction, Load | Store) and not is_fetch(instruction):
             name, ipu = instruction.value, instruction.ipu
             here = devices[ipu] if devices else None
             same = [i for i, call in enumerate(calls) if call.ipu == ipu]
             if isinstance(instruction, Store):
                 move = Move(slots[name], slots[instruction.result])
                 stores[max(i for i in same if i < passed)] += (move,)
-            elif name == instruction.result:
-                target = slots[_fetched_as(name, ipu, homes, devices)]
-                away = _differ(ipu, homes[name], devices)
-                fetches[passed] += (Move(slots[name], target, here if away else None),)
             else:
                 move = Move(slots[name], slots[instruction.result], here)
                 loads[min(i for i in same if i >= passed)] += (move,)
-    return loads, stores, fetches
+    return loads, stores
 
 
 def copies_of_calls(
@@ -241,7 +232,7 @@ def moves_of(
         Move(
             slots[i.value],
             slots[i.result],
-            devices[i.dst] if _differ(i.src, i.dst, devices) else None,
+            devices[i.dst] if differ(i.src, i.dst, devices) else None,
         )
         for i in instructions
         if isinstance(i, Copy) and slots[i.value] != slots[i.result]
@@ -274,9 +265,8 @@ def run_steps(steps: Sequence[Step], values: list[Any], micro_batch: int) -> Non
 
 def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     """Run one prepared call, as `run_steps` does."""
-    for move in step.fetches:
-        step.memory.fetch(values[move.source])
-        move(values)
+    for fetch in step.fetches:
+        fetch(values, step.memory)
     for move in step.loads:
         values[move.target] = step.memory.load(values[move.source], move.device)
     for move in step.before:

@@ -1,4 +1,5 @@
-"""Hold in host memory what leaves the IPUs, and count the bytes of every transfer."""
+"""Hold in host memory what leaves the IPUs, and count the bytes of every transfer; count too what
+replicas get from each other."""
 
 import threading
 from typing import NamedTuple
@@ -22,7 +23,8 @@ class StreamingMemory:
     """The memory beside the IPUs of all replicas.
 
     Invariant: `traffic` is what all transfers so far have moved. IPUs that are this machine's
-    processor share its memory, so a transfer to or from them copies nothing.
+    processor share its memory, so a transfer to or from them copies nothing. Nor does one between
+    replicas: the shards of a variable lie one behind the other in one tensor.
     """
 
     def __init__(self) -> None:
@@ -39,14 +41,28 @@ class StreamingMemory:
         self._count(Traffic(loaded=kept.tensor.nbytes))
         return kept.tensor.to(kept.device if device is None else device)
 
-    def fetch(self, variable: Tensor) -> None:
-        """Bring a variable to the chip. It lies in host memory all the time."""
-        self._count(Traffic(loaded=variable.nbytes))
+    def fetch(self, variable: Tensor, shards: int = 1) -> None:
+        """Bring a variable, or a replica's shard of it, to the chip. It lies in host memory all
+        the time."""
+        self._count(Traffic(loaded=_shard(variable, shards)))
 
-    def write_back(self, variable: Tensor) -> None:
-        """Take a variable off the chip again, changed."""
-        self._count(Traffic(stored=variable.nbytes))
+    def write_back(self, variable: Tensor, shards: int = 1) -> None:
+        """Take a variable, or a replica's shard of it, off the chip again, changed."""
+        self._count(Traffic(stored=_shard(variable, shards)))
+
+    def gather(self, variable: Tensor, shards: int) -> None:
+        """Give a replica the shards of a variable that others have."""
+        self._count(Traffic(gathered=(shards - 1) * _shard(variable, shards)))
+
+    def scatter(self, value: Tensor, shards: int) -> None:
+        """Give a replica what others add to its shard of a sum."""
+        self._count(Traffic(scattered=(shards - 1) * _shard(value, shards)))
 
     def _count(self, moved: Traffic) -> None:
         with self._lock:  # workers move values side by side
             self.traffic += moved
+
+
+def _shard(tensor: Tensor, shards: int) -> int:
+    """Bytes of one of the shards of a tensor; the last one is padded."""
+    return -(-tensor.numel() // shards) * tensor.element_size()

@@ -93,7 +93,8 @@ class Call:
 class Store:
     """Move a value from an IPU to streaming memory, which knows it as `result`.
 
-    Its room on the chip is free afterwards. A variable keeps its name on both sides.
+    Its room on the chip is free afterwards. A variable keeps its name on both sides; of one in
+    shards each replica stores its `shard`, which has the given type.
     """
 
     value: str
@@ -102,6 +103,7 @@ class Store:
     ipu: int
     phase: int | None
     source: str
+    shard: bool = False
 
     def __str__(self) -> str:
         return f"store {_moved(self)}  ipu{self.ipu} -> off chip{_in(self.phase)}"
@@ -111,7 +113,8 @@ class Store:
 class Load:
     """Bring a value from streaming memory to an IPU, which knows it as `result`.
 
-    A variable that is loaded for a call is on the chip until the call ends.
+    A variable that is loaded for a call is on the chip until the call ends. Of one in shards each
+    replica loads its `shard`, which has the given type.
     """
 
     value: str
@@ -120,6 +123,7 @@ class Load:
     ipu: int
     phase: int | None
     source: str
+    shard: bool = False
 
     def __str__(self) -> str:
         return f"load {_moved(self)}  off chip -> ipu{self.ipu}{_in(self.phase)}"
@@ -127,11 +131,71 @@ class Load:
 
 def _moved(move: Store | Load) -> str:
     origin = "" if move.value == move.result else f" = %{move.value}"
-    return f"%{move.result}{origin}: {move.type}, {move.type.nbytes} bytes"
+    shard = "shard of " if move.shard else ""
+    return f"{shard}%{move.result}{origin}: {move.type}, {move.type.nbytes} bytes"
 
 
 def _in(phase: int | None) -> str:
     return "" if phase is None else f", phase {phase}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Give every replica the whole of a variable, of which each has the part of one shard.
+
+    A variable in shards is whole until the end of the call that it is gathered for, or until it is
+    copied to other IPUs. One that every replica holds whole has been updated in shards.
+
+    Args:
+        shards: how many replicas have a part each: all, or with `groups` those of a group.
+    """
+
+    value: str
+    type: TensorType
+    shards: int
+    ipu: int
+    groups: ReplicaGroups | None
+    phase: int | None
+    source: str
+
+    @property
+    def nbytes(self) -> int:
+        """What each replica gets from others."""
+        return (self.shards - 1) * self.type.shard(self.shards).nbytes
+
+    def __str__(self) -> str:
+        origin = f"{self.shards} replicas" if self.groups is None else f"each {self.groups}"
+        where = f"on ipu{self.ipu}{_in(self.phase)}"
+        return f"gather %{self.value}: {self.type} from {origin}, {self.nbytes} bytes  {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Sum values over replicas, in replica order; every replica gets its shard of each sum.
+
+    Args:
+        values, types: what is summed, and what each replica has of it: the whole.
+        shards: how many replicas take part: all, or with `groups` those of a group.
+    """
+
+    values: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    shards: int
+    ipu: int
+    groups: ReplicaGroups | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """What each replica gets from others."""
+        return (self.shards - 1) * sum(type.shard(self.shards).nbytes for type in self.types)
+
+    def __str__(self) -> str:
+        over = "replicas" if self.groups is None else f"each {self.groups}"
+        sums = ", ".join(
+            f"%{name}: {type.shard(self.shards)}"
+            for name, type in zip(self.values, self.types, strict=True)
+        )
+        return f"scatter sum over {over} ({sums}), {self.nbytes} bytes  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +232,7 @@ class Update:
         divisor: the gradients are divided by it first.
         clear: set the gradients, which are accumulators, to zero afterwards.
         rounding: of parameters in half precision: to the nearest, or up or down at random.
+        sharded: the parameters of which each replica updates its shard only.
     """
 
     rule: Rule
@@ -179,10 +244,12 @@ class Update:
     divisor: float
     clear: bool
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    sharded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         pairs = ", ".join(
-            f"%{p} by %{g}" for p, g in zip(self.parameters, self.gradients, strict=True)
+            f"{'shard of ' if p in self.sharded else ''}%{p} by %{g}"
+            for p, g in zip(self.parameters, self.gradients, strict=True)
         )
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
         clear = ", clear" if self.clear else ""
@@ -209,4 +276,6 @@ class Repeat:
         return f"repeat {self.count} over {_PLURAL[self.over]}{order}"
 
 
-Instruction = Receive | Send | Copy | Call | Store | Load | Reduce | Update | Repeat
+Instruction = (
+    Receive | Send | Copy | Call | Store | Load | Gather | Scatter | Reduce | Update | Repeat
+)

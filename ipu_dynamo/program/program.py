@@ -10,10 +10,12 @@ from ipu_dynamo.program.function import Function
 from ipu_dynamo.program.instructions import (
     Call,
     Copy,
+    Gather,
     Instruction,
     Load,
     Order,
     Repeat,
+    Scatter,
     Send,
     Store,
 )
@@ -67,7 +69,8 @@ class Program:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes between IPUs and streaming memory in one call, of all replicas."""
+        """Bytes between IPUs and streaming memory, and between replicas, in one call; of all
+        replicas together."""
         return _traffic(self.body) * self.replicas
 
     @property
@@ -143,14 +146,12 @@ class Program:
             lines.append(f"  ipu{ipu}: {_summary(here)}")
         if away := [v for v in self.variables if v.off_chip]:
             lines.append(f"  off chip: {_summary(away)}")
-        if self.traffic != Traffic():
-            lines.append(f"  streaming memory: {self.traffic} in a call")
-        return lines
+        return [*lines, *(f"  {line}" for line in self.traffic.lines())]
 
 
 def _summary(variables: list[Variable]) -> str:
     """How much memory some variables take, and what they are."""
-    total = sum(v.type.nbytes for v in variables)
+    total = sum(v.held.nbytes for v in variables)
     kinds = dict.fromkeys(v.kind for v in variables)
     counts = ", ".join(f"{sum(v.kind == k for v in variables)} {k}" for k in kinds)
     return f"{byte_text(total)} in {len(variables)} variables ({counts})"
@@ -171,6 +172,10 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 total += Traffic(stored=moved.nbytes)
             case Load(type=moved):
                 total += Traffic(loaded=moved.nbytes)
+            case Gather(nbytes=moved):
+                total += Traffic(gathered=moved)
+            case Scatter(nbytes=moved):
+                total += Traffic(scattered=moved)
             case Repeat(count=count, body=inner):
                 total += _traffic(inner) * count
     return total
@@ -180,7 +185,7 @@ def _body_lines(body: tuple[Instruction, ...], indent: str) -> list[str]:
     lines = []
     for instruction in body:
         text = f"{indent}{instruction}"
-        if isinstance(instruction, Call | Copy | Send | Store | Load):
+        if isinstance(instruction, Call | Copy | Send | Store | Load | Gather):
             text = f"{text:<88}  # {instruction.source}"
         lines.append(text)
         if isinstance(instruction, Repeat):

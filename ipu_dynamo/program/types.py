@@ -45,6 +45,12 @@ class TensorType:
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
+    def shard(self, count: int) -> "TensorType":
+        """One of `count` parts of equal size, of a tensor that is padded with zeros to that end."""
+        if count == 1:
+            return self
+        return TensorType(self.dtype, (-(-prod(self.shape) // count),))
+
     def __str__(self) -> str:
         name = _SHORT.get(self.dtype) or str(self.dtype).removeprefix("torch.")
         return f"{name}[{','.join(map(str, self.shape))}]"

@@ -34,6 +34,8 @@ class Variable:
             the end of the call that it is loaded for.
         groups: of `replicated`, only the replicas of a group hold the same values; None: all do.
             On the host there is a leading dimension over the groups.
+        shards: how many replicas, all of a group, hold one part each, instead of the whole. They
+            have it whole between a gather and the end of the call that it is gathered for.
     """
 
     name: str
@@ -44,6 +46,12 @@ class Variable:
     digest: str = ""
     off_chip: bool = False
     groups: ReplicaGroups | None = None
+    shards: int = 1
+
+    @property
+    def held(self) -> TensorType:
+        """What one replica holds: the whole, or a shard."""
+        return self.type.shard(self.shards)
 
     def holders(self, replicas: int) -> tuple[int, ...]:
         """The replicas with a tensor of their own; the others share that of one of these."""
@@ -55,6 +63,8 @@ class Variable:
         own = "" if self.replicated else ", one per replica"
         if self.groups is not None:
             own = f", one per {self.groups}"
+        if self.shards > 1:
+            own += f", in {self.shards} shards of {self.held}"
         where = "off chip, of" if self.off_chip else "on"
         values = f", values {self.digest}" if self.digest else ""
         return f"{self.kind} %{self.name}: {self.type}  {where} ipu{self.ipu}{own}{values}"

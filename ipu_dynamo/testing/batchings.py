@@ -69,9 +69,13 @@ def options_for(
 
 def _locations() -> st.SearchStrategy[Locations]:
     """Where tensors live; they shrink towards the default."""
-    kinds = ("weights", "optimizer_state", "accumulators", "activations")
     location = st.builds(Location, st.booleans(), st.integers(0, 9))
-    changed = st.fixed_dictionaries({}, optional=dict.fromkeys(kinds, location))
+    in_shards = st.builds(
+        Location, st.booleans(), st.integers(0, 9), st.booleans(), st.integers(0, 5)
+    )
+    kinds = dict.fromkeys(("weights", "optimizer_state"), in_shards)
+    kinds |= dict.fromkeys(("accumulators", "activations"), location)
+    changed = st.fixed_dictionaries({}, optional=kinds)
     return changed.map(lambda given: replace(Locations(), **given))
 
 

@@ -33,10 +33,8 @@ _REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in
 # that makes it work.
 PENDING = _REFUSED_ACCESSORS | frozenset(
     {
-        "TensorLocationSettings.minElementsForReplicatedTensorSharding",
         "TensorLocationSettings.useIOTilesToLoad",
         "TensorLocationSettings.useIOTilesToStore",
-        "TensorLocationSettings.useReplicatedTensorSharding",
         "TensorLocations.numIOTiles",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",

@@ -21,7 +21,7 @@ class TensorLocationSettings(OptionsDict):
 
     @setter(Effect.MACHINE)
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> None:
-        """Shard only tensors of more elements."""
+        """Shard only tensors of more elements, by default of more than 8191."""
         self._keep(int, minElementsForReplicatedTensorSharding=min_elements)
 
     @setter(Effect.MACHINE)
@@ -34,7 +34,7 @@ class TensorLocationSettings(OptionsDict):
 
     @setter(Effect.MACHINE)
     def useReplicatedTensorSharding(self, use: bool = True) -> None:
-        """Keep one part of each tensor on each replica."""
+        """Keep one part of each tensor on each replica: of weights and of optimizer state."""
         self._keep(bool, useReplicatedTensorSharding=use)
 
     @setter(Effect.MACHINE)

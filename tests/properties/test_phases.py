@@ -7,10 +7,23 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from ipu_dynamo import Strategy, compile_inference, compile_training
-from ipu_dynamo.program import Call, Copy, Load, Receive, Repeat, Store, Traffic, Update
+from ipu_dynamo.program import (
+    Call,
+    Copy,
+    Gather,
+    Load,
+    Receive,
+    Reduce,
+    Repeat,
+    Scatter,
+    Store,
+    Traffic,
+    Update,
+)
 from ipu_dynamo.testing import Placement, assert_same_bits, options_for, placements_of, recipes
 from tests.properties.running import calls, outcome, slow
 
+FIELDS = {"store": "stored", "load": "loaded", "gather": "gathered", "scatter": "scattered"}
 PHASED = ("serial_phased", "parallel_phased")
 
 
@@ -57,16 +70,19 @@ def printed_traffic(text):
             loops.pop()
         if words[0] == "repeat":
             loops.append((indent, int(words[1])))
-        elif words[0] in ("store", "load"):
+        elif words[0] in FIELDS:
             nbytes = int(words[words.index("bytes") - 1]) * prod(count for _, count in loops)
-            total += Traffic(nbytes, 0) if words[0] == "store" else Traffic(0, nbytes)
+            total += Traffic(**{FIELDS[words[0]]: nbytes})
     return total
 
 
 class Follower:
     """Walks through a program; asserts that all is where it is read, and no longer than it may be.
 
-    `came` has for each value on an IPU the phase that made it, or for which it was loaded.
+    `came` has for each value on an IPU the phase that made it, or for which it was loaded;
+    `whole` the variables in shards that an IPU has gathered; `summed` the gradients that are
+    summed over replicas, and whether in shards; `stale` what replicas hold whole and have changed
+    in one shard each.
     """
 
     def __init__(self, program, options):
@@ -74,6 +90,7 @@ class Follower:
         self.variables = {v.name: v for v in program.variables}
         self.copies = {i.result for i in program.copies if i not in micro_batch(program)}
         self.came, self.stored, self.fetched, self.phases = {}, {}, set(), []
+        self.whole, self.summed, self.stale = set(), {}, set()
 
     def follow(self):
         for instruction in self.program.walk():
@@ -83,15 +100,21 @@ class Follower:
                     self.fetched.add((name, ipu))
                 case Store(value=name, result=result, ipu=ipu) if name == result:
                     self.fetched.remove((name, ipu))
+                case Gather(value=name, ipu=ipu):
+                    self.assert_on_chip([name], ipu)
+                    assert self.variables[name].shards > 1 or name in self.stale
+                    self.stale.discard(name)
+                    self.whole.add((name, ipu))
+                case Scatter(values=names) | Reduce(values=names):
+                    self.summed |= dict.fromkeys(names, isinstance(instruction, Scatter))
                 case Update():
-                    names = (*instruction.parameters, *instruction.gradients)
-                    states = [name for _, names in instruction.states for name in names]
-                    self.assert_on_chip((*names, *states), instruction.ipu)
+                    self.update(instruction)
                 case Call():
                     self.call(instruction)
                 case Receive(result=name, ipu=ipu):
                     self.came[name, ipu] = None  # for the call behind it
                 case Copy(value=name, result=result, src=src, dst=dst):
+                    self.assert_whole([name], src)
                     assert name in self.variables or (name, src) in self.came
                     self.came[result, dst] = self.came.get((name, src))
                 case Store(value=name, result=result, ipu=ipu):
@@ -108,6 +131,22 @@ class Follower:
         if self.options.strategy.liveness == "always_live" or not self.where.off_chip:
             assert not self.stored
         assert not [name for name, _ in self.fetched if self.variables[name].kind != "parameter"]
+        assert not self.stale
+
+    def update(self, update):
+        states = [name for _, names in update.states for name in names]
+        self.assert_on_chip((*update.parameters, *update.gradients, *states), update.ipu)
+        for name, gradient, *own in zip(
+            update.parameters, update.gradients, *(names for _, names in update.states), strict=True
+        ):
+            held = [self.variables[n] for n in (name, *own)]
+            sharded = any(v.shards > 1 for v in held)
+            assert sharded == (name in update.sharded)
+            if self.options.replicas > 1:
+                assert self.summed.pop(gradient) == sharded
+            if sharded:
+                self.stale |= {v.name for v in held if v.shards == 1 and v.type.shape}
+        self.whole.clear()
 
     @property
     def where(self):
@@ -120,8 +159,10 @@ class Follower:
         for name in values:
             self.assert_near(name, call)
         self.assert_on_chip(call.arguments, call.ipu)
+        self.assert_whole(call.arguments, call.ipu)
         weights = {v.name for v in self.program.variables if v.kind == "parameter"}
         self.fetched -= {(name, call.ipu) for name in call.arguments if name in weights}
+        self.whole -= {(name, call.ipu) for name in call.arguments if name in weights}
         for name in filter(None, call.results):
             self.came[name, call.ipu] = call.phase
         if call.phase is not None:
@@ -131,6 +172,12 @@ class Follower:
         for name in names:
             if name in self.variables and self.variables[name].off_chip:
                 assert (name, ipu) in self.fetched
+
+    def assert_whole(self, names, ipu):
+        assert not self.stale.intersection(names)
+        for name in names:
+            if name in self.variables and self.variables[name].shards > 1:
+                assert (name, ipu) in self.whole
 
     def assert_near(self, name, call):
         """A value of an earlier phase is on the chip only if the liveness has it there."""

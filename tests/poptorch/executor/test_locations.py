@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from ipu_dynamo.program import Load, Store
+from ipu_dynamo.program import Load, Scatter, Store
 from poptorch import TensorLocationSettings as Settings
 from tests.poptorch.executor.models import Classifier, batch
 
@@ -69,6 +69,57 @@ def test_small_tensors_stay_on_the_chip():
         "second.weight": True,  # 3 x 8
         "second.bias": False,  # 3
     }
+
+
+@pytest.mark.parametrize(
+    ("setter", "above", "expected"),
+    [
+        ("setWeightLocation", 7, {"first.weight", "second.weight", "first.bias"}),  # 32, 24, 8
+        ("setWeightLocation", 8, {"first.weight", "second.weight"}),
+        ("setWeightLocation", None, set()),
+        ("setOptimizerLocation", 24, {"first.weight.momentum_buffer"}),
+        ("setAccumulatorLocation", 0, set()),
+    ],
+)
+def test_tensors_of_more_elements_are_in_shards(setter, above, expected):
+    def options(settings=None):
+        options = poptorch.Options().replicationFactor(2)
+        if settings is not None:
+            getattr(options.TensorLocations, setter)(settings)
+        return options
+
+    settings = Settings().useReplicatedTensorSharding()
+    if above is not None:
+        settings.minElementsForReplicatedTensorSharding(above)
+    _, losses, weights = trained(options())
+    executor, their_losses, their_weights = trained(options(settings))
+    program = executor._core.program
+    assert {v.name for v in program.variables if v.shards > 1} == expected
+    assert any(isinstance(i, Scatter) for i in program.walk()) == bool(expected)
+    assert executor._core.executable.memory.traffic == program.traffic * 2
+    assert torch.equal(torch.stack(losses), torch.stack(their_losses))
+    assert all(torch.equal(weights[name], their_weights[name]) for name in weights)
+
+
+def test_shards_follow_a_new_optimizer_and_new_weights():
+    def run(options):
+        options.replicationFactor(2).showCompilationProgressBar(False)
+        model = Classifier()
+        executor = poptorch.trainingModel(
+            model, options, poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        )
+        executor(*batch(4, 0))
+        executor.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5))
+        executor(*batch(4, 1))
+        executor.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+        executor(*batch(4, 2))
+        return dict(model.state_dict())
+
+    divided = poptorch.Options()
+    settings = Settings().useReplicatedTensorSharding().minElementsForReplicatedTensorSharding(0)
+    divided.TensorLocations.setWeightLocation(settings).setOptimizerLocation(settings)
+    whole, found = run(poptorch.Options()), run(divided)
+    assert all(torch.equal(whole[name], found[name]) for name in whole)
 
 
 @pytest.mark.parametrize("combined", [True, False])
