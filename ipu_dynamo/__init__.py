@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
+    from ipu_dynamo.capture.overlap import set_overlap_for_input, set_overlap_for_output
     from ipu_dynamo.capture.serialized import serialized_matmul
     from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
     from ipu_dynamo.debug.bisect import Difference, bisect
@@ -48,12 +49,15 @@ __all__ = [
     "programs",
     "recomputation_checkpoint",
     "serialized_matmul",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
 ]
 
 _HOMES = {
     "ipu_dynamo.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
+    "ipu_dynamo.capture.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
     "ipu_dynamo.capture.serialized": ("serialized_matmul",),
     "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),

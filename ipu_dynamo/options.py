@@ -239,6 +239,8 @@ class Options:
             it before the update: it moves half-precision gradients to a better range.
         strategy: how blocks become stages.
         locations: what lives in streaming memory, beside the IPUs.
+        io_tiles: tiles of each IPU that only transfer: none, or an even number from 32 to 192.
+            Overlapped inputs and outputs need some.
         recompute: which stages keep only their inputs and what `recomputation_checkpoint` marks,
             and compute the rest again in the backward pass: none (`off`), all but the last
             (`stages`), or all, the last one from a few more values (`all`). `auto` is `stages` in
@@ -283,6 +285,7 @@ class Options:
     loss_scale: float = 1.0
     strategy: Strategy = field(default_factory=Strategy)
     locations: Locations = field(default_factory=Locations)
+    io_tiles: int = 0
     recompute: Recomputation = "auto"
     recompute_budget: int | None = None
     narrow: bool = False
@@ -305,6 +308,11 @@ class Options:
         for name, kinds in _KINDS.items():
             if not isinstance(value := getattr(self, name), kinds):
                 raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")
+        tiles = self.io_tiles
+        if type(tiles) is not int or (tiles and (tiles % 2 or not 32 <= tiles <= 192)):
+            raise OptionError(
+                f"option io_tiles is {tiles!r}; it is 0, or an even number from 32 to 192"
+            )
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
         if self.partials_chunk < 16:

@@ -151,7 +151,8 @@ class _Emitter:
             return name  # an accumulator, or a value that an earlier part made on this IPU
         if role is None or role.kind in ("input", "random_key"):
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
-            self.micro_batch.append(Receive(name, result, ipu))
+            overlap = self.capture.overlaps.get(("input", name), "no_overlap")
+            self.micro_batch.append(Receive(name, result, ipu, overlap))
         elif self.homes[name] == ipu or self.located[name].off_chip:
             return name
         else:
@@ -203,7 +204,9 @@ class _Emitter:
         streams += list(self.partitioned.changed.items())
         for stream, name in streams:
             if name in part.outputs:
-                self.micro_batch.append(Send(stream, name, part.ipu, self.sources[name][1]))
+                overlap = self.capture.overlaps.get(("output", stream), "no_overlap")
+                send = Send(stream, name, part.ipu, self.sources[name][1], overlap)
+                self.micro_batch.append(send)
 
     def find_variables(self) -> list[Variable]:
         options = self.options
@@ -257,6 +260,7 @@ def emit(
         outputs=tuple(outputs(capture, partitioned.changed, options)),
         functions=tuple(emitter.functions.values()),
         body=body,
+        io_tiles=options.io_tiles,
     )
 
 

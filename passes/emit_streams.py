@@ -34,7 +34,12 @@ def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
     """The streams to the IPUs; `received` are those that something reads."""
     sources = {"input": "host", "random_key": "random"}
     streams = [
-        Input(role.name, TensorType.of(node.meta["val"]), sources[role.kind])  # type: ignore[arg-type]
+        Input(
+            role.name,
+            TensorType.of(node.meta["val"]),
+            sources[role.kind],  # type: ignore[arg-type]
+            overlap=capture.overlaps.get(("input", role.name), "no_overlap"),
+        )
         for node, role in capture.roles().items()
         if role.kind in sources
     ]
@@ -55,7 +60,8 @@ def outputs(capture: Capture, changed: Collection[str], options: Options) -> lis
         type_ = TensorType.of(node.meta["val"])
         if role.kind == "value":
             returns = mode if node in varying else "once"
-            found.append(Output(role.name, type_, returns, options.return_period))
+            overlap = capture.overlaps.get(("output", role.name), "no_overlap")
+            found.append(Output(role.name, type_, returns, options.return_period, overlap=overlap))
         elif role.name in changed:
             found.append(Output(role.name, type_, "all", mutates=True))
     return found

@@ -20,6 +20,7 @@ from ipu_dynamo.passes.float_products import float_products
 from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.half_partials import HalfPartials
 from ipu_dynamo.passes.identity_loss import IdentityLoss
+from ipu_dynamo.passes.overlap_io import OverlapIO
 from ipu_dynamo.passes.partition import Accumulation, Partition
 from ipu_dynamo.passes.place_gradients import place_gradients
 from ipu_dynamo.passes.placement import Placement
@@ -45,6 +46,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
     """
     accumulation, iterations = options.gradient_accumulation, options.device_iterations
     return (
+        OverlapIO(options),
         Placement(options.strategy, accumulation if training else iterations),
         IdentityLoss(loss),
         Precision(options.narrow),

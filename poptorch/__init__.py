@@ -41,7 +41,13 @@ from poptorch.errors import Error, RecoverableError, UnrecoverableError, createP
 from poptorch.executor import PoplarExecutor
 from poptorch.functions import inferenceModel, trainingModel
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
-from poptorch.ops import identity_loss, recomputationCheckpoint, serializedMatMul
+from poptorch.ops import (
+    identity_loss,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 from poptorch.printing import module_repr, print
 from poptorch.stages import BlockId, Phase, Stage
@@ -112,6 +118,8 @@ __all__ = [
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
     "trainingModel",
 ]
 

@@ -4,11 +4,18 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.capture import markers
+from ipu_dynamo.capture import markers, overlap
 from ipu_dynamo.capture.serialized import serialized_matmul
-from poptorch.enums import MatMulSerializationMode
+from ipu_dynamo.program import Overlap
+from poptorch.enums import MatMulSerializationMode, OverlapMode
 from poptorch.errors import createPoptorchError, require
 from poptorch.tracing import isRunningOnIpu
+
+_OVERLAPS: dict[OverlapMode, Overlap] = {
+    OverlapMode.NoOverlap: "no_overlap",
+    OverlapMode.OverlapAccumulationLoop: "accumulation_loop",
+    OverlapMode.OverlapDeviceIterationLoop: "device_iteration_loop",
+}
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
@@ -99,4 +106,47 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     return type(given)([markers.recomputation_checkpoint(tensor) for tensor in given])
 
 
-__all__ = ["identity_loss", "recomputationCheckpoint", "serializedMatMul"]
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """Transfer inputs of the model while other micro-batches are computed.
+
+    It must be the only operator that reads an input. Overlap needs
+    `options.TensorLocations.numIOTiles`, output mode All or Sum, and another strategy than
+    `PipelinedExecution`. No value changes.
+
+    Args:
+        input_tensors: a tensor, or any structure of tensors and other objects.
+        mode: the loop within which transfers overlap.
+
+    Returns:
+        The same structure.
+    """
+    return overlap.set_overlap_for_input(input_tensors, _overlap_mode(mode))
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """Transfer outputs of the model while other micro-batches are computed.
+
+    The model returns what this returns, once. It needs what `set_overlap_for_input` needs.
+
+    Args:
+        output_tensors: a tensor, or any structure of tensors and other objects.
+        mode: the loop within which transfers overlap.
+
+    Returns:
+        The same structure.
+    """
+    return overlap.set_overlap_for_output(output_tensors, _overlap_mode(mode))
+
+
+def _overlap_mode(mode: OverlapMode) -> Overlap:
+    require(isinstance(mode, OverlapMode), f"mode must be a poptorch.OverlapMode, got {mode!r}")
+    return _OVERLAPS[mode]
+
+
+__all__ = [
+    "identity_loss",
+    "recomputationCheckpoint",
+    "serializedMatMul",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]

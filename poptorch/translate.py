@@ -66,6 +66,7 @@ def core_options(
         mean_strategy=_STRATEGIES[strategy],
         strategy=core_strategy(options),
         locations=core_locations(options, combined_accumulator=combined_accumulator),
+        io_tiles=core_io_tiles(options),
         recompute=_RECOMPUTATION.get(options._Popart.options.get("autoRecomputation"), "auto"),
         narrow=True,
         loss_scale=loss_scale,
@@ -123,6 +124,12 @@ def core_locations(options: Options, *, combined_accumulator: bool = False) -> c
         return replace(away, sharded=True, min_sharded=above + 1)
 
     return core.Locations(*map(location, given))
+
+
+def core_io_tiles(options: Options) -> int:
+    """Tiles of each IPU for IO: what a user set, or its key of the lower layers, or none."""
+    tiles: int = options.TensorLocations.toDict().get("numIOTiles", 0)
+    return tiles or options._Popart.options.get("numIOTiles", 0)
 
 
 def batching_factors(options: Options) -> tuple[int, str]:

@@ -8,6 +8,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ipu_dynamo.program import Overlap
+
 # Keys of node.meta, from the earliest writer to the last reader.
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
@@ -94,6 +96,8 @@ class Capture:
         homes: IPUs of variables that another program has placed.
         calls: what the graph's custom autograd functions call, to be kept with it.
         aliases: returned values may share memory with inputs and with each other.
+        overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
+            set by `overlap_io`.
     """
 
     graph: fx.GraphModule
@@ -109,6 +113,7 @@ class Capture:
     homes: Mapping[str, int] = field(default_factory=dict)
     calls: tuple[Callable[..., Any], ...] = ()
     aliases: bool = False
+    overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:

@@ -23,11 +23,12 @@ from ipu_dynamo.program.pipeline import Stash
 from ipu_dynamo.program.program import Program
 from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import TensorType
-from ipu_dynamo.program.values import Input, Output, Returns, Variable
+from ipu_dynamo.program.values import OVERLAPS, Input, Output, Overlap, Returns, Variable
 from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
     "MUTATED",
+    "OVERLAPS",
     "RECOMPUTED",
     "Call",
     "Copy",
@@ -39,6 +40,7 @@ __all__ = [
     "Load",
     "Order",
     "Output",
+    "Overlap",
     "PhaseNumbers",
     "Program",
     "Receive",

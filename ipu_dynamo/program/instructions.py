@@ -5,6 +5,7 @@ from typing import Literal
 
 from ipu_dynamo.program.optimizers import Rule
 from ipu_dynamo.program.types import TensorType
+from ipu_dynamo.program.values import Overlap
 from ipu_dynamo.replica_groups import ReplicaGroups
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
@@ -19,27 +20,46 @@ def on_ipu(name: str, ipu: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Read the next micro-batch of a host stream into IPU memory."""
+    """Read the next micro-batch of a host stream into IPU memory.
+
+    With an overlap the transfer takes place while the micro-batch before is computed; that of the
+    first micro-batch of the loop stands alone.
+    """
 
     stream: str
     result: str
     ipu: int
+    overlap: Overlap = "no_overlap"
 
     def __str__(self) -> str:
-        return f"receive %{self.result} = host.{self.stream}  -> ipu{self.ipu}"
+        ahead = _within(self.overlap, "ahead")
+        return f"receive %{self.result} = host.{self.stream}  -> ipu{self.ipu}{ahead}"
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Offer a value to a host stream, whose return rule decides whether it is kept."""
+    """Offer a value to a host stream, whose return rule decides whether it is kept.
+
+    With an overlap the transfer takes place while the next micro-batch is computed; that of the
+    last micro-batch of the loop stands alone.
+    """
 
     stream: str
     value: str
     ipu: int
     source: str
+    overlap: Overlap = "no_overlap"
 
     def __str__(self) -> str:
-        return f"send host.{self.stream} = %{self.value}  <- ipu{self.ipu}"
+        later = _within(self.overlap, "later")
+        return f"send host.{self.stream} = %{self.value}  <- ipu{self.ipu}{later}"
+
+
+def _within(overlap: Overlap, when: str) -> str:
+    if overlap == "no_overlap":
+        return ""
+    loop = {"accumulation_loop": "device iteration", "device_iteration_loop": "call"}[overlap]
+    return f", one micro-batch {when} within a {loop}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Program:
         inputs, outputs: host streams.
         functions: distinct stage functions, by first call.
         body: the instructions of one call.
+        io_tiles: tiles of each IPU that only transfer.
     """
 
     kind: Literal["training", "inference", "forward", "backward"]
@@ -49,6 +50,7 @@ class Program:
     outputs: tuple[Output, ...]
     functions: tuple[Function, ...]
     body: tuple[Instruction, ...]
+    io_tiles: int = 0
 
     def walk(self) -> Iterator[Instruction]:
         """Every instruction once, in program order, loops before their bodies."""
@@ -128,9 +130,10 @@ class Program:
         )
 
     def _header(self) -> str:
+        tiles = f", {self.io_tiles} IO tiles on each IPU" if self.io_tiles else ""
         return (
             f"program {self.kind}: {self.num_stages} stages on {self.num_ipus} IPUs, "
-            f"{self.replicas} replicas, {len(self.functions)} functions"
+            f"{self.replicas} replicas, {len(self.functions)} functions{tiles}"
         )
 
     def _streams(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -14,8 +14,15 @@ _GENERATED = {
     "accumulation": "  1 / (k + 1) at accumulation step k",
     "random": "  from seed, call, micro-batch and replica",
 }
+_OVERLAPPING = {
+    "no_overlap": "",
+    "accumulation_loop": "  overlapped in the accumulation loop",
+    "device_iteration_loop": "  overlapped in the loop over device iterations",
+}
 Kind = Literal["parameter", "buffer", "constant", "whole", "accumulator", "state"]
 Returns = Literal["all", "every", "final", "sum", "once"]
+Overlap = Literal["no_overlap", "accumulation_loop", "device_iteration_loop"]
+OVERLAPS: tuple[str, ...] = get_args(Overlap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Input:
         outer: the dimension repeats all rows so often, and a micro-batch has a block of each.
         source: the caller's `host` tensor; or 1 / (k + 1) at `accumulation` step k; or a new key
             for `random` numbers, on every replica.
+        overlap: the loop within which a micro-batch is transferred while the one before computes.
     """
 
     name: str
@@ -88,10 +96,12 @@ class Input:
     source: Literal["host", "accumulation", "random"] = "host"
     dim: int = 0
     outer: int = 1
+    overlap: Overlap = "no_overlap"
 
     def __str__(self) -> str:
         along = f"  {_along(self)}" if _along(self) else ""
-        return f"input %{self.name}: {self.type}{_GENERATED[self.source]}{along}"
+        overlap = _OVERLAPPING[self.overlap]
+        return f"input %{self.name}: {self.type}{_GENERATED[self.source]}{along}{overlap}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Output:
         period: the n of `every`, in device iterations.
         mutates: the input that receives the value, instead of the returned structure.
         dim, outer: how micro-batches are joined, as in `Input`.
+        overlap: the loop within which a micro-batch is transferred while the next one computes.
     """
 
     name: str
@@ -116,12 +127,14 @@ class Output:
     mutates: bool = False
     dim: int = 0
     outer: int = 1
+    overlap: Overlap = "no_overlap"
 
     def __str__(self) -> str:
         rule = f"every {self.period}" if self.returns == "every" else self.returns
         rule = f"{rule} {_along(self)}".rstrip()
         kind = "written back to input" if self.mutates else "output"
-        return f"{kind} %{self.name}: {self.type}  return {rule}"
+        overlap = _OVERLAPPING[self.overlap]
+        return f"{kind} %{self.name}: {self.type}  return {rule}{overlap}"
 
 
 def blocks(tensor: Tensor, dim: int, outer: int, count: int) -> Sequence[Tensor]:

@@ -35,7 +35,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
     {
         "TensorLocationSettings.useIOTilesToLoad",
         "TensorLocationSettings.useIOTilesToStore",
-        "TensorLocations.numIOTiles",
         "_Popart.automaticLossScalingSettings.binEdgeLocation",
         "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
         "_Popart.automaticLossScalingSettings.updatePeriod",
@@ -46,7 +45,6 @@ PENDING = _REFUSED_ACCESSORS | frozenset(
         "_Popart.enableStableNorm",
         "_Popart.engineOptions",
         "_Popart.instrumentWithHardwareCycleCounter",
-        "_Popart.numIOTiles",
         "_Popart.saveInitializersToFile",
         "_Popart.setEngineOptions",
         "_Popart.syntheticDataMode",
