@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.explanation import Explanation, explain
+    from ipu_dynamo.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.recent import programs
     from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
+    "AutomaticLossScaling",
     "BackendOptions",
     "BeginBlock",
     "Block",
@@ -63,6 +65,7 @@ _HOMES = {
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.explanation": ("Explanation", "explain"),
+    "ipu_dynamo.loss_scaling": ("AutomaticLossScaling",),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.recent": ("programs",),

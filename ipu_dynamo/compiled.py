@@ -1,6 +1,7 @@
 """Offer compiled models to users: `compile_training`, `compile_inference`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,18 @@ from ipu_dynamo.capture.torch_private import mark_stepped, outside_modes
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.checkpoints import follow_checkpoints
 from ipu_dynamo.driver import Compiled, batching, compile_model
-from ipu_dynamo.errors import CompileError, InputError, IpuError
+from ipu_dynamo.errors import CompileError, InputError, IpuError, OptionError
 from ipu_dynamo.expected import ExpectedArguments
-from ipu_dynamo.optimizers import Group, States, describe, export_state, import_state, refresh
+from ipu_dynamo.optimizers import (
+    Group,
+    States,
+    describe,
+    export_loss_scale,
+    export_state,
+    import_loss_scale,
+    import_state,
+    refresh,
+)
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
@@ -24,7 +34,12 @@ from ipu_dynamo.runtime.executable import Executable
 from ipu_dynamo.runtime.schedule import Schedule
 from ipu_dynamo.sharing import refuse_what_cannot_be_shared
 from ipu_dynamo.threads import threads_for
-from ipu_dynamo.variables import initial_tensors, updates
+from ipu_dynamo.variables import (
+    initial_tensors,
+    loss_scale_states,
+    loss_scale_variable,
+    updates,
+)
 
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
 
@@ -108,6 +123,27 @@ class CompiledModel:
         """How many stage functions the engine has compiled so far."""
         return self._engine.compiled if self._engine else 0
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss in the backward pass of the next step."""
+        name = loss_scale_variable(self.program)
+        return self.options.loss_scale if name is None else self.executable.whole(name).item()
+
+    def set_loss_scale(self, value: float) -> None:
+        """Use another factor on the loss from the next call on; automatic scaling goes on from it.
+
+        Raises:
+            OptionError: the loss scale is part of the program, or `value` is not a positive number.
+        """
+        replace(self.options, loss_scale=value)  # checks it
+        name = loss_scale_variable(self.program)
+        if name is None:
+            raise OptionError(
+                f"the loss scale {self.options.loss_scale} is part of the program; compile it with "
+                "Options(loss_scale_is_variable=True)"
+            )
+        self.executable.whole(name).fill_(value)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for calls with arguments like these; they are not run."""
         self._compile(self._read(args, kwargs))
@@ -183,6 +219,9 @@ class CompiledModel:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
         optimizer = self._training_optimizer()
         export_state(self._states(), self._groups, optimizer, self._parameters())
+        _, executable = self._ready()
+        names = loss_scale_states(self.program)
+        export_loss_scale({key: executable.whole(name) for key, name in names.items()}, optimizer)
         self._stepped = False
 
     def write_optimizer_state(self) -> None:
@@ -190,11 +229,12 @@ class CompiledModel:
         optimizer = self._training_optimizer()
         known = import_state(self._groups, optimizer, self._parameters())
         compiled, executable = self._ready()
-        fresh = initial_tensors(compiled, known, private=True)
-        for update in updates(compiled.program):
-            for _, names in update.states:
-                for name in names:
-                    executable.whole(name).copy_(fresh[name])
+        scale = import_loss_scale(optimizer)
+        fresh = initial_tensors(compiled, known, private=True, loss_scale=scale)
+        states = [name for update in updates(compiled.program) for _, names in update.states
+                  for name in names]  # fmt: skip
+        for name in (*states, *loss_scale_states(compiled.program).values()):
+            executable.whole(name).copy_(fresh[name])
         executable.reload_states()
         self._stepped = False
 
@@ -228,9 +268,11 @@ class CompiledModel:
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
         known: States = {}
+        scale: dict[str, Tensor] = {}
         if self._optimizer is not None and self._live:
             known = import_state(groups, self._optimizer, self._parameters())
-        tensors = initial_tensors(compiled, known, private=self._own_weights)
+            scale = import_loss_scale(self._optimizer)
+        tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = _seed(compiled.program) if options.seed is None else options.seed
         workers, threads = threads_for(compiled.program, options)
         executable = Executable(

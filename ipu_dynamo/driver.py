@@ -32,6 +32,7 @@ class Compiled:
         roles: what each variable and input is, by name.
         input_names: the program's names of the caller's tensors, in order.
         devices: the torch device of every IPU.
+        loss_scale: the first factor on the loss.
     """
 
     program: Program
@@ -40,6 +41,7 @@ class Compiled:
     roles: Mapping[str, Placeholder]
     input_names: tuple[str, ...]
     devices: tuple[torch.device, ...]
+    loss_scale: float
 
 
 def compile_model(
@@ -82,6 +84,7 @@ def compile_model(
         roles={role.name: role for role in capture.placeholders},
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
         devices=devices_of_ipus(devices, program.num_ipus),
+        loss_scale=options.loss_scale,
     )
 
 

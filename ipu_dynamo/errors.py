@@ -27,6 +27,10 @@ class IpuError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
+class OptionError(IpuError, ValueError):
+    """An option does not exist or has a value that it cannot have."""
+
+
 class CompileError(IpuError):
     """The model cannot be compiled as written.
 

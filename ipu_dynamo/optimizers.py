@@ -13,6 +13,7 @@ from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.program.optimizers import SGD, Adam, RMSprop, Rule
 
 States = dict[str, dict[str, Tensor]]  # parameter's name -> state's name -> tensor
+_LOSS_SCALE = "loss_scale"  # key of `optimizer.state`: what belongs to no parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,20 @@ def export_state(
                 elif spec.name == "step":
                     device = parameter.device if on_device else "cpu"
                     written["step"] = own["step"].detach().to(device, torch.float32, copy=True)
+
+
+def import_loss_scale(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The states of automatic loss scaling that `optimizer` holds, by name."""
+    held: Mapping[Any, dict[str, Tensor]] = optimizer.state
+    return dict(held.get(_LOSS_SCALE, {}))
+
+
+def export_loss_scale(states: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+    """Write copies of the states of automatic loss scaling, if there are any, into
+    `optimizer.state`, which keeps and saves what belongs to no parameter."""
+    if states:
+        held: dict[Any, Any] = optimizer.state
+        held[_LOSS_SCALE] = {name: value.clone() for name, value in states.items()}
 
 
 def _supported_class(optimizer: Optimizer, treat_as: type[Optimizer] | None) -> type[Optimizer]:

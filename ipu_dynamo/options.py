@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from ipu_dynamo.devices import Device, read_devices
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import OptionError as OptionError
+from ipu_dynamo.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
 from ipu_dynamo.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
@@ -43,10 +44,6 @@ _COUNTS = (
     "return_period",
     "partials_chunk",
 )
-
-
-class OptionError(IpuError, ValueError):
-    """An option does not exist or has a value that it cannot have."""
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -203,6 +200,8 @@ class Locations:
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale": (int, float),
+    "automatic_loss_scaling": (AutomaticLossScaling, type(None)),
+    "loss_scale_is_variable": bool,
     "strategy": Strategy,
     "locations": Locations,
     "narrow": bool,
@@ -237,6 +236,10 @@ class Options:
             (`running`), or by the replicas before the backward pass (`post_and_loss`).
         loss_scale: the loss is multiplied by it in the backward pass, and gradients are divided by
             it before the update: it moves half-precision gradients to a better range.
+        automatic_loss_scaling: the loss scale begins with `loss_scale`, and follows the size of the
+            gradients in float16. None: it stays.
+        loss_scale_is_variable: `CompiledModel.set_loss_scale` may change it without compiling
+            again, as with automatic scaling.
         strategy: how blocks become stages.
         locations: what lives in streaming memory, beside the IPUs.
         io_tiles: tiles of each IPU that only transfer: none, or an even number from 32 to 192.
@@ -283,6 +286,8 @@ class Options:
     reduction: Literal["mean", "sum"] = "mean"
     mean_strategy: Literal["post", "running", "post_and_loss"] = "post"
     loss_scale: float = 1.0
+    automatic_loss_scaling: AutomaticLossScaling | None = None
+    loss_scale_is_variable: bool = False
     strategy: Strategy = field(default_factory=Strategy)
     locations: Locations = field(default_factory=Locations)
     io_tiles: int = 0
@@ -388,6 +393,11 @@ class Options:
         if self.recompute_budget is not None:
             return "all"
         return "stages" if self.strategy.kind == "pipelined" else "off"
+
+    @property
+    def has_variable_loss_scale(self) -> bool:
+        """Whether the loss scale may change without compiling again."""
+        return self.loss_scale_is_variable or self.automatic_loss_scaling is not None
 
     @property
     def input_replica_groups(self) -> ReplicaGroups:

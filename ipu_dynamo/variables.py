@@ -8,16 +8,23 @@ from torch import Tensor
 from ipu_dynamo.driver import Compiled
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.optimizers import States
-from ipu_dynamo.program import Program, Update
+from ipu_dynamo.program import AdjustLossScale, Program, Update
 
 
-def initial_tensors(compiled: Compiled, known: States, *, private: bool) -> dict[str, Tensor]:
+def initial_tensors(
+    compiled: Compiled,
+    known: States,
+    *,
+    private: bool,
+    loss_scale: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """A tensor for every variable of a program, with a leading dimension over groups of replicas
     where it has those.
 
     Args:
         known: optimiser states that exist already; others begin with their rule's first value.
         private: copies of the model's tensors, and not these themselves.
+        loss_scale: states of automatic loss scaling that exist already.
     """
     held: dict[str, Tensor] = {}
     grouped = {v.name for v in compiled.program.variables if v.groups is not None}
@@ -31,10 +38,32 @@ def initial_tensors(compiled: Compiled, known: States, *, private: bool) -> dict
             held[variable.name] = tensor
         elif variable.kind == "accumulator":
             parameter = variable.name.removesuffix(".grad")
-            like = compiled.tensors[parameter]
+            like = compiled.tensors.get(parameter, torch.zeros(variable.type.shape))
             like = like[0] if parameter in grouped else like
             held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype, device=device)
+        elif variable.kind == "loss_scale":
+            first = compiled.loss_scale if variable.type.dtype.is_floating_point else 0
+            held[variable.name] = torch.full((), first, dtype=variable.type.dtype, device=device)
+    for state, name in loss_scale_states(compiled.program).items():
+        if loss_scale and state in loss_scale:
+            held[name].copy_(loss_scale[state])
     return held | _states(compiled.program, known, held)
+
+
+def loss_scale_variable(program: Program) -> str | None:
+    """The variable that is the factor on the loss, if there is one."""
+    held = [v.name for v in program.variables if v.kind == "loss_scale"]
+    return held[0] if held else None
+
+
+def loss_scale_states(program: Program) -> dict[str, str]:
+    """The variables that automatic loss scaling goes on from, by what they are."""
+    for instruction in program.walk():
+        if isinstance(instruction, AdjustLossScale):
+            names = {"steps": instruction.steps, "so_far": instruction.so_far}
+            own = {state: name for state, name in names.items() if name is not None}
+            return {"scale": instruction.scale, **own}
+    return {}
 
 
 def updates(program: Program) -> list[Update]:

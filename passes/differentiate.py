@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import BACKWARD, START, Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.checks import call_checks
 from ipu_dynamo.capture.torch_private import (
     ForwardTokenAOTOutput,
@@ -258,7 +258,7 @@ def _start_backward(capture: Capture, start: float) -> None:
                 (list(value.shape), start),
                 {"dtype": value.dtype, "device": value.device},
             )
-        begin.meta = {"val": value, "partitioner_tag": "is_backward"}
+        begin.meta = {"val": value, "partitioner_tag": "is_backward", START: True}
         user = next(iter(node.users), None)
         if user is not None:
             begin.meta |= {k: user.meta[k] for k in ("custom", "stack_trace") if k in user.meta}

@@ -15,6 +15,7 @@ import torch
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.emit_streams import inputs, outputs
 from ipu_dynamo.passes.emit_update import StepEnd, UpdateGroup
 from ipu_dynamo.passes.locate_variables import (
@@ -94,10 +95,20 @@ class _Emitter:
                 streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
         variable_types = {name: self.variable_type(name) for name in self.homes}
-        self.end = StepEnd(parts, self.options, self.groups, self.homes, variable_types)
+        self.end = StepEnd(
+            parts, self.options, self.groups, self.homes, variable_types, self.loss_scale()
+        )
         self.variables = self.find_variables()
         self.located = {v.name: v for v in self.variables}
         self.moves = store_activations(parts, types | streams, streams, self.rule())
+
+    def loss_scale(self) -> LossScaleEnd | None:
+        """What the end of a step does with the factor on the loss, if that is a variable."""
+        scale = self.capture.loss_scale
+        if scale is None:
+            return None
+        counters = {part.counter: part.ipu for part in self.partitioned.parts if part.counter}
+        return LossScaleEnd(scale, self.options, self.homes[scale.name], counters)
 
     def rule(self) -> ActivationRule:
         """Which activations leave the chip."""
@@ -212,7 +223,7 @@ class _Emitter:
         options = self.options
         found = []
         for role in self.capture.placeholders:
-            if role.name in self.homes:
+            if role.name in self.homes and role.kind != "loss_scale":
                 kind: Kind = role.kind  # type: ignore[assignment]
                 own = options.replicas > 1 and role.name in self.changed
                 type_ = self.variable_type(role.name)

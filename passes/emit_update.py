@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.locate_variables import Located, in_shards
 from ipu_dynamo.passes.partition import Part, accumulator
 from ipu_dynamo.program import (
@@ -49,6 +50,7 @@ class StepEnd:
         parts: of the graph; they say which parameters have gradients, and where these are made.
         groups: of the optimiser.
         homes, types: IPU and type of every parameter.
+        loss_scale: the factor on the loss, if it is a variable.
     """
 
     parts: Sequence[Part]
@@ -56,6 +58,7 @@ class StepEnd:
     groups: Sequence[UpdateGroup]
     homes: Mapping[str, int]
     types: Mapping[str, TensorType]
+    loss_scale: LossScaleEnd | None = None
 
     def instructions(self, located: Located) -> list[Instruction]:
         """All of it but loads, stores and gathers; `located` are the program's variables."""
@@ -71,6 +74,10 @@ class StepEnd:
                         accumulator(name), local[name], self.types[name], part.ipu, home, why
                     )
                     result.append(copy)
+        scale = self.loss_scale
+        if scale is not None:
+            updated = {name for group in self.groups for name in group.parameters}
+            result += scale.copies(sorted({self.homes[name] for name in updated & local.keys()}))
         for index, group in enumerate(self.groups):
             trained = [name for name in group.parameters if name in local]
             for ipu in sorted({self.homes[name] for name in trained}):
@@ -79,7 +86,7 @@ class StepEnd:
                 update = self._update(index, group, names, gradients, ipu, located)
                 result += self._sums(update, located)
                 result.append(update)
-        return result
+        return result if scale is None else result + scale.adjustment()
 
     def variables(self) -> list[Variable]:
         """The accumulators and the optimiser's states."""
@@ -89,6 +96,8 @@ class StepEnd:
                 alone = self.options.replicas == 1
                 held = accumulator(name)
                 found[held] = Variable(held, self.types[name], "accumulator", part.ipu, alone)
+        if self.loss_scale is not None:
+            found |= {variable.name: variable for variable in self.loss_scale.variables()}
         trained = {name for part in self.parts for name in part.gradients}
         for index, group in enumerate(self.groups):
             for name in group.parameters:
@@ -129,6 +138,8 @@ class StepEnd:
         )
         clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
         update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+        if self.loss_scale is not None:
+            update = replace(update, loss_scale=self.loss_scale.on(ipu))
         halves = any(self.types[name].dtype == torch.float16 for name in names)
         if self.options.stochastic_rounding and halves:
             update = replace(update, rounding="stochastic")
@@ -157,4 +168,5 @@ def _divisor(options: Options) -> float:
         "post_and_loss": options.gradient_accumulation,
     }
     count = parts[options.mean_strategy] if options.reduction == "mean" else 1
-    return count if options.loss_scale == 1.0 else count * options.loss_scale
+    fixed = 1.0 if options.has_variable_loss_scale else options.loss_scale
+    return count if fixed == 1.0 else count * fixed

@@ -37,6 +37,7 @@ class Part:
         inputs: names of placeholders and of values that earlier parts made, in calling order.
         outputs: names of the values that `graph` returns.
         gradients: parameters whose gradient it writes to an accumulator, which is an input too.
+        counter: the accumulator that counts elements of gradients, an input too, if there is one.
         phase: when it runs, in a phased strategy.
     """
 
@@ -47,6 +48,7 @@ class Part:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     gradients: tuple[str, ...] = ()
+    counter: str | None = None
     phase: int | None = None
 
 
@@ -69,6 +71,11 @@ def accumulator(parameter: str) -> str:
     return f"{parameter}.grad"
 
 
+def counter(stage: int) -> str:
+    """The name of the variable that counts elements of gradients of a stage that are not large."""
+    return f"loss_scale.within{stage}"
+
+
 @dataclass
 class Draft:
     """A part under construction: a graph, and copies of the capture's nodes in it."""
@@ -78,6 +85,7 @@ class Draft:
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     outputs: dict[str, fx.Node] = field(default_factory=dict)
     gradients: list[str] = field(default_factory=list)
+    counter: str | None = None
 
     def take(self, name: str, value: torch.Tensor) -> fx.Node:
         """The placeholder for the input `name`, made on first use, before all operators."""
@@ -220,6 +228,17 @@ class _Cutter:
                 draft.call(aten.lerp_.Tensor, total, gradient, weight, like=node)
         draft.gradients.append(name)
 
+    def count(self, node: fx.Node) -> None:
+        """Add the number of elements that are not large to the counter of a stage."""
+        index = self.slots[node]
+        draft = self.drafts[index]
+        draft.counter = counter(stage_of_slot(index, self.stages, joined=self.joined))
+        total = draft.take(draft.counter, node.meta["val"])
+        total.meta[MUTATED] = True
+        found = self.value(node, index)
+        with draft.graph.inserting_after(found):
+            draft.call(aten.add_.Tensor, total, found, like=node)
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -247,6 +266,8 @@ class Partition:
                 returned.append(cutter.deliver(node, taken))
             elif role.kind == "gradient":
                 cutter.accumulate(role.name, node, by_name[role.name], self.accumulation)
+            elif role.kind == "count":
+                cutter.count(node)
             elif cutter.roles[by_name[role.name]].kind == "input":
                 changed[role.name] = cutter.deliver(node, taken)
         for placeholder in cutter.changes:
@@ -286,6 +307,7 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: Draft) -> Part:
         inputs=tuple(draft.inputs),
         outputs=tuple(draft.outputs),
         gradients=tuple(draft.gradients),
+        counter=draft.counter,
         phase=capture.phases[stage][direction == "backward"] if capture.phases else None,
     )
 

@@ -29,6 +29,7 @@ from ipu_dynamo.passes.random_streams import random_streams
 from ipu_dynamo.passes.recompute import Recompute
 from ipu_dynamo.passes.retarget import retarget
 from ipu_dynamo.passes.round_scalars import round_scalars
+from ipu_dynamo.passes.scale_loss import ScaleLoss
 from ipu_dynamo.passes.serialize_loss import serialize_loss
 from ipu_dynamo.passes.serialize_matmul import serialize_matmul
 from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
@@ -56,6 +57,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         round_scalars,
         random_streams,
         place_gradients,
+        _scale_loss(options),
         _half_partials(options),
         float_products,
         StochasticRounding(options.stochastic_rounding),
@@ -174,6 +176,14 @@ def start_gradient(options: Options) -> float:
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale
+
+
+def _scale_loss(options: Options) -> ScaleLoss:
+    return ScaleLoss(
+        options.has_variable_loss_scale,
+        start_gradient(options) / options.loss_scale,
+        options.automatic_loss_scaling,
+    )
 
 
 def _half_partials(options: Options) -> HalfPartials:

@@ -28,7 +28,9 @@ def _split(part: Part) -> list[Part]:
     nodes = list(part.graph.graph.nodes)
     sums = {accumulator(name) for name in part.gradients}
     names = dict(zip((n for n in nodes if n.op == "placeholder"), part.inputs, strict=True))
-    early = _needed_early(nodes, {node for node, name in names.items() if name in sums})
+    late = sums | {part.counter} if part.counter else sums
+    early = _needed_early(nodes, {node for node, name in names.items() if name in late})
+    early |= _counted_early(nodes, early, names, part.counter)
     if not sums or not any(n.op not in ("placeholder", "output") for n in early):
         return [part]
     outputs = dict(zip(part.outputs, nodes[-1].args[0], strict=True))
@@ -55,7 +57,7 @@ def _split(part: Part) -> list[Part]:
     for node in nodes:
         if node.op not in ("placeholder", "output") and node not in early:
             bring(node)
-    changed = {names[n] for n in names if n.meta.get(MUTATED)} - sums
+    changed = {names[n] for n in names if n.meta.get(MUTATED)} - late
     if changed & second.inputs.keys():
         return [part]  # it would read a variable after its change
     return [
@@ -76,6 +78,24 @@ def _needed_early(nodes: list[fx.Node], sums: set[fx.Node]) -> set[fx.Node]:
         if node.target is operator.getitem and node.args[0] in needed:
             needed.add(node)
     return needed
+
+
+def _counted_early(
+    nodes: list[fx.Node], early: set[fx.Node], names: dict[fx.Node, str], counter: str | None
+) -> set[fx.Node]:
+    """What counts elements of gradients that are there `early`, so that they need not be kept."""
+    counters = {node for node, name in names.items() if name == counter}
+    counting: set[fx.Node] = set()
+    for node in reversed(nodes):
+        adds = not counters.isdisjoint(node.all_input_nodes)
+        only = bool(node.users) and counting.issuperset(node.users)
+        if node.op == "call_function" and (adds or only):
+            counting.add(node)
+    known = early | counters
+    for node in nodes:
+        if node in counting and known.issuperset(node.all_input_nodes):
+            known.add(node)
+    return known if known & counting else set()
 
 
 def _copy(node: fx.Node, draft: Draft, names: dict[fx.Node, str]) -> None:
@@ -103,4 +123,5 @@ def _finished(part: Part, draft: Draft, direction: Direction, gradients: tuple[s
         inputs=tuple(draft.inputs),
         outputs=tuple(draft.outputs),
         gradients=gradients,
+        counter=part.counter if part.counter in draft.inputs else None,
     )

@@ -16,7 +16,7 @@ def refuse_stale_reads(partitioned: Partitioned) -> None:
     """Raise when one stage reads a variable that another stage changes."""
     for part in partitioned.parts:
         nodes = part.graph.graph.find_nodes(op="placeholder")
-        sums = {accumulator(name) for name in part.gradients}
+        sums = {part.counter, *(accumulator(name) for name in part.gradients)}
         for name, node in zip(part.inputs, nodes, strict=True):
             if not node.meta.get(MUTATED) or name in sums:
                 continue

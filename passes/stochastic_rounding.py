@@ -26,8 +26,9 @@ from ipu_dynamo.program.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STE
 aten = torch.ops.aten
 _ROUNDED = "ipu.rounded"  # key of the meta of conversions that round nothing any more
 _FIRST_STREAM = 1 << 20  # apart from the random operators of the model
-_COPIES = frozenset(  # give elements that they were given
+_COPIES = frozenset(  # give elements that they were given, perhaps with another sign
     {
+        aten.abs.default,
         aten.alias.default,
         aten.cat.default,
         aten.clone.default,

@@ -7,6 +7,7 @@ from ipu_dynamo.capture.torch_private import DATA_DEPENDENT
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.passes.block_places import BlockError
 from ipu_dynamo.passes.placement import PipelineSizeError
+from ipu_dynamo.passes.scale_loss import NothingToWatch
 from poptorch.checks import check_ipus
 from poptorch.errors import Error, wrapped
 from poptorch.options import Options
@@ -28,6 +29,9 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
         except PipelineSizeError as error:
             check_ipus(error.num_ipus, options)
             raise Error(_pipeline_size(error)) from error
+        except NothingToWatch as error:
+            problem = "No tracked gradient tensors of type fp16 were found."
+            raise Error(f"Automatic loss scaling: {problem}\n{error}") from error
         except IpuError as error:
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(

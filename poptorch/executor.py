@@ -38,7 +38,7 @@ from poptorch.replica_grouping import (
     read_grouping,
 )
 from poptorch.traced_model import TracedModel
-from poptorch.translate import batching_factors, core_options
+from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
 from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping, plain_classes
 
@@ -82,7 +82,11 @@ class PoplarExecutor(DeviceWeights):
         self._update: OptimizerInUse | None = None
         if training:
             assert optimizer is not None, "training needs an optimizer"
-            self._update = OptimizerInUse(optimizer, relaxed=options._relax_optimizer_checks)
+            self._update = OptimizerInUse(
+                optimizer,
+                relaxed=options._relax_optimizer_checks,
+                automatic_loss_scaling=automatic_loss_scaling(options) is not None,
+            )
             self._wrap()
 
     # what it is
@@ -208,11 +212,11 @@ class PoplarExecutor(DeviceWeights):
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
         update = self._update
-        scale = update.loss_scale if update else 1.0
         options = core_options(
             self._options,
             training=self._training,
-            loss_scale=scale,
+            loss_scale=update.loss_scale if update else 1.0,
+            loss_scale_is_variable=update is not None and update.loss_scale_is_variable,
             combined_accumulator=update is not None and update.combined_accumulator,
         )
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
@@ -250,10 +254,14 @@ class PoplarExecutor(DeviceWeights):
             raise createPoptorchError("setOptimizer is for training: this model infers only")
         with self._link.quiet():
             self._check_strategy(optimizer)
+            before = self._update.loss_scale
             self._update.replace(optimizer, compiled=self.isCompiled())
             if self._core is not None:
                 with core_errors("setting the optimizer", self._options):
                     self._core.set_optimizer(optimizer)
+                    if before != self._update.loss_scale:  # what is automatic stays
+                        automatic = self._core.loss_scale / before
+                        self._core.set_loss_scale(self._update.loss_scale * automatic)
 
     def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
         """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""

@@ -19,14 +19,21 @@ class OptimizerInUse:
     Args:
         optimizer: the first one.
         relaxed: say at level DEBUG, and not as a warning, that an attribute is ignored.
+        automatic_loss_scaling: the loss scale follows the gradients, so it is variable.
 
     Raises:
         AssertionError, ValueError, poptorch.Error: an optimizer that the device cannot have.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, relaxed: bool) -> None:
-        self.optimizer = optimizer
-        self.reading = _read(optimizer)
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        relaxed: bool,
+        automatic_loss_scaling: bool = False,
+    ) -> None:
+        self.optimizer, self._automatic = optimizer, automatic_loss_scaling
+        self.reading = self._read(optimizer)
         self._known = _attributes(optimizer)
         self._say = logger.debug if relaxed else logger.warning
 
@@ -34,6 +41,11 @@ class OptimizerInUse:
     def loss_scale(self) -> float:
         """What the loss is multiplied by in the backward pass."""
         return float(self.reading.settings["loss_scaling"])
+
+    @property
+    def loss_scale_is_variable(self) -> bool:
+        """Whether another optimizer may bring another loss scale."""
+        return not self.reading.loss_scaling_is_constant
 
     @property
     def combined_accumulator(self) -> bool:
@@ -53,14 +65,19 @@ class OptimizerInUse:
             compiled: there is a program, which the new numbers must fit.
         """
         self._warn_about_new_attributes(optimizer)
-        reading = _read(optimizer)
+        reading = self._read(optimizer)
         if compiled:
             check_replacement(self.reading, reading)
         self.optimizer, self.reading = optimizer, reading
 
     def read_again(self) -> None:
         """Put the optimizer's present numbers in force, for a compilation."""
-        self.reading = _read(self.optimizer)
+        self.reading = self._read(self.optimizer)
+
+    def _read(self, optimizer: torch.optim.Optimizer) -> Reading:
+        reading = read_optimizer(optimizer, automatic_loss_scaling=self._automatic)
+        check_supported(reading)
+        return reading
 
     def _warn_about_new_attributes(self, optimizer: torch.optim.Optimizer) -> None:
         for where, names in _attributes(optimizer).items():
@@ -69,12 +86,6 @@ class OptimizerInUse:
                 kind = type(optimizer).__name__
                 self._say("Ignoring unexpected %sattribute in %s optimizer: %s", where, kind, new)
                 known.update(new)
-
-
-def _read(optimizer: torch.optim.Optimizer) -> Reading:
-    reading = read_optimizer(optimizer)
-    check_supported(reading)
-    return reading
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:

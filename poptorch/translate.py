@@ -6,9 +6,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ipu_dynamo import options as core
+from ipu_dynamo.loss_scaling import AutomaticLossScaling, Watched
 from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
-from poptorch.options import REFUSED, Options
+from poptorch.options import Options
 
 _NOT_SHARDED = 8191  # elements of the largest tensor that is not sharded, unless another is set
 _DEVICES = "IPU_DYNAMO_DEVICES"  # environment variable: torch devices of the IPUs, by commas
@@ -30,17 +31,25 @@ _STRATEGIES: dict[int, Any] = {
     MeanReductionStrategy.Post: "post",
     MeanReductionStrategy.PostAndLoss: "post_and_loss",
 }
+_ALS = "automaticLossScalingSettings."  # before the names of its settings
+_WATCHED: dict[int, Watched] = {0: "all", 1: "products"}  # gradientTensorTrackingMethod
 _RECOMPUTATION: dict[int | None, core.Recomputation] = {0: "off", 1: "all", 3: "stages"}
 
 
 def core_options(
-    options: Options, *, training: bool, loss_scale: float = 1.0, combined_accumulator: bool = False
+    options: Options,
+    *,
+    training: bool,
+    loss_scale: float = 1.0,
+    loss_scale_is_variable: bool = False,
+    combined_accumulator: bool = False,
 ) -> core.Options:
     """The core's options for an executor.
 
     Args:
         options: complete, as `poptorch.options.adopt` makes them.
         loss_scale: what the loss is multiplied by in the backward pass.
+        loss_scale_is_variable: whether `setOptimizer` may change it.
         combined_accumulator: the optimizer's state is in the gradients' accumulators.
 
     Raises:
@@ -48,7 +57,7 @@ def core_options(
             return period does not fit the device iterations.
         OptionError: the environment names devices that are not there.
     """
-    _refuse_pending(options, training=training)
+    _refuse_processes(options, training=training)
     _check_period(options)
     reduction = options.Training.accumulation_and_replication_reduction_type
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
@@ -70,6 +79,8 @@ def core_options(
         recompute=_RECOMPUTATION.get(options._Popart.options.get("autoRecomputation"), "auto"),
         narrow=True,
         loss_scale=loss_scale,
+        loss_scale_is_variable=loss_scale_is_variable,
+        automatic_loss_scaling=automatic_loss_scaling(options) if training else None,
         partials=settings.get("partialsTypeMatMuls", "float"),
         convolution_partials=convolutions.get("partialsType", "float"),
         partials_chunk=settings.get("partialsChunk", 64),
@@ -165,16 +176,33 @@ def _check_period(options: Options) -> None:
         )
 
 
-def _refuse_pending(options: Options, *, training: bool) -> None:
-    """Raise for what would change results and cannot be done yet."""
+def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
+    """How the loss scale follows the gradients; None: it does not.
+
+    Raises:
+        poptorch.Error: the gradients to track are to be named, or a setting has no meaning.
+    """
     settings = options._Popart.options
-    wanted = [accessor for key, accessor in REFUSED.items() if settings.get(key)]
-    if not training and "Training.setAutomaticLossScaling" in wanted:
-        wanted.remove("Training.setAutomaticLossScaling")  # there is no loss to scale
-    if training and options.Distributed.numProcesses > 1:
-        wanted.append("Distributed with several processes")
-    for name in wanted:
+    if not settings.get(f"{_ALS}enabled"):
+        return None
+    method = settings.get(f"{_ALS}gradientTensorTrackingMethod", 0)
+    if method not in _WATCHED:
         raise createPoptorchError(
-            f"poptorch.Options: {name} would change the results, and this version cannot do it "
-            "yet: leave it at its default"
+            f"{_ALS}gradientTensorTrackingMethod is {method}: choose 0, all gradients, or 1, those "
+            "of matrix products and convolutions"
+        )
+    return AutomaticLossScaling(
+        edge=settings.get(f"{_ALS}binEdgeLocation", AutomaticLossScaling().edge),
+        share=settings.get(f"{_ALS}thresholdUpperCountProportion", AutomaticLossScaling().share),
+        period=settings.get(f"{_ALS}updatePeriod", 1),
+        watch=_WATCHED[method],
+    )
+
+
+def _refuse_processes(options: Options, *, training: bool) -> None:
+    """Raise where several processes would have to train together."""
+    if training and options.Distributed.numProcesses > 1:
+        raise createPoptorchError(
+            "poptorch.Options: Distributed with several processes would change the results, and "
+            "this version cannot do it yet: leave it at its default"
         )

@@ -107,10 +107,6 @@ def check_replacement(old: Reading, new: Reading) -> None:
     constant = (old.loss_scaling_is_constant, new.loss_scaling_is_constant)
     same = old.settings["loss_scaling"] == new.settings["loss_scaling"]
     _check_attribute("loss scaling", constant, same)
-    if not same:
-        raise createPoptorchError(
-            "this version compiles loss_scaling in: call destroy() to compile with another value"
-        )
 
 
 def _check_attribute(what: str, constant: tuple[bool, bool], same: bool) -> None:

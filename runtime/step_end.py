@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import (
+    AdjustLossScale,
     Copy,
     Gather,
     Instruction,
@@ -18,6 +19,7 @@ from ipu_dynamo.program import (
     Store,
     Update,
 )
+from ipu_dynamo.runtime.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_copy_, foreach_zero_
 from ipu_dynamo.runtime.update import ParameterUpdate
@@ -67,6 +69,8 @@ class StepEnd:
                     self._count_scatter(instruction)
                 case Update():
                     self._update(instruction)
+                case AdjustLossScale():
+                    self._adjust(instruction)
                 case Load() | Store() | Gather():
                     self._transfer(instruction)
 
@@ -120,8 +124,9 @@ class StepEnd:
         for parameter, (place, replica) in zip(parameters, places, strict=True):
             self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
         scale = None
-        if update.divisor != 1:
-            scale = GradientScale(update.divisor, device=parameters[0].device)
+        if update.divisor != 1 or update.loss_scale is not None:
+            factor = self._tensors[update.loss_scale][0] if update.loss_scale else None
+            scale = GradientScale(update.divisor, loss_scale=factor, device=parameters[0].device)
         step = ParameterUpdate(
             update.rule,
             parameters,
@@ -132,21 +137,41 @@ class StepEnd:
             rounding=self._rounding if update.rounding == "stochastic" else None,
         )
         self._updates.append(step)
-        group, others = update.group, self._others(update, gradients) if update.clear else []
+        group, others = update.group, []
+        if update.clear:  # the accumulators that the step itself does not set to zero
+            known = {tensor.data_ptr() for tensor in gradients}
+            held = self._accumulators(update.gradients)
+            others = [tensor for tensor in held if tensor.data_ptr() not in known]
+        follows = scale if scale is not None and update.loss_scale else None
 
         def run(numbers: Numbers) -> None:
+            if follows is not None:
+                follows.follow()
             step(numbers[group])
             if others:
                 foreach_zero_(others)
 
         self._run.append(run)
 
-    def _others(self, update: Update, cleared: Sequence[Tensor]) -> list[Tensor]:
-        """The accumulators of an update that the update itself does not set to zero."""
-        names = [n for g in update.gradients for n in (g, self._origins.get(g, g))]
-        known = {tensor.data_ptr() for tensor in cleared}
-        found = distinct([tensor for name in names for tensor in self._tensors[name]])
-        return [tensor for tensor in found if tensor.data_ptr() not in known]
+    def _adjust(self, adjust: AdjustLossScale) -> None:
+        def number(name: str) -> Tensor:
+            return self._tensors[name][0]
+
+        since = [number(name) for name in (adjust.steps, adjust.so_far) if name]
+        within = list(map(number, adjust.within))
+        make_next = LossScaleAdjustment(adjust, number(adjust.scale), within, since)
+        counters = self._accumulators(adjust.within)
+
+        def run(_: Numbers) -> None:
+            make_next()
+            foreach_zero_(counters)
+
+        self._run.append(run)
+
+    def _accumulators(self, names: Sequence[str]) -> list[Tensor]:
+        """The tensors on all replicas behind some names, and those that they are copies of."""
+        all_names = [n for name in names for n in (name, self._origins.get(name, name))]
+        return distinct([tensor for name in all_names for tensor in self._tensors[name]])
 
     def _first_of_groups(self, name: str) -> tuple[int, ...]:
         """The first replica of every group that has a variable for itself."""

@@ -47,8 +47,8 @@ class ParameterUpdate:
         zero_gradients: bool = False,
         rounding: StochasticRounding | None = None,
     ) -> None:
-        parts = batches(rule, parameters, gradients, states, rounding)
         divisor = None if scale is None else scale.tensor
+        parts = batches(rule, parameters, gradients, states, rounding, divided=divisor is not None)
         self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
         steps = [step for batch in parts for step in batch.states.get("step", [])]
         self._count = _counting(distinct(steps))

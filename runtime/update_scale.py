@@ -21,7 +21,8 @@ class GradientScale:
     Invariant: `tensor` is the divisor, or after `clip` the larger number that clips as well.
 
     Args:
-        divisor: micro-batches times replicas for an average, times the loss scale if there is one.
+        divisor: micro-batches times replicas for an average, times the loss scale if it is fixed.
+        loss_scale: a number that multiplies the divisor, as it is at the last `follow`.
         clip: the rule for large norms, if there is one.
         dtype: float32 is applied by the fused operators in their own pass. float64 gradients whose
             divisor float32 cannot hold, or which are clipped, want float64.
@@ -31,18 +32,20 @@ class GradientScale:
         self,
         divisor: float = 1.0,
         *,
+        loss_scale: Tensor | None = None,
         clip: ClipGlobalNorm | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.tensor = torch.full((), divisor, dtype=dtype, device=device)
         self._divisor = self.tensor.clone()
-        self._rule = clip
+        self._factor, self._loss_scale, self._rule = divisor, loss_scale, clip
 
-    def set_divisor(self, divisor: float) -> None:
-        """Divide by another number from now on."""
-        self._divisor.fill_(divisor)
-        self.tensor.fill_(divisor)
+    def follow(self) -> None:
+        """Divide by what the loss scale is now, from now on."""
+        if self._loss_scale is not None:
+            self._divisor.copy_(self._loss_scale).mul_(self._factor)
+            self.tensor.copy_(self._divisor)
 
     def clip(self, norms: Tensor) -> None:
         """Choose the divisor for gradients whose norms are the elements of `norms`.

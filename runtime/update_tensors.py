@@ -102,11 +102,14 @@ def batches(
     gradients: Sequence[Tensor | None],
     states: Mapping[str, Sequence[Tensor]],
     rounding: StochasticRounding | None = None,
+    *,
+    divided: bool = False,
 ) -> tuple[Batch, ...]:
     """Group parameters that have a gradient by the dtype of their arithmetic, in order.
 
     Args:
         rounding: how half parameters are written; None rounds to the nearest.
+        divided: gradients are divided first; in half precision small ones would become zero.
 
     Raises:
         ValueError: lists of different lengths, tensors of different shapes or devices, or a dtype
@@ -126,7 +129,7 @@ def batches(
         for tensor in (parameter, *shaped):
             _check(tensor, parameter, index, parameters[0].device)
         dtype = reduce(torch.promote_types, [t.dtype for t in shaped], parameter.dtype)
-        if rounding is not None:
+        if rounding is not None or divided:
             dtype = torch.promote_types(dtype, torch.float32)
         if dtype not in made:
             made[dtype] = Batch(dtype, parameter.device, specs, rounding)

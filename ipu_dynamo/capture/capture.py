@@ -12,6 +12,7 @@ from ipu_dynamo.program import Overlap
 
 # Keys of node.meta, from the earliest writer to the last reader.
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
+START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by differentiate
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
 
 RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
@@ -25,9 +26,10 @@ PlaceholderKind = Literal[
     "input",
     "whole",  # the same for all micro-batches of a call
     "random_key",
+    "loss_scale",  # the factor on the loss, where it may change
     "tangent",
 ]
-OutputKind = Literal["value", "mutation", "gradient"]
+OutputKind = Literal["value", "mutation", "gradient", "count"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class OutputRole:
-    """What an output of the graph is: a returned `value`, or what becomes of placeholder `name`."""
+    """What an output of the graph is: a returned `value`, what becomes of placeholder `name`, or
+    the `count` of the elements of a gradient that are not large."""
 
     kind: OutputKind
     name: str
@@ -74,6 +77,21 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """A factor on the loss that may change.
+
+    Args:
+        name: of its placeholder.
+        dtype: of the loss.
+        watched: elements of gradients that a micro-batch counts for its next value.
+    """
+
+    name: str
+    dtype: torch.dtype
+    watched: int
+
+
 @dataclass
 class Capture:
     """A traced model on its way through the passes, which change it in place.
@@ -98,6 +116,7 @@ class Capture:
         aliases: returned values may share memory with inputs and with each other.
         overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
             set by `overlap_io`.
+        loss_scale: the factor on the loss, if it is an input; set by the `scale_loss` pass.
     """
 
     graph: fx.GraphModule
@@ -114,6 +133,7 @@ class Capture:
     calls: tuple[Callable[..., Any], ...] = ()
     aliases: bool = False
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
+    loss_scale: LossScale | None = None
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:

@@ -149,6 +149,8 @@ class _Search:
         self.start = start_gradient(options)
         returned = self.capture.structure.tensors
         self.program: Program = lower(self.capture, options, passes=watched(passes, self.snapshots))
+        if self.capture.loss_scale is not None:
+            self.given[self.capture.loss_scale.name] = torch.tensor(options.loss_scale)
         self.returned = returned
 
     def find(self) -> _Found | None:

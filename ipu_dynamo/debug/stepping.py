@@ -172,8 +172,9 @@ def _first_values(
     values = {f"host.{stream.name}": held[stream.name] for stream in program.inputs}
     for variable in program.variables:
         if variable.kind == "accumulator":
-            values[variable.name] = torch.zeros_like(held[variable.name.removesuffix(".grad")])
-        else:
+            like = held.get(variable.name.removesuffix(".grad"), torch.zeros(variable.type.shape))
+            values[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
+        elif variable.name in held or variable.kind != "loss_scale":
             values[variable.name] = held[variable.name]
     return values
 

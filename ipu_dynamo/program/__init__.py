@@ -3,6 +3,7 @@
 from ipu_dynamo.program.function import Function, graph_outputs, make_function
 from ipu_dynamo.program.graph_text import MUTATED, RECOMPUTED
 from ipu_dynamo.program.instructions import (
+    AdjustLossScale,
     Call,
     Copy,
     Direction,
@@ -30,6 +31,7 @@ __all__ = [
     "MUTATED",
     "OVERLAPS",
     "RECOMPUTED",
+    "AdjustLossScale",
     "Call",
     "Copy",
     "Direction",

@@ -253,6 +253,7 @@ class Update:
         clear: set the gradients, which are accumulators, to zero afterwards.
         rounding: of parameters in half precision: to the nearest, or up or down at random.
         sharded: the parameters of which each replica updates its shard only.
+        loss_scale: a number on the IPU by which gradients are divided, too.
     """
 
     rule: Rule
@@ -265,6 +266,7 @@ class Update:
     clear: bool
     rounding: Literal["nearest", "stochastic"] = "nearest"
     sharded: tuple[str, ...] = ()
+    loss_scale: str | None = None
 
     def __str__(self) -> str:
         pairs = ", ".join(
@@ -272,10 +274,49 @@ class Update:
             for p, g in zip(self.parameters, self.gradients, strict=True)
         )
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
+        mean += f" / %{self.loss_scale}" if self.loss_scale else ""
         clear = ", clear" if self.clear else ""
         rounding = ", round at random" if self.rounding == "stochastic" else ""
         does = f"{self.rule}{mean}{clear}{rounding}"
         return f"update group {self.group} {does} ({pairs})  on ipu{self.ipu}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdjustLossScale:
+    """Halve the loss scale for the next step if many gradients were large, else double it.
+
+    A scale that would leave `smallest` to `largest` stays as it is.
+
+    Args:
+        scale: variable, the loss scale.
+        within: accumulators, set to zero afterwards: they count elements that are not large.
+        watched: how many elements a step counts in all.
+        share: halve if more than this share of them is large.
+        smallest, largest: normal numbers of the loss's dtype.
+        ipu: home of the loss scale.
+        period: do so once in so many steps, by what all of them counted.
+        steps, so_far: variables: steps since the last change, and their count; None for a
+            period of one step.
+    """
+
+    scale: str
+    within: tuple[str, ...]
+    watched: int
+    share: float
+    smallest: float
+    largest: float
+    ipu: int
+    period: int = 1
+    steps: str | None = None
+    so_far: str | None = None
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"%{name}" for name in self.within)
+        every = f"every {self.period} steps " if self.period > 1 else ""
+        return (
+            f"adjust %{self.scale} {every}by {self.watched} elements: halve if more than "
+            f"{self.share} of them are large, else double, clear ({counts})  on ipu{self.ipu}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,5 +338,16 @@ class Repeat:
 
 
 Instruction = (
-    Receive | Send | Copy | Call | Store | Load | Gather | Scatter | Reduce | Update | Repeat
+    Receive
+    | Send
+    | Copy
+    | Call
+    | Store
+    | Load
+    | Gather
+    | Scatter
+    | Reduce
+    | Update
+    | AdjustLossScale
+    | Repeat
 )

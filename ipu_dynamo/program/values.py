@@ -19,7 +19,7 @@ _OVERLAPPING = {
     "accumulation_loop": "  overlapped in the accumulation loop",
     "device_iteration_loop": "  overlapped in the loop over device iterations",
 }
-Kind = Literal["parameter", "buffer", "constant", "whole", "accumulator", "state"]
+Kind = Literal["parameter", "buffer", "constant", "whole", "accumulator", "state", "loss_scale"]
 Returns = Literal["all", "every", "final", "sum", "once"]
 Overlap = Literal["no_overlap", "accumulation_loop", "device_iteration_loop"]
 OVERLAPS: tuple[str, ...] = get_args(Overlap)
@@ -33,6 +33,7 @@ class Variable:
         name: name in the user's module, or derived from it (`fc1.weight.exp_avg`).
         type: dtype and shape on one replica.
         kind: what it is for; a `whole` tensor comes with a call, the same for its micro-batches.
+            `loss_scale` is the factor on the loss, and what decides about the next one.
         ipu: its home.
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.

@@ -20,24 +20,12 @@ class Effect(StrEnum):
     HOST = "host"  # the host: data loading, files, logging, wrapping
 
 
-# Options that a compilation refuses, because results would be others: the keys of `_Popart` that
-# have them, and the setters that stand for these. An entry leaves with the change that makes it
-# work.
-REFUSED = {
-    "automaticLossScalingSettings.enabled": "Training.setAutomaticLossScaling",
-}
-_REFUSED_ACCESSORS = frozenset([*REFUSED.values(), *(f"_Popart.{key}" for key in REFUSED)])
-
-# Options whose effect is still to come. Those that are not refused are recorded until then; those
-# that would change results say so when they are set. An option leaves this set with the change
-# that makes it work.
-PENDING = _REFUSED_ACCESSORS | frozenset(
+# Options whose effect is still to come. They are recorded until then; those that would change
+# results say so when they are set. An option leaves this set with the change that makes it work.
+PENDING = frozenset(
     {
         "TensorLocationSettings.useIOTilesToLoad",
         "TensorLocationSettings.useIOTilesToStore",
-        "_Popart.automaticLossScalingSettings.binEdgeLocation",
-        "_Popart.automaticLossScalingSettings.thresholdUpperCountProportion",
-        "_Popart.automaticLossScalingSettings.updatePeriod",
         "_Popart.cachePath",
         "_Popart.defaultPrefetchBufferingDepth",
         "_Popart.enableEngineCaching",
@@ -129,8 +117,8 @@ def effect_of(method: object) -> Effect | None:
 
 
 def warn_if_pending(accessor: str, effect: Effect) -> None:
-    """Say that an option which would change results does not do so yet, and is not refused."""
-    if effect is Effect.COMPUTES and accessor in PENDING - _REFUSED_ACCESSORS:
+    """Say that an option which would change results does not do so yet."""
+    if effect is Effect.COMPUTES and accessor in PENDING:
         logger.warning(
             "poptorch.Options.%s is recorded only: this version does not compute with it", accessor
         )

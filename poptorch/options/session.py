@@ -78,6 +78,7 @@ _OF_TYPES = ((bool, "bool"), (int, "int"), (float, "float"), (str, "string"))
 _EFFECTS = {
     Effect.COMPUTES: """
         automaticLossScalingSettings.binEdgeLocation automaticLossScalingSettings.enabled
+        automaticLossScalingSettings.gradientTensorTrackingMethod
         automaticLossScalingSettings.thresholdUpperCountProportion
         automaticLossScalingSettings.updatePeriod convolutionOptions enableFloatingPointChecks
         enableStableNorm enableStochasticRounding partialsChunk partialsTypeMatMuls

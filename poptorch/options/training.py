@@ -53,7 +53,7 @@ class _TrainingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def setAutomaticLossScaling(self, enabled: bool) -> None:
-        """Adapt the loss scale to the half gradients that overflow."""
+        """Let the loss scale follow the size of the gradients in half precision."""
         self._popart.store("automaticLossScalingSettings.enabled", enabled)
 
     @setter(Effect.RECORDED)

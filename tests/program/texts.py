@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipu_dynamo
-from ipu_dynamo import Block, Options, compile_inference, compile_training
+from ipu_dynamo import (
+    AutomaticLossScaling,
+    Block,
+    Options,
+    compile_inference,
+    compile_training,
+)
 from ipu_dynamo.backend import ipu
 from ipu_dynamo.program import Program
 
@@ -65,7 +71,9 @@ def programs() -> tuple[Program, ...]:
     """All of these."""
     replicated = training(replicas=2, gradient_accumulation=2, mean_strategy="running")
     checked = training(torch.float16, partials="half", floating_point_exceptions=True)
-    return (training(), replicated, inference(), checked, *two_passes())
+    automatic = AutomaticLossScaling(period=2)
+    scaled = training(torch.float16, replicas=2, automatic_loss_scaling=automatic)
+    return (training(), replicated, inference(), checked, scaled, *two_passes())
 
 
 HOSTILE = (

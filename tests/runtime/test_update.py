@@ -425,13 +425,15 @@ def test_norm_of_float16_is_summed_in_float32():
     assert GradientNorms([torch.full((4, 4), 6e4, dtype=torch.float16)])().item() > 65504.0
 
 
-def test_divisor_may_change_between_steps():
-    weight, gradient = torch.zeros(3), torch.ones(3)
-    scale = GradientScale(2.0)
+def test_divisor_follows_the_loss_scale():
+    weight, gradient, loss_scale = torch.zeros(3), torch.ones(3), torch.ones(())
+    scale = GradientScale(2.0, loss_scale=loss_scale)
+    scale.follow()
     update = ParameterUpdate(SGD(), [weight], [gradient], {}, scale=scale, zero_gradients=True)
     update((1.0, 0.0, 0.0, 0.0))
     gradient.fill_(1.0)
-    scale.set_divisor(4.0)
+    loss_scale *= 2
+    scale.follow()
     update((1.0, 0.0, 0.0, 0.0))
     assert weight.tolist() == [-0.75] * 3
 

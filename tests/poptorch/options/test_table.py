@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
 
 import poptorch
-from poptorch.options import PENDING, REFUSED, Effect, table
+from poptorch.options import PENDING, Effect, table
 
 TABLE = {line.accessor: line for line in table()}
 
@@ -59,17 +58,3 @@ def test_an_option_that_would_change_results_and_does_not_says_so(capsys, call, 
     text = capsys.readouterr().err
     assert ("is recorded only" in text) == bool(warned)
     assert warned in text
-
-
-@pytest.mark.parametrize(("key", "accessor"), REFUSED.items())
-def test_a_compilation_refuses_what_it_would_ignore(key, accessor):
-    options = poptorch.Options().showCompilationProgressBar(False)
-    part, setter = accessor.split(".")
-    getattr(getattr(options, part), setter)(True)
-    assert options._Popart.options[key] is True
-    model = nn.Sequential(nn.Linear(1, 1), nn.Flatten())
-    executor = poptorch.trainingModel(model, options)
-    with pytest.raises(poptorch.Error, match=f"{accessor} would change the results"):
-        executor(torch.ones(1, 1))
-    assert TABLE[accessor].pending
-    assert TABLE[f"_Popart.{key}"].pending
