@@ -2,9 +2,10 @@
 
 The reduction is cut into chunks of K elements: inside a chunk products are summed in float32, the
 sum of a chunk is rounded to float16, and these partials are added in order in float16, rounding
-each time. With P chunks and partial sums of at most S in magnitude the result is within
-(P - 1) * 2**-11 * S + 2**-11 * S of the sum of the float32 chunks. This approximates the machine,
-whose steps are finer.
+each time. So 2 * P - 1 numbers are rounded for P chunks: the sum of every chunk, and the sum so far
+at every addition. Each of them is off by at most 2**-11 of its magnitude, or 2**-25 where it is
+subnormal, and the result by at most the sum of these errors, next to which those of float32 vanish.
+This approximates the machine, whose steps are finer.
 
 Source: PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
 """

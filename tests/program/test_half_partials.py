@@ -53,6 +53,30 @@ def test_convolutions_of_small_integers_are_exact(case, chunk, seed):
     assert torch.equal(of_weight, wide_weight.grad.half())
 
 
+def exact_and_bound(a, b, chunk):
+    """The product in float64, and how far it may be from what is computed: the stated bound.
+
+    A number that is rounded is as large as the exact one and what that is off by already.
+    """
+    exact = off = torch.zeros(())
+    for start in range(0, a.shape[-1], chunk):
+        left, right = (
+            a[..., start : start + chunk].double(),
+            b[..., start : start + chunk, :].double(),
+        )
+        part = left @ right
+        wide = (left.abs() @ right.abs()) * chunk * 2.0**-24  # of the sum in float32
+        exact, off = exact + part, off + wide + rounding(part.abs() + wide)
+        if start > 0:
+            off = off + rounding(exact.abs() + off)
+    return exact, off
+
+
+def rounding(size):
+    """How far a half may be from a number of this magnitude."""
+    return torch.clamp(EPSILON * size, min=2.0**-25)
+
+
 @given(
     shape=st.tuples(*[st.integers(1, 5)] * 2, st.integers(1, 300), st.integers(1, 5)),
     chunk=st.sampled_from([16, 64, 128]),
@@ -61,17 +85,41 @@ def test_convolutions_of_small_integers_are_exact(case, chunk, seed):
 def test_a_product_stays_in_its_bound(shape, chunk, seed):
     batch, m, k, n = shape
     a, b = normal(batch, m, k, seed=seed), normal(batch, k, n, seed=seed + 1)
-    found = ops.matmul(a, b, chunk).double()
-    exact = a.double() @ b.double()
-    parts = [
-        a[..., at : at + chunk].double() @ b[:, at : at + chunk].double()
-        for at in range(0, k, chunk)
-    ]
-    sums = torch.stack(parts).cumsum(0)
-    # every chunk is rounded when it is made, every sum but the first when it is added
-    bound = EPSILON * (torch.stack(parts).abs().sum(0) + sums[1:].abs().sum(0)) * (1 + 1e-2)
-    bound += EPSILON * 2.0**-14 * 2 * len(parts)  # where halves are subnormal
-    assert ((found - exact).abs() <= bound).all()
+    exact, bound = exact_and_bound(a, b, chunk)
+    assert ((ops.matmul(a, b, chunk).double() - exact).abs() <= bound).all()
+
+
+large_products = given(
+    size=st.sampled_from([2.0**-9, 0.1, 1.0]),
+    offset=st.sampled_from([0.0, 0.0, 0.25]),
+    seed=st.integers(0, 10**9),
+    first=st.integers(0, 31),
+)
+
+
+def check_large_product(chunk, size, offset, seed, first):
+    """Compute a whole product of 512 x 4,096 x 512, and look at every 32nd of its rows."""
+    a = ((normal(512, 4096, seed=seed).float() + offset) * size).half()
+    b = (normal(4096, 512, seed=seed + 1).float() + offset).half()
+    found, rows = ops.matmul(a, b, chunk), slice(first, None, 32)
+    exact, bound = exact_and_bound(a[rows], b, chunk)
+    off = (found[rows].double() - exact).abs()
+    assert (off <= bound).all()
+    assert off.mean() > 2.0**-12 * exact.abs().mean() / 4  # there is a rounding to bound
+
+
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("chunk", [16, 64, 128])
+@large_products
+def test_some_large_products_stay_in_their_bound(chunk, size, offset, seed, first):
+    check_large_product(chunk, size, offset, seed, first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [16, 64, 128])
+@large_products
+def test_large_products_stay_in_their_bound(chunk, size, offset, seed, first):
+    check_large_product(chunk, size, offset, seed, first)
 
 
 def test_the_error_grows_with_the_reduction_and_float_partials_are_closer():
