@@ -149,7 +149,11 @@ class Program:
             lines.append(f"  ipu{ipu}: {_summary(here)}")
         if away := [v for v in self.variables if v.off_chip]:
             lines.append(f"  off chip: {_summary(away)}")
-        return [*lines, *(f"  {line}" for line in self.traffic.lines())]
+        if self.traffic.off_chip:
+            lines.append(f"  streaming memory: {self.traffic.off_chip} in a call")
+        if self.traffic.between_replicas:
+            lines.append(f"  between replicas: {self.traffic.between_replicas} in a call")
+        return lines
 
 
 def _summary(variables: list[Variable]) -> str:

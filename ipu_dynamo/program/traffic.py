@@ -29,11 +29,17 @@ class Traffic:
             self.scattered * times,
         )
 
-    def lines(self) -> list[str]:
-        """What a call moves, as far as it moves something."""
-        off_chip = f"{self.stored} bytes stored, {self.loaded} bytes loaded"
-        shards = f"{self.gathered} bytes gathered, {self.scattered} bytes scattered"
-        return [
-            *([f"streaming memory: {off_chip} in a call"] if self.stored or self.loaded else []),
-            *([f"between replicas: {shards} in a call"] if self.gathered or self.scattered else []),
-        ]
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.off_chip, self.between_replicas))) or "nothing"
+
+    @property
+    def off_chip(self) -> str:
+        """What streaming memory has to do with, as text; empty for nothing."""
+        moved = f"{self.stored} bytes stored, {self.loaded} bytes loaded"
+        return moved if self.stored or self.loaded else ""
+
+    @property
+    def between_replicas(self) -> str:
+        """What replicas get from each other, as text; empty for nothing."""
+        moved = f"{self.gathered} bytes gathered, {self.scattered} bytes scattered"
+        return moved if self.gathered or self.scattered else ""
