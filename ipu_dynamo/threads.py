@@ -6,6 +6,7 @@ import torch
 
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.turns import turns
 from ipu_dynamo.program.work import estimated_seconds
 
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
@@ -22,7 +23,8 @@ def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
     intra_op = max(1, torch.get_num_threads() // places)
     if options.workers is not None:
         return options.workers, intra_op
-    seconds = [estimated_seconds(function) for function in program.functions]
+    of = {function.name: estimated_seconds(function.operators) for function in program.functions}
+    seconds = [sum(of[call.function] for call in turn) for turn in turns(program.calls)]
     if sum(seconds) < _WORTH_A_THREAD * len(seconds):
         return 1, intra_op
     return min(places, _cores()), intra_op

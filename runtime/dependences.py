@@ -1,21 +1,22 @@
-"""Find which calls of a micro-batch must be done before which, from what they read and write."""
+"""Find which turns of a micro-batch must be done before which, from what they read and write."""
 
 from collections.abc import Sequence
 
 from ipu_dynamo.program import MUTATED, Call, Program
+from ipu_dynamo.program.turns import turns
 from ipu_dynamo.runtime.steps import moves_of_calls, number_slots, sections
 
 
 def dependences(program: Program) -> tuple[tuple[int, ...], ...]:
-    """For each call the earlier ones that must be done before it.
+    """For each turn the earlier ones that must be done before it.
 
     They made what it reads; or also read what is forgotten after it; or use a variable before it
-    that the micro-batch changes. The first call begins a micro-batch, and the last one ends it.
+    that the micro-batch changes. The first turn begins a micro-batch, and the last one ends it.
     """
     uses = _uses(program)
     changed = changed_slots(program)
     kept = {number_slots(program)[variable.name] for variable in program.variables}
-    count = len(calls_of(program))
+    count = len(turns(calls_of(program)))
     needed: list[set[int]] = [{0} if index else set() for index in range(count)]
     needed[-1] = set(range(count - 1))
     for slot, users in uses.items():
@@ -31,7 +32,7 @@ def dependences(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def changes_between_calls(program: Program) -> bool:
-    """Whether a micro-batch changes a variable that several of its calls use."""
+    """Whether a micro-batch changes a variable that several of its turns use."""
     uses = _uses(program)
     return any(len(uses.get(slot, ())) > 1 for slot in changed_slots(program))
 
@@ -60,14 +61,16 @@ def calls_of(program: Program) -> Sequence[Call]:
 
 
 def _uses(program: Program) -> dict[int, list[int]]:
-    """For each slot the calls that read or write it, in order; what makes a value is first."""
+    """For each slot the turns that read or write it, in order; what makes a value is first."""
     slots = number_slots(program)
     loads, stores = moves_of_calls(program, slots)
-    uses: dict[int, list[int]] = {}
-    for index, call in enumerate(calls_of(program)):
+    calls = calls_of(program)
+    turn_of = [index for index, turn in enumerate(turns(calls)) for _ in turn]
+    uses: dict[int, dict[int, None]] = {}
+    for index, call in enumerate(calls):
         names = (*call.arguments, *(name for name in call.results if name))
         here = [slots[name] for name in names]
         here += [s for m in (*loads[index], *stores[index]) for s in (m.source, m.target)]
-        for slot in dict.fromkeys(here):
-            uses.setdefault(slot, []).append(index)
-    return uses
+        for slot in here:
+            uses.setdefault(slot, {})[turn_of[index]] = None
+    return {slot: list(users) for slot, users in uses.items()}

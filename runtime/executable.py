@@ -14,7 +14,15 @@ from ipu_dynamo.runtime.planning import schedule_of
 from ipu_dynamo.runtime.random_keys import random_keys
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.step_end import Numbers, StepEnd
-from ipu_dynamo.runtime.steps import Step, moves_of, number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.steps import (
+    Step,
+    in_turns,
+    moves_of,
+    number_slots,
+    prepare_steps,
+    run_steps,
+    sections,
+)
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.timeline import Timeline
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
@@ -81,7 +89,7 @@ class Executable:
         self.schedule = self.schedule_for(workers)
         self._threads = threads
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
-        self._steps = self._prepare(loop, engine)
+        self._turns = in_turns(self._prepare(loop, engine))
         self._receives = [i for i in loop if isinstance(i, Receive)]
         self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
         self._sends = self._prepare_sends(loop)
@@ -182,7 +190,7 @@ class Executable:
         replicas = self.batching.replicas
         width = self._per_round * replicas
         held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
-        ends = {step.call.ipu: index for index, step in enumerate(self._steps)}.values()
+        ends = {turn[0].call.ipu: index for index, turn in enumerate(self._turns)}.values()
         busy = [list(ends) for _ in range(width)]  # one entry for each IPU that is not at its end
 
         def work(task: Task) -> None:
@@ -193,7 +201,7 @@ class Executable:
                 for slot, views in zip(self._receive_slots, chunks, strict=True):
                     values[slot] = views[position]
             values = held[place]
-            run_step(self._steps[task.call], values, position)
+            run_steps(self._turns[task.call], values, position)
             if task.call in ends:
                 busy[place].pop()
                 if not busy[place]:  # also when seen by two workers at once

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Output, Program, Send
+from ipu_dynamo.program import Output, Program, Send
+from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.program.values import blocks
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.planning import in_turn, pipelined
 from ipu_dynamo.runtime.schedule import Schedule, Task
-from ipu_dynamo.runtime.steps import number_slots, prepare_steps, run_step, sections
+from ipu_dynamo.runtime.steps import in_turns, number_slots, prepare_steps, run_steps, sections
 from ipu_dynamo.runtime.workers import run_side_by_side
 
 Loop = Callable[[list[Any]], tuple[Tensor, ...]]
@@ -45,8 +46,8 @@ def bind_loop(
     slots = number_slots(program, arguments)
     sent = {i.stream: slots[i.value] for i in sections(program).loop if isinstance(i, Send)}
     places = [sent[output.name] for output in program.outputs]
-    steps = prepare_steps(program, engine, slots, kept=set(places), threads=threads)
-    schedule = _schedule([step.call for step in steps], micro_batches, workers, program)
+    steps = in_turns(prepare_steps(program, engine, slots, set(places), threads))
+    schedule = _schedule(micro_batches, workers, program)
     blank = [None] * (max(slots.values(), default=-1) + 1 - len(arguments))
     inputs = [(slots[s.name], s.dim, s.outer) for s in program.inputs]
 
@@ -65,7 +66,7 @@ def bind_loop(
                 held[m] = list(whole)
                 for slot, parts in cut:
                     held[m][slot] = parts[m]
-            run_step(steps[task.call], held[m], m)
+            run_steps(steps[task.call], held[m], m)
             if task.call == len(steps) - 1:
                 for result, place in zip(results, places, strict=True):
                     result.add(m, held[m][place])
@@ -123,7 +124,7 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return strides[: len(shape)]
 
 
-def _schedule(calls: list[Call], n: int, workers: int, program: Program) -> Schedule:
+def _schedule(n: int, workers: int, program: Program) -> Schedule:
     """A pipeline; in turn for one worker, and for a program that draws from torch's generator,
     whose numbers would depend on which worker comes first."""
     draws = any(
@@ -131,6 +132,7 @@ def _schedule(calls: list[Call], n: int, workers: int, program: Program) -> Sche
         for function in program.functions
         for node in function.operators
     )
+    calls = [as_one(turn) for turn in turns(program.calls)]
     if workers == 1 or draws:
         return in_turn(calls, micro_batches=n)
     return pipelined(calls, micro_batches=n, workers=workers)

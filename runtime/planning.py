@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.pipeline import slots
+from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.runtime.dependences import changes_between_calls, dependences
 from ipu_dynamo.runtime.phased_schedule import alternating
 from ipu_dynamo.runtime.schedule import Schedule, Task
@@ -23,7 +24,7 @@ def schedule_of(
         workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
             program of several IPUs that is no pipeline.
     """
-    calls = program.calls
+    calls = [as_one(turn) for turn in turns(program.calls)]
     alone = len({call.ipu for call in calls}) == 1
     if workers == 1 or (alone and replicas == 1):
         return in_turn(calls, micro_batches=micro_batches, replicas=replicas)

@@ -19,6 +19,7 @@ from ipu_dynamo.program import (
     Repeat,
     Store,
 )
+from ipu_dynamo.program.turns import turns
 from ipu_dynamo.runtime.blame import explain
 from ipu_dynamo.runtime.engines import Engine, Stage
 from ipu_dynamo.runtime.fetches import (
@@ -180,6 +181,12 @@ def prepare_steps(
         around = loads[index], stores[index], fetches[index], before[index], after[index]
         steps.append(Step(stage, arguments, results, dead, call, function, memory, *around))
     return steps
+
+
+def in_turns(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps of every turn of a micro-batch."""
+    given = iter(steps)
+    return [[next(given) for _ in turn] for turn in turns([step.call for step in steps])]
 
 
 def moves_of_calls(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.instructions import Call
+from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.program.types import TensorType, byte_text
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def stash(program: "Program") -> tuple[Stash, ...]:
         return ()
     functions = {function.name: function for function in program.functions}
     variables = {variable.name for variable in program.variables}
-    calls = program.calls
+    in_turn = turns(program.calls)
+    calls = [as_one(turn) for turn in in_turn]
     when = slots(calls)
     found = []
     for stage in sorted({call.stage for call in calls}):
@@ -70,7 +72,7 @@ def stash(program: "Program") -> tuple[Stash, ...]:
         first = calls[passes[0]]
         there = {*first.arguments, *first.results} - variables
         kept: dict[str, TensorType] = {}
-        for call in (calls[i] for i in passes[1:]):
+        for call in (call for i in passes[1:] for call in in_turn[i]):
             types = zip(call.arguments, functions[call.function].inputs, strict=True)
             kept |= {name: type_ for name, type_ in types if name in there}
         copies = 1 + when[passes[-1]] - when[passes[0]]

@@ -1,5 +1,6 @@
-"""Estimate how long a function takes on one core, to decide what is worth a thread of its own."""
+"""Estimate how long operators take on one core, to decide what is worth a call or a thread."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,17 +8,15 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from ipu_dynamo.program.function import Function
-
 # Round figures for one core of a server processor; decisions need no more than their size.
 _FLOPS_PER_SECOND = 5e10
 _BYTES_PER_SECOND = 5e9
 
 
-def estimated_seconds(function: Function) -> float:
+def estimated_seconds(operators: Iterable[fx.Node]) -> float:
     """Arithmetic of products and convolutions, plus a pass over every operator's result."""
     total = 0.0
-    for node in function.operators:
+    for node in operators:
         total += _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / _BYTES_PER_SECOND
     return total
 
