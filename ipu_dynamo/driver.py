@@ -16,6 +16,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.emit_update import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.torch_private import code_on_demand
 from ipu_dynamo.runtime.batching import Batching
 
 log = logging.getLogger(__name__)
@@ -64,18 +65,19 @@ def compile_model(
     devices = devices_to_use(
         options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
     )
-    capture = trace(
-        model,
-        example,
-        training=training,
-        mixed_precision=options.narrow,
-        grouped=options.replica_groups,
-        device=devices[0],
-    )
-    if training:
-        _train_only(capture, {name for group in groups for name in group.parameters})
-    passes = pipeline(options, training=training, loss=loss)
-    program = lower(capture, options, groups, passes=passes, devices=devices)
+    with code_on_demand():
+        capture = trace(
+            model,
+            example,
+            training=training,
+            mixed_precision=options.narrow,
+            grouped=options.replica_groups,
+            device=devices[0],
+        )
+        if training:
+            _train_only(capture, {name for group in groups for name in group.parameters})
+        passes = pipeline(options, training=training, loss=loss)
+        program = lower(capture, options, groups, passes=passes, devices=devices)
     log.debug("%s", program)
     return Compiled(
         program=program,

@@ -40,7 +40,7 @@ class _Replay(nn.Module):
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
-        self.graph = fx.GraphModule(capture.graph, capture.graph.graph)
+        self.graph = capture.graph
         self.training_pass = capture.training
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:

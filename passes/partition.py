@@ -24,6 +24,7 @@ from ipu_dynamo.capture.capture import (
 from ipu_dynamo.passes.place_gradients import slot, stage_of_slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
 from ipu_dynamo.program import MUTATED, RECOMPUTED, Direction
+from ipu_dynamo.program.torch_private import module_of
 
 aten = torch.ops.aten
 Accumulation = Literal["store", "sum", "running"]
@@ -39,6 +40,7 @@ class Part:
         gradients: parameters whose gradient it writes to an accumulator, which is an input too.
         counter: the accumulator that counts elements of gradients, an input too, if there is one.
         phase: when it runs, in a phased strategy.
+        name: of its function, if that is not made of direction and stage.
     """
 
     stage: int
@@ -50,6 +52,13 @@ class Part:
     gradients: tuple[str, ...] = ()
     counter: str | None = None
     phase: int | None = None
+    name: str = ""
+
+    @property
+    def function_name(self) -> str:
+        """What to call its function."""
+        prefix = "step" if self.direction == "forward_backward" else self.direction
+        return self.name or f"{prefix}{self.stage}"
 
 
 @dataclass(frozen=True)
@@ -297,7 +306,7 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: Draft) -> Part:
         direction = capture.alone or ("forward_backward" if capture.training else "forward")
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None
-    graph = fx.GraphModule(torch.nn.Module(), draft.graph)
+    graph = module_of(draft.graph)
     graph.graph.lint()
     return Part(
         stage=stage,

@@ -10,11 +10,11 @@ Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 import operator
 from dataclasses import replace
 
-import torch
 from torch import fx
 
 from ipu_dynamo.passes.partition import Draft, Part, Partitioned, accumulator, repeated
 from ipu_dynamo.program import MUTATED, Direction
+from ipu_dynamo.program.torch_private import module_of
 
 
 def split_weight_gradients(partitioned: Partitioned) -> Partitioned:
@@ -113,7 +113,7 @@ def _finished(part: Part, draft: Draft, direction: Direction, gradients: tuple[s
     """The piece of `part` that a complete draft is."""
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None
-    graph = fx.GraphModule(torch.nn.Module(), draft.graph)
+    graph = module_of(draft.graph)
     graph.graph.lint()
     return Part(
         stage=part.stage,

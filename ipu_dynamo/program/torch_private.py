@@ -1,10 +1,32 @@
 """Hold every use that program makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
 
+from contextlib import AbstractContextManager
+
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 
-__all__ = ["FakeTensorMode", "OpOverload", "is_registered", "with_device"]
+__all__ = [
+    "FakeTensorMode",
+    "OpOverload",
+    "code_on_demand",
+    "is_registered",
+    "module_of",
+    "with_device",
+]
+
+
+def module_of(graph: fx.Graph) -> fx.GraphModule:
+    """A module that runs `graph`. Its Python is written when somebody asks for it: most stages are
+    run without, and it takes as long as many a pass."""
+    return _LazyGraphModule(torch.nn.Module(), graph)
+
+
+def code_on_demand() -> AbstractContextManager[None]:
+    """Let tracing make modules like `module_of`."""
+    return _use_lazy_graph_module(True)
 
 
 def with_device(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
