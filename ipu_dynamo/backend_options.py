@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from ipu_dynamo.options import Engine, OptionError, Options, Strategy, check_choice, check_names
+from ipu_dynamo.options import (
+    Engine,
+    OptionError,
+    Options,
+    Outlining,
+    Strategy,
+    check_choice,
+    check_names,
+)
 
 Fallback = Literal["error", "warn", "allow"]
 
@@ -24,6 +32,7 @@ class BackendOptions:
             (`allow`).
         workers: at most so many threads run the IPUs of a pipeline side by side, as in
             `ipu_dynamo.Options`.
+        outline: as in `ipu_dynamo.Options`.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -34,13 +43,14 @@ class BackendOptions:
     micro_batches: int = 1
     fallback: Fallback = "error"
     workers: int | None = None
+    outline: Outlining = "auto"
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         n = self.micro_batches
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError(f"option micro_batches is {n!r}; it counts from 1")
-        Options(engine=self.engine, strategy=self.strategy, workers=self.workers)  # checks them
+        self._core(self.strategy)  # checks them
         if self.strategy.phased:
             raise OptionError(
                 f"option strategy is {self.strategy.kind}, but torch.compile keeps between forward "
@@ -58,7 +68,12 @@ class BackendOptions:
         strategy = self.strategy
         if self.micro_batches > 1 and strategy.kind == "sharded":
             strategy = replace(strategy, kind="pipelined")
-        return Options(engine=self.engine, strategy=strategy, workers=self.workers)
+        return self._core(strategy)
+
+    def _core(self, strategy: Strategy) -> Options:
+        return Options(
+            engine=self.engine, strategy=strategy, workers=self.workers, outline=self.outline
+        )
 
     @classmethod
     def read(cls, given: object, mode: str | None = None) -> "BackendOptions":

@@ -13,6 +13,7 @@ from ipu_dynamo.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
 Recomputation = Literal["auto", "off", "stages", "all"]
+Outlining = Literal["auto"] | bool
 OutputMode = Literal["default", "all", "every", "final", "sum"]
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
 Liveness = Literal[
@@ -250,6 +251,9 @@ class Options:
             a pipeline, else `off`.
         recompute_budget: bytes that a micro-batch may need at its peak beside variables and
             inputs: recompute in all stages, but only as much as that takes.
+        outline: make repeated blocks, such as equal layers, one function that is called many times
+            and compiled once. `auto` does it from three equal blocks on that are large enough that
+            calling them costs little, and puts small ones together; True does it for all.
         narrow: as PopTorch does, carry int64 as int32, float64 as float32 and bfloat16 as
             float16, treat integer parameters and buffers as constants, and let a layer whose
             weights have another precision than its input compute in that of the input.
@@ -293,6 +297,7 @@ class Options:
     io_tiles: int = 0
     recompute: Recomputation = "auto"
     recompute_budget: int | None = None
+    outline: Outlining = "auto"
     narrow: bool = False
     partials: Literal["float", "half"] = "float"
     convolution_partials: Literal["float", "half"] = "float"
@@ -310,6 +315,8 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise OptionError(f"option {name} is {value!r}; it counts from 1")
+        if self.outline != "auto" and not isinstance(self.outline, bool):
+            raise OptionError(f"option outline is {self.outline!r}; choose auto, True or False")
         for name, kinds in _KINDS.items():
             if not isinstance(value := getattr(self, name), kinds):
                 raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")

@@ -8,7 +8,8 @@ Source   PopTorch user guide, "Parallel execution strategies". `emit_update` wri
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 import torch
 
@@ -180,11 +181,12 @@ class _Emitter:
         return result
 
     def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
-        prefix = "step" if part.direction == "forward_backward" else part.direction
-        function = make_function(f"{prefix}{part.stage}", part.graph)
-        function = self.functions.setdefault(function.key, function)
+        function = make_function(part.function_name, part.graph)
         traced = [node for node in function.operators if node.meta.get("stack_trace")]
         operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
+        if function.key not in self.functions:
+            self.functions[function.key] = replace(function, name=self.free_name(function.name))
+        function = self.functions[function.key]
         return Call(
             function=function.name,
             ipu=part.ipu,
@@ -195,6 +197,12 @@ class _Emitter:
             source=source_line(operators[0]) if operators else "no line of the model",
             phase=part.phase,
         )
+
+    def free_name(self, name: str) -> str:
+        """`name`, or with a number if another function has it."""
+        taken = {function.name for function in self.functions.values()}
+        numbered = (f"{name}_{number}" for number in count(2))
+        return name if name not in taken else next(n for n in numbered if n not in taken)
 
     def copy_results(self, part: Part) -> None:
         """Copy a part's results to the other IPUs that read them later."""

@@ -20,6 +20,7 @@ from ipu_dynamo.passes.float_products import float_products
 from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.half_partials import HalfPartials
 from ipu_dynamo.passes.identity_loss import IdentityLoss
+from ipu_dynamo.passes.outline import Outline
 from ipu_dynamo.passes.overlap_io import OverlapIO
 from ipu_dynamo.passes.partition import Accumulation, Partition
 from ipu_dynamo.passes.place_gradients import place_gradients
@@ -124,6 +125,10 @@ def lower(
         accumulate_in_loop(one.graph)
     if capture.training and options.strategy.schedule == "zero_bubble":
         partitioned = split_weight_gradients(partitioned)
+    outlined = Outline(options.outline)(partitioned)
+    if acted is not None and len(outlined.parts) > len(partitioned.parts):
+        acted.append("Outline")
+    partitioned = outlined
     of_ipus = devices_of_ipus(devices, max(capture.ipus.values()) + 1) if devices else ()
     for one in partitioned.parts if of_ipus else ():
         retarget(one.graph.graph, of_ipus[one.ipu])

@@ -28,6 +28,7 @@ _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _SHIFTS = (16, 15, 16)
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
+STREAM = "ipu.stream"  # key of the meta of `key[word] + offset(word, stream)`: the two numbers
 
 
 @dataclass
@@ -54,9 +55,10 @@ class Drawing:
         device = self.key.meta["val"].device
         index = self.op(aten.arange.default, prod(shape), dtype=torch.int32, device=device)
         value = self.op(aten.view.default, index, list(shape))
-        for word, step in enumerate(_NUMBER_STEPS):
+        for word in range(len(_NUMBER_STEPS)):
             part = self.op(aten.select.int, self.key, 0, word)
-            part = self.op(aten.add.Tensor, part, _signed(step * (stream + 1)))
+            part = self.op(aten.add.Tensor, part, offset(word, stream))
+            part.meta[STREAM] = (word, stream)
             value = self.mix(self.op(aten.add.Tensor, value, part))
         return value
 
@@ -324,6 +326,12 @@ def _val(argument: Any) -> torch.Tensor:
 
 def _shape(d: Drawing) -> tuple[int, ...]:
     return tuple(d.node.meta["val"].shape)
+
+
+def offset(word: int, stream: int) -> int:
+    """What a stream adds to a word of the key; of the sum of two streams' offsets one is too much
+    by that of stream -1, which is 0."""
+    return _signed(_NUMBER_STEPS[word] * (stream + 1))
 
 
 def _signed(value: int) -> int:

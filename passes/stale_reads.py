@@ -21,7 +21,8 @@ def refuse_stale_reads(partitioned: Partitioned) -> None:
             if not node.meta.get(MUTATED) or name in sums:
                 continue
             for other in partitioned.parts:
-                if other is not part and name in other.inputs:
+                together = (other.stage, other.direction) == (part.stage, part.direction)
+                if not together and name in other.inputs:
                     raise CompileError(
                         f"buffer {name} changes in stage {part.stage} on IPU {part.ipu} and is "
                         f"read in stage {other.stage} on IPU {other.ipu}, which works on another "

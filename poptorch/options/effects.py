@@ -29,7 +29,6 @@ PENDING = frozenset(
         "_Popart.cachePath",
         "_Popart.defaultPrefetchBufferingDepth",
         "_Popart.enableEngineCaching",
-        "_Popart.enableOutlining",
         "_Popart.enableStableNorm",
         "_Popart.engineOptions",
         "_Popart.instrumentWithHardwareCycleCounter",
