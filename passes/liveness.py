@@ -13,14 +13,13 @@ Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat
 _Value = tuple[fx.Node, bool]  # whose memory, and whether that of its repetition
 
 
-def peak_bytes(capture: Capture, again: Again = {}, *, cut: bool = False) -> int:  # noqa: B006
+def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
     """The peak over a micro-batch, operator by operator in the graph's order.
 
     A gradient of a parameter is forgotten once it is made: it goes to its accumulator.
 
     Args:
         again: forward operators that are repeated for the backward pass.
-        cut: forward and backward are two calls, and what the first saves lives to the end.
     """
     repeated = {node for nodes in again.values() for node in nodes}
 
@@ -37,11 +36,9 @@ def peak_bytes(capture: Capture, again: Again = {}, *, cut: bool = False) -> int
             later = repetition or bool(node.meta.get(BACKWARD))
             steps.append((run, repetition, [value(n, later) for n in run.all_input_nodes]))
     last: dict[_Value, int] = {}
-    for index, (node, repetition, reads) in enumerate(steps):
+    for index, (_, _, reads) in enumerate(steps):
         for source in reads:
-            made_later = source[1] or _is_backward(source[0])
-            saved = cut and (repetition or _is_backward(node)) and not made_later
-            last[source] = len(steps) if saved else max(index, last.get(source, 0))
+            last[source] = index
     for node, role in zip(capture.returned, capture.outputs, strict=True):
         if node is not None and role.kind != "gradient":
             last[value(node, False)] = len(steps)
@@ -71,7 +68,3 @@ def nbytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else (value,)
     return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return bool(node.meta.get(BACKWARD))

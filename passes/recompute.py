@@ -20,9 +20,9 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.capture.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.checkpoints import evenly, forward_of, narrow_places
-from ipu_dynamo.passes.liveness import Again, nbytes, owner, peak_bytes
+from ipu_dynamo.passes.liveness import Again, owner, peak_bytes
+from ipu_dynamo.passes.minimum_cut import most, repeatable
 from ipu_dynamo.program import RECOMPUTED
-from ipu_dynamo.program.serialized_loss import serialized_loss
 
 Mode = Literal["off", "stages", "all"]
 
@@ -59,7 +59,7 @@ def plan(graph: fx.Graph, stages: Iterable[int], saved: set[fx.Node]) -> Again:
 def _repeatable(node: fx.Node, stage: int, saved: set[fx.Node]) -> bool:
     if node.op != "call_function" or node.meta[BACKWARD] or node.meta.get(STAGE) != stage:
         return False
-    return owner(node) not in saved and owner(node).target is not serialized_loss
+    return owner(node) not in saved and repeatable(node)
 
 
 def apply(graph: fx.Graph, again: Again) -> None:
@@ -84,9 +84,10 @@ class Recompute:
     Args:
         mode: which stages recompute: none, all but the last (whose backward pass follows at once),
             or all.
-        budget: bytes that a micro-batch may need at its peak beside variables and inputs; as much
-            is kept as fits. None: recompute from checkpoints, and if the model marks none, from
-            where few values cross.
+        budget: bytes that a micro-batch may need at its peak beside variables and inputs; what is
+            kept is what saves the most time of what fits. None: recompute from checkpoints, and if
+            the model marks none, from where few values cross; in the last stage keep what does not
+            raise that peak.
     """
 
     mode: Mode = "off"
@@ -110,14 +111,17 @@ class Recompute:
         last = max(capture.ipus)
         if self.mode != "all":
             return plan(graph, stages, marked)
+        if self.budget is not None and peak_bytes(capture) <= self.budget:
+            return {}
         saved = set(marked)
         for stage in stages:
             nodes = forward_of(graph, stage)
             if stage == last and not marked.intersection(nodes):
                 saved |= _best_cut(capture, stages, saved, nodes)
-        if self.budget is None:
-            return plan(graph, stages, saved)
-        return _within(capture, stages, saved, self.budget)
+        if self.budget is not None:
+            return _within(capture, stages, stages, saved, self.budget)
+        peak = peak_bytes(capture, plan(graph, stages, saved))
+        return _within(capture, stages, stages[-1:], saved, peak)
 
 
 def _take_marks(graph: fx.Graph) -> list[fx.Node]:
@@ -140,7 +144,7 @@ def _best_cut(
     lowest = None
     for count in _counts(len(places)):
         kept = set(evenly(places, nodes, count))
-        peak = peak_bytes(capture, plan(capture.graph.graph, stages, saved | kept), cut=True)
+        peak = peak_bytes(capture, plan(capture.graph.graph, stages, saved | kept))
         if lowest is None or peak < lowest:
             best, lowest = kept, peak
     return best
@@ -155,39 +159,20 @@ def _counts(most: int) -> Iterator[int]:
     yield most
 
 
-def _within(capture: Capture, stages: range, saved: set[fx.Node], budget: int) -> Again:
-    """Keep more values, of the latest operators first, as long as the peak is within `budget`."""
+def _within(
+    capture: Capture, stages: range, open_: range, saved: set[fx.Node], budget: int
+) -> Again:
+    """Keep more values of the stages `open_`, as long as the peak is within `budget`."""
     graph = capture.graph.graph
-    if peak_bytes(capture) <= budget:
-        return {}
-    read = _kept_for_backward(graph, stages)
-    candidates = [node for node in read if node not in saved and nbytes(node)]
-    low, high = 0, len(candidates)
-    while low < high:
-        count = (low + high + 1) // 2
-        kept = saved | set(candidates[:count])
-        if peak_bytes(capture, plan(graph, stages, kept), cut=True) <= budget:
-            low = count
-        else:
-            high = count - 1
-    if low == 0 and (least := peak_bytes(capture, plan(graph, stages, saved), cut=True)) > budget:
+
+    def needs(kept: set[fx.Node]) -> int:
+        return peak_bytes(capture, plan(graph, stages, saved | kept))
+
+    if (least := needs(set())) > budget:
         warnings.warn(
             f"recompute_budget is {budget} bytes, and a micro-batch needs {least} even if all that "
             f"can be is computed again",
             stacklevel=2,
         )
-    return plan(graph, stages, saved | set(candidates[:low]))
-
-
-def _kept_for_backward(graph: fx.Graph, stages: range) -> list[fx.Node]:
-    """The forward values of `stages` that backward operators read, the latest first."""
-    found: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.meta[BACKWARD]:
-            for source in node.all_input_nodes:
-                base = owner(source)
-                if base.op == "call_function" and not base.meta[BACKWARD]:
-                    found[base] = None
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    kept = [node for node in found if node.meta.get(STAGE) in stages]
-    return sorted(kept, key=order.__getitem__, reverse=True)
+        return plan(graph, stages, saved)
+    return plan(graph, stages, saved | most(graph, open_, saved, needs, budget))

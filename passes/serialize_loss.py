@@ -108,8 +108,14 @@ def _keeps_rows(node: fx.Node) -> bool:
 
 
 def apply(graph: fx.Graph, head: Head) -> None:
-    """Replace the product, its loss, and their backward."""
-    x, rhs, mode, factor, keep_precision = head.product.args
+    """Replace the product, its loss, and their backward.
+
+    Parts are as large whichever dimension is cut. Fewer rows make products that take longer, so
+    the loop goes over classes unless there are more rows than these.
+    """
+    x, rhs, _, factor, keep_precision = head.product.args
+    rows, classes = head.product.meta["val"].shape
+    mode = "output_channels" if classes >= rows else "input_channels"
     _, target, _, reduction, ignore_index = head.loss.args
     with graph.inserting_before(head.loss):
         loop = call(

@@ -7,6 +7,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import ExecutionError, source_line
 from ipu_dynamo.program import Call, Function
+from ipu_dynamo.runtime.eager_code import failed_in
 
 
 class _Finder(fx.Interpreter):
@@ -22,14 +23,21 @@ class _Finder(fx.Interpreter):
 
 
 def explain(
-    error: Exception, call: Call, function: Function, arguments: Sequence[Tensor], micro_batch: int
+    error: Exception,
+    call: Call,
+    function: Function,
+    arguments: Sequence[Tensor] | None,
+    micro_batch: int,
 ) -> ExecutionError:
     """The error that the caller sees when `call` raised `error`.
 
-    The function is run once more, on copies of its arguments, to find the operator; when that
-    succeeds, the whole call is named.
+    The eager engine's code says which operator it was. For compiled code the function is run once
+    more, on copies of its arguments; when that succeeds, or the arguments are gone, the whole call
+    is named.
     """
-    node = _failing_node(function, arguments)
+    node = _named(function, failed_in(error))
+    if node is None and arguments is not None:
+        node = _failing_node(function, arguments)
     problem = f"{type(error).__name__}: {str(error).strip()}"
     if node is not None:
         problem += f"\n  node:  %{node.name} = {node.target}"
@@ -40,6 +48,10 @@ def explain(
         micro_batch=micro_batch,
         where=call.source if node is None else source_line(node),
     )
+
+
+def _named(function: Function, name: str | None) -> fx.Node | None:
+    return next((node for node in function.operators if node.name == name), None)
 
 
 def _failing_node(function: Function, arguments: Sequence[Tensor]) -> fx.Node | None:

@@ -1,11 +1,13 @@
 """Write a graph as Python that calls each operator directly.
 
 The code that FX writes finds an operator by four attributes and goes through a Python function of
-its own. For a small operator that takes as long as its arithmetic.
+its own. For a small operator that takes as long as its arithmetic. It also holds its arguments to
+the end; this code empties the list in which it gets them.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 aten = torch.ops.aten
+_SOURCE = "__source__"  # name of the lines of the code, among its global names
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
 
 
 def eager_code(graph: fx.Graph) -> Callable[[list[Tensor]], Sequence[Tensor | None]]:
     """A function on the list of the graph's inputs; a value ends after its last use, as with FX."""
-    written = _with_linear(graph).python_code("self")
+    copied = _with_linear(graph)
+    copied.set_codegen(_OfList())
+    written = copied.python_code("self")
     names = dict(written.globals)
 
     def name(match: re.Match[str]) -> str:
@@ -29,9 +34,28 @@ def eager_code(graph: fx.Graph) -> Callable[[list[Tensor]], Sequence[Tensor | No
         return f"{short}("
 
     source = _OPERATOR.sub(name, written.src)
+    names[_SOURCE] = source.splitlines()
     exec(compile(source, "<stage>", "exec"), names)
-    forward: Any = names["forward"]
-    return lambda arguments: forward(None, *arguments)
+    forward: Callable[[list[Tensor]], Sequence[Tensor | None]] = names["forward"]
+    return forward
+
+
+def failed_in(error: Exception) -> str | None:
+    """The name of the node in whose line of such code `error` was raised, if it was."""
+    found = None
+    for frame, line in walk_tb(error.__traceback__):
+        if source := frame.f_globals.get(_SOURCE):
+            found = source[line - 1].partition("=")[0].partition(":")[0].strip()
+    return found
+
+
+class _OfList(fx.graph.CodeGen):
+    """Write a function on the list of the graph's inputs, which takes them out of it."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        names = [variable.partition(":")[0].strip() for variable in free_vars if variable != "self"]
+        taken = f"    [{', '.join(names)}] = arguments\n    arguments.clear()\n"
+        return f"def forward(arguments):\n{taken}"
 
 
 def _with_linear(graph: fx.Graph) -> fx.Graph:
@@ -43,7 +67,8 @@ def _with_linear(graph: fx.Graph) -> fx.Graph:
     of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if layer := _layer(node):
-            of[node] = copied.call_function(F.linear, tuple(of[argument] for argument in layer))
+            arguments = tuple(of[argument] for argument in layer)
+            of[node] = copied.create_node("call_function", F.linear, arguments, name=node.name)
         else:
             of[node] = copied.node_copy(node, of.__getitem__)
     for node in copied.find_nodes(op="call_function", target=aten.t.default):

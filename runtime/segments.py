@@ -105,6 +105,7 @@ def run_in_segments(graph: fx.GraphModule, compile_: Callable[[fx.GraphModule], 
 
     def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
         values: list[Any] = [*arguments, *more]
+        arguments.clear()
         for run, given, made, dead in steps:
             for slot, value in zip(made, run([values[slot] for slot in given]), strict=True):
                 values[slot] = value

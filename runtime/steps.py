@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ipu_dynamo.program import (
+    RECOMPUTED,
     Call,
     Copy,
     Function,
@@ -69,7 +70,8 @@ class Step:
 
     `before` and `after` are the copies to other IPUs around it, as far as these have the value in
     a slot of their own. `loads` come before it and `stores` after it; `fetches` are of variables
-    that are off the chip or in shards.
+    that are off the chip or in shards. `released` are given away: a call that repeats operators to
+    save memory forgets such an argument after its last reader in it, not after the call.
     """
 
     stage: Stage
@@ -79,6 +81,7 @@ class Step:
     call: Call
     function: Function
     memory: StreamingMemory
+    released: tuple[int, ...] = ()
     loads: Moves = ()
     stores: Moves = ()
     fetches: Fetches = ()
@@ -178,8 +181,14 @@ def prepare_steps(
         arguments = picker([here.get(slots[name], slots[name]) for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
+        released: tuple[int, ...] = ()
+        if any(node.meta.get(RECOMPUTED) for node in function.operators):
+            later = {move.source for move in (*after[index], *stores[index])}
+            released = tuple({slots[name] for name in call.arguments} & {*dead} - later)
         around = loads[index], stores[index], fetches[index], before[index], after[index]
-        steps.append(Step(stage, arguments, results, dead, call, function, memory, *around))
+        steps.append(
+            Step(stage, arguments, results, dead, call, function, memory, released, *around)
+        )
     return steps
 
 
@@ -278,10 +287,13 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
         values[move.target] = step.memory.load(values[move.source], move.device)
     for move in step.before:
         move(values)
+    arguments = list(step.arguments(values))
+    for slot in step.released:
+        values[slot] = None
     try:
-        results = step.stage(list(step.arguments(values)))
+        results = step.stage(arguments)
     except Exception as error:
-        given = step.arguments(values)
+        given = None if step.released else step.arguments(values)
         raise explain(error, step.call, step.function, given, micro_batch) from error
     for slot, result in zip(step.results, results, strict=True):
         if slot is not None:

@@ -98,11 +98,13 @@ def _compile(
         return compile_for(graph, list(examples))
 
 
-def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Run:
-    def run(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        return compiled(*arguments)
-
-    return run
+def _taking_a_list(compiled: Callable[..., Any]) -> Run:
+    """`compiled`, which takes its arguments one by one, on a list that it empties: then a tensor
+    that nobody else holds ends with its last reader, and not with the call."""
+    within = getattr(compiled, "__wrapped__", None)
+    if within is not None:  # PyTorch turned its arguments into the list that this wants
+        return within  # type: ignore[no-any-return]
+    return lambda arguments: compiled(*arguments)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from operator import getitem
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class Function:
         position = {node: i for i, node in enumerate(_placeholders(self.graph))}
         written = (node.args[0] for node in self.operators if _writes(node) and node.args)
         return tuple(sorted({position[n] for n in written if n in position}))  # type: ignore[index]
+
+    @property
+    def repetitions(self) -> int:
+        """How many operators of the forward pass it computes again, views aside."""
+        return sum(bool(n.meta.get(RECOMPUTED)) and not _only_looks(n) for n in self.operators)
 
     def listing(self) -> str:
         """One operator per line, with its type and the user's source line behind it."""
@@ -114,6 +120,12 @@ def _writes(node: fx.Node) -> bool:
         return False
     first = node.target._schema.arguments[:1]
     return bool(first and first[0].alias_info and first[0].alias_info.is_write)
+
+
+def _only_looks(node: fx.Node) -> bool:
+    """Whether an operator computes nothing: a view, or one of several results."""
+    views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return bool(views) or node.target is getitem
 
 
 def _type_text(node: fx.Node) -> str:

@@ -74,7 +74,7 @@ class Copy:
     source: str
 
     def __str__(self) -> str:
-        return f"copy %{self.result} = %{self.value}: {self.type}  ipu{self.src} -> ipu{self.dst}"
+        return f"copy {_moved(self)}  ipu{self.src} -> ipu{self.dst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ class Load:
         return f"load {_moved(self)}  off chip -> ipu{self.ipu}{_in(self.phase)}"
 
 
-def _moved(move: Store | Load) -> str:
+def _moved(move: Copy | Store | Load) -> str:
     origin = "" if move.value == move.result else f" = %{move.value}"
-    shard = "shard of " if move.shard else ""
+    shard = "shard of " if not isinstance(move, Copy) and move.shard else ""
     return f"{shard}%{move.result}{origin}: {move.type}, {move.type.nbytes} bytes"
 
 

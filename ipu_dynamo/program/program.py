@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, Self
 
 from torch import Tensor
 
+from ipu_dynamo.program.exchange import exchanged
 from ipu_dynamo.program.function import Function
 from ipu_dynamo.program.instructions import (
     Call,
@@ -20,6 +22,7 @@ from ipu_dynamo.program.instructions import (
     Store,
 )
 from ipu_dynamo.program.pipeline import Stash, stash
+from ipu_dynamo.program.short_text import folded
 from ipu_dynamo.program.text import parse_text, write_text
 from ipu_dynamo.program.traffic import Traffic
 from ipu_dynamo.program.types import byte_text
@@ -87,14 +90,17 @@ class Program:
         return stash(self)
 
     def short(self) -> str:
-        """Variables by IPU, streams and instructions, without the operators of functions."""
+        """Variables by IPU, streams and instructions, without the operators of functions.
+
+        Of a long list it names the first and the last values.
+        """
         return "\n".join(
             [
                 self._header(),
                 *self._memory(),
                 *self._streams(),
-                *self._stash_lines(),
-                *_body_lines(self.body, "  "),
+                *self._stage_lines(),
+                *_body_lines(self.body, "  ", short=True),
             ]
         )
 
@@ -122,7 +128,7 @@ class Program:
                 self._header(),
                 *variables,
                 *self._streams(),
-                *self._stash_lines(),
+                *self._stage_lines(),
                 *functions,
                 "body",
                 *_body_lines(self.body, "  "),
@@ -139,8 +145,15 @@ class Program:
     def _streams(self) -> list[str]:
         return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
 
-    def _stash_lines(self) -> list[str]:
-        return [f"  {one}" for one in self.stash]
+    def _stage_lines(self) -> list[str]:
+        """What stages keep for their backward passes, and what these compute again."""
+        functions = {function.name: function for function in self.functions}
+        lines = [f"  {one}" for one in self.stash]
+        for call in sorted(self.calls, key=attrgetter("stage")):
+            if count := functions[call.function].repetitions:
+                stage = f"stage {call.stage} on ipu{call.ipu}"
+                lines.append(f"  {stage} computes {count} operators again, in @{call.function}")
+        return lines
 
     def _memory(self) -> list[str]:
         lines = []
@@ -149,6 +162,8 @@ class Program:
             lines.append(f"  ipu{ipu}: {_summary(here)}")
         if away := [v for v in self.variables if v.off_chip]:
             lines.append(f"  off chip: {_summary(away)}")
+        for (src, dst), nbytes in sorted(exchanged(self.body).items()):
+            lines.append(f"  ipu{src} -> ipu{dst}: {nbytes * self.replicas} bytes in a call")
         if self.traffic.off_chip:
             lines.append(f"  streaming memory: {self.traffic.off_chip} in a call")
         if self.traffic.between_replicas:
@@ -188,13 +203,13 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
     return total
 
 
-def _body_lines(body: tuple[Instruction, ...], indent: str) -> list[str]:
+def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = False) -> list[str]:
     lines = []
-    for instruction in body:
-        text = f"{indent}{instruction}"
+    for instruction, line in folded(body) if short else ((i, str(i)) for i in body):
+        text = f"{indent}{line}"
         if isinstance(instruction, Call | Copy | Send | Store | Load | Gather):
             text = f"{text:<88}  # {instruction.source}"
         lines.append(text)
         if isinstance(instruction, Repeat):
-            lines += _body_lines(instruction.body, indent + "  ")
+            lines += _body_lines(instruction.body, indent + "  ", short=short)
     return lines

@@ -2,28 +2,38 @@
 
 from collections.abc import Iterable
 from typing import Any
+from operator import getitem
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.
 _FLOPS_PER_SECOND = 5e10
 _BYTES_PER_SECOND = 5e9
+_COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 
 
 def estimated_seconds(operators: Iterable[fx.Node]) -> float:
     """Arithmetic of products and convolutions, plus a pass over every operator's result."""
-    total = 0.0
-    for node in operators:
-        total += _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / _BYTES_PER_SECOND
-    return total
+    return sum(seconds(node) for node in operators)
+
+
+def seconds(node: fx.Node) -> float:
+    """The same of one operator."""
+    return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / _BYTES_PER_SECOND
 
 
 def _flops(node: fx.Node) -> float:
-    target: Any = node.target
-    count = flop_registry.get(getattr(target, "overloadpacket", None))
+    operator = getattr(node.target, "overloadpacket", None)
+    count = flop_registry.get(_COUNTED_AS.get(operator, operator))
     if count is None:
         return 0.0
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
@@ -31,8 +41,11 @@ def _flops(node: fx.Node) -> float:
 
 
 def _nbytes(node: fx.Node) -> int:
+    """Bytes that an operator writes; its first result stands for several."""
     value = node.meta.get("val")
+    if isinstance(value, tuple | list) and value:
+        value = value[0]
     views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    if views or not isinstance(value, Tensor):
+    if views or node.target is getitem or not isinstance(value, Tensor):
         return 0
     return value.numel() * value.element_size()

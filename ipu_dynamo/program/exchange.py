@@ -1,0 +1,21 @@
+"""Count the bytes that IPUs send each other."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ipu_dynamo.program.instructions import Copy, Instruction, Repeat
+
+Links = Counter[tuple[int, int]]  # (from, to): bytes
+
+
+def exchanged(body: Sequence[Instruction]) -> Links:
+    """The bytes that one run of `body` copies from each IPU to each other one."""
+    total: Links = Counter()
+    for instruction in body:
+        match instruction:
+            case Copy(type=moved, src=src, dst=dst):
+                total[src, dst] += moved.nbytes
+            case Repeat(count=count, body=inner):
+                for link, nbytes in exchanged(inner).items():
+                    total[link] += count * nbytes
+    return total
