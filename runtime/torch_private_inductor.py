@@ -44,7 +44,7 @@ def compile_artifact(
     if not isinstance(artifact, AOTCompiledArtifact):
         return _taking_a_list(artifact._compiled_fn), None
     libraries = {source: _library(kernel) for source, kernel in kernels.items()}
-    return _taking_a_list(artifact.inner_fn.compiled_fn), (artifact.serialize(), libraries)
+    return _within(artifact.inner_fn.compiled_fn), (artifact.serialize(), libraries)
 
 
 def load_artifact(code: bytes, kernels: Mapping[str, Path]) -> Run:
@@ -60,7 +60,7 @@ def load_artifact(code: bytes, kernels: Mapping[str, Path]) -> Run:
         return CppPythonBindingsCodeCache._load_library(str(library), library.stem).kernel
 
     with _kernels_made_by(load), torch.no_grad():
-        return _taking_a_list(AOTCompiledArtifact.deserialize(code).inner_fn.compiled_fn)
+        return _within(AOTCompiledArtifact.deserialize(code).inner_fn.compiled_fn)
 
 
 @contextmanager
@@ -98,13 +98,15 @@ def _compile(
         return compile_for(graph, list(examples))
 
 
-def _taking_a_list(compiled: Callable[..., Any]) -> Run:
-    """`compiled`, which takes its arguments one by one, on a list that it empties: then a tensor
-    that nobody else holds ends with its last reader, and not with the call."""
-    within = getattr(compiled, "__wrapped__", None)
-    if within is not None:  # PyTorch turned its arguments into the list that this wants
-        return within  # type: ignore[no-any-return]
-    return lambda arguments: compiled(*arguments)  # type: ignore[no-any-return]
+def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Run:
+    return lambda arguments: compiled(*arguments)
+
+
+def _within(compiled: Any) -> Run:
+    """What an artifact calls with a list of its arguments, and empties it: then a tensor that
+    nobody else holds ends with its last reader, and not with the call."""
+    within: Run = compiled.__wrapped__
+    return within
 
 
 @contextmanager

@@ -44,10 +44,11 @@ def data(count=1, seed=0):
     return tokens, targets
 
 
-@given(heads())
-def test_keeps_values_and_metadata(settings):
+@given(heads(), st.sampled_from([1, 3]))
+def test_keeps_values_and_metadata(settings, count):
+    """With more rows than classes, and with fewer: the loop goes over the larger dimension."""
     torch.manual_seed(0)
-    model, batch = Head(**settings).double(), data()
+    model, batch, rows = Head(**settings).double(), data(count), 6 * count
     inputs = named_inputs(model, batch)
     capture, one = captured(model, batch, Options(), before="serializeloss")
     before, lines = evaluate(capture, inputs), lines_of(capture.graph.graph.nodes)
@@ -59,12 +60,14 @@ def test_keeps_values_and_metadata(settings):
     nodes = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
     assert all(n.meta.get("stack_trace") for n in nodes if n.all_input_nodes)
     assert {serialized_loss, serialized_loss_backward} <= {n.target for n in nodes}
+    loops = [n for n in nodes if n.target in (serialized_loss, serialized_loss_backward)]
+    assert all(LOOPS[rows < 12] in n.args for n in loops)
     assert not [
         n
         for n in nodes
         if getattr(n.meta["val"], "shape", ())[-1:] == (12,)
         and len(n.meta["val"].shape) == 2
-        and n.meta["val"].shape[0] == 6
+        and n.meta["val"].shape[0] == rows
     ]
     text = text_of(capture)
     assert not one(capture)
