@@ -284,6 +284,7 @@ class CompiledModel:
             workers=workers,
             threads=threads,
             devices=compiled.devices,
+            numbers=[group.values for group in groups],
         )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}

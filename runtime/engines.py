@@ -29,9 +29,14 @@ _ENGINES = ("auto", "inductor", "eager")
 
 
 class Engine(Protocol):
-    """Makes callables from functions; counts how many it made."""
+    """Makes callables from functions; counts how many it made.
+
+    Attributes:
+        links: whether one function for a step and its update is faster than two.
+    """
 
     name: str
+    links: bool
     compiled: int
 
     def compile(self, function: Function, threads: int | None = None) -> Stage:
@@ -46,6 +51,7 @@ class EagerEngine:
     """Runs a function's operators one by one: the reference for every other engine."""
 
     name = "eager"
+    links = False
 
     def __init__(self) -> None:
         self.compiled = 0
@@ -63,6 +69,7 @@ class InductorEngine:
     """
 
     name = "inductor"
+    links = True
 
     def __init__(self) -> None:
         mute()

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Copy, Input, Instruction, Program, Receive, Send, Update
+from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.linked_run import LinkedRun
+from ipu_dynamo.runtime.linked_step import can_link
 from ipu_dynamo.runtime.planning import schedule_of
-from ipu_dynamo.runtime.random_keys import random_keys
+from ipu_dynamo.runtime.receiving import Receiving
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.step_end import Numbers, StepEnd
 from ipu_dynamo.runtime.steps import (
@@ -49,6 +51,7 @@ class Executable:
             the micro-batches one after the other.
         threads: intra-op threads of each worker; None is torch's number.
         devices: the torch device of every IPU, where the tensors of its variables are.
+        numbers: what calls will probably have, so that what they need is compiled now.
 
     Attributes:
         schedule: which worker runs what, in which order.
@@ -66,6 +69,7 @@ class Executable:
         workers: int | None = 1,
         threads: int | None = None,
         devices: Sequence[torch.device] = (),
+        numbers: Numbers = (),
     ) -> None:
         self.program, self.batching = program, batching
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
@@ -89,10 +93,16 @@ class Executable:
         self.schedule = self.schedule_for(workers)
         self._threads = threads
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
-        self._turns = in_turns(self._prepare(loop, engine))
-        self._receives = [i for i in loop if isinstance(i, Receive)]
-        self._receive_slots = tuple(self._slots[i.result] for i in self._receives)
+        self._engine, self._loop = engine, loop
+        self._linked: LinkedRun | None = None
+        if engine.links and can_link(program) and self.devices[0].type == "cpu":
+            self._linked = LinkedRun(program, engine, self._tensors, threads)
+            self._linked.prepare(numbers)
+        self._turns = [] if self._linked else in_turns(self._prepare(loop, engine))
+        self._receiving = Receiving(program, batching, self.devices)
+        self._receive_slots = tuple(self._slots[name] for name in self._receiving.results)
         self._sends = self._prepare_sends(loop)
+        self._kept = [kept for _, _, kept in self._sends]
         self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
         self._end = self._step_end(cut.after)
         held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
@@ -109,6 +119,11 @@ class Executable:
             replicas=self.batching.replicas,
             workers=workers,
         )
+
+    @property
+    def linked(self) -> bool:
+        """Whether a step is one function with its update; see `linked_step`."""
+        return self._linked is not None
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -156,7 +171,7 @@ class Executable:
                 inference those before the call.
         """
         self._spread_changes()
-        chunks = self._received(inputs)
+        chunks = self._receiving(inputs, seed=self.seed, call=self.calls)
         host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
         collected: list[list[Tensor | None]] = [
@@ -164,14 +179,11 @@ class Executable:
         ]
         with torch.no_grad():
             try:
-                for number in range(self._rounds):
-                    self._undo.begin()
-                    with self._undo:
-                        self._begin(numbers)
-                        self._run_round(number, chunks, collected)
-                    with self._hold(), self._undo:
-                        self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                        self._end(numbers)
+                if self._linked and self.timeline is None:
+                    received = dict(zip(self._receiving.results, chunks, strict=True))
+                    self._linked(numbers, received, self._rounds, self._kept, collected)
+                else:
+                    self._run_rounds(numbers, chunks, collected)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
         self.calls += 1
@@ -179,6 +191,26 @@ class Executable:
             output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
         }
+
+    def _run_rounds(
+        self,
+        numbers: Numbers,
+        chunks: list[Sequence[Tensor]],
+        collected: list[list[Tensor | None]],
+    ) -> None:
+        """Run the steps of a call; all of its micro-batches, when there are none."""
+        if not self._turns:
+            self._turns = in_turns(self._prepare(self._loop, self._engine))
+        if self._linked:
+            self._end.reload_states()  # linked steps have changed them
+        for number in range(self._rounds):
+            self._undo.begin()
+            with self._undo:
+                self._begin(numbers)
+                self._run_round(number, chunks, collected)
+            with self._hold(), self._undo:
+                self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
+                self._end(numbers)
 
     def _run_round(
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
@@ -219,41 +251,6 @@ class Executable:
         finally:
             if threads != before:
                 torch.set_num_threads(before)
-
-    def _received(self, inputs: Mapping[str, Tensor]) -> list[Sequence[Tensor]]:
-        """For each receive, what it brings to every micro-batch of a call."""
-        streams = {stream.name: stream for stream in self.program.inputs}
-        found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
-        received = []
-        for receive in self._receives:
-            key = receive.stream, self.devices[receive.ipu]
-            if key not in found:
-                found[key] = self._chunks(streams[receive.stream], inputs, key[1])
-            received.append(found[key])
-        return received
-
-    def _chunks(
-        self, stream: Input, inputs: Mapping[str, Tensor], device: torch.device
-    ) -> Sequence[Tensor]:
-        """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
-        b = self.batching
-        if stream.source == "random":
-            return random_keys(
-                seed=self.seed,
-                call=self.calls,
-                iterations=b.iterations,
-                accumulation=b.accumulation,
-                replicas=b.replicas,
-                device=device,
-            )
-        if stream.source == "accumulation":
-            weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
-            return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
-        views = b.split(stream, inputs[stream.name], device)
-        if b.groups == b.replicas:
-            return views
-        steps = range(b.iterations * b.accumulation)
-        return [views[step * b.groups + group] for step in steps for group in b.group_of]
 
     def _bind(self, replica: int) -> list[Any]:
         values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)

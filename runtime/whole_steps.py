@@ -12,7 +12,7 @@ from torch import Tensor
 from ipu_dynamo.program import Program, Update, Variable
 from ipu_dynamo.runtime.torch_private import foreach_copy_, foreach_zero_
 
-_LARGE_UPDATE = 100_000  # elements; they take some tenths of a millisecond
+LARGE_UPDATE = 100_000  # elements; they take some tenths of a millisecond
 
 
 class Undo:
@@ -66,7 +66,7 @@ def worth_holding(updates: Sequence[Update], variables: Sequence[Variable]) -> b
     two calls.
     """
     size = {variable.name: prod(variable.type.shape) for variable in variables}
-    return sum(size[name] for update in updates for name in update.parameters) >= _LARGE_UPDATE
+    return sum(size[name] for update in updates for name in update.parameters) >= LARGE_UPDATE
 
 
 @contextmanager
