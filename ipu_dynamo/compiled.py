@@ -33,7 +33,7 @@ from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
 from ipu_dynamo.runtime.schedule import Schedule
 from ipu_dynamo.sharing import refuse_what_cannot_be_shared
-from ipu_dynamo.threads import threads_for
+from ipu_dynamo.threads import micro_batches_apart, threads_for
 from ipu_dynamo.variables import (
     initial_tensors,
     loss_scale_states,
@@ -285,6 +285,7 @@ class CompiledModel:
             threads=threads,
             devices=compiled.devices,
             numbers=[group.values for group in groups],
+            apart=micro_batches_apart(compiled.program, options),
         )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}

@@ -211,6 +211,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "replica_groups": Mapping,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
+    "side_by_side": (bool, type(None)),
 }
 
 
@@ -269,6 +270,13 @@ class Options:
             phases, side by side; one runs micro-batch by micro-batch. None: one for each IPU of
             every replica, as far as there are cores, and one in all where stages are too small to
             gain from more. The results are the same bits.
+        side_by_side: where the model is one stage, run the micro-batches that make an update side
+            by side, on at most `workers` threads; operators then use one thread each. A worker
+            keeps the gradients of its micro-batch until those of the micro-batch before are added,
+            which takes memory for as many sets of gradients as there are workers; the results are
+            the same bits for any number of these. None: where PyTorch has several threads, and a
+            micro-batch takes long beside adding its gradients. False: one after the other, with
+            all of PyTorch's threads in each operator.
         devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
             replica, in order; all of one kind. None: the device of the model.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
@@ -305,6 +313,7 @@ class Options:
     stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
     workers: int | None = None
+    side_by_side: bool | None = None
     devices: Device | Sequence[Device] | None = None
     seed: int | None = None
 

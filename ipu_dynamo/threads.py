@@ -4,12 +4,17 @@ import os
 
 import torch
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.turns import turns
-from ipu_dynamo.program.work import estimated_seconds
+from ipu_dynamo.program.work import BYTES_PER_SECOND, estimated_seconds
+from ipu_dynamo.runtime.apart import can_keep_apart
 
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
+_WORTH_APART = 2e-3  # seconds of a micro-batch; a thread lives for one step and is started for it
+_SMALL_SHARE = 0.25  # of a micro-batch's time, which adding its gradients may take
+_PASSES = 3  # over the memory of a gradient, when it is kept and added later
 
 
 def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
@@ -17,17 +22,52 @@ def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
 
     The second number decides the order of some sums, so it does not depend on the first.
     """
+    if micro_batches_apart(program, options):
+        return options.workers or torch.get_num_threads(), 1
     places = program.num_ipus * program.replicas
     if options.strategy.kind not in ("pipelined", "parallel_phased") or places == 1:
         return 1, None
     intra_op = max(1, torch.get_num_threads() // places)
     if options.workers is not None:
         return options.workers, intra_op
-    of = {function.name: estimated_seconds(function.operators) for function in program.functions}
-    seconds = [sum(of[call.function] for call in turn) for turn in turns(program.calls)]
+    seconds = _seconds_of_turns(program)
     if sum(seconds) < _WORTH_A_THREAD * len(seconds):
         return 1, intra_op
     return min(places, _cores()), intra_op
+
+
+def micro_batches_apart(program: Program, options: Options) -> bool:
+    """Whether the micro-batches of a step run side by side, see `Options.side_by_side`.
+
+    Like intra-op threads, this follows PyTorch's number of threads and not `workers`.
+
+    Raises:
+        CompileError: they are asked to, and cannot.
+    """
+    wanted = options.side_by_side
+    several = program.kind == "training" and options.gradient_accumulation > 1
+    if wanted is False or not several:
+        return False
+    if not can_keep_apart(program):
+        if wanted:
+            raise CompileError(
+                "micro-batches cannot run side by side: a step is more than one call on one IPU "
+                "of one replica, or changes other variables than sums of gradients",
+                hint="leave side_by_side out; running statistics of a batch norm, for instance, "
+                "pass from one micro-batch to the next",
+            )
+        return False
+    if wanted or torch.get_num_threads() == 1:
+        return bool(wanted)
+    seconds = sum(_seconds_of_turns(program))
+    held = sum(v.type.nbytes for v in program.variables if v.kind == "accumulator")
+    adding = _PASSES * held / BYTES_PER_SECOND
+    return seconds >= _WORTH_APART and adding <= _SMALL_SHARE * seconds
+
+
+def _seconds_of_turns(program: Program) -> list[float]:
+    of = {function.name: estimated_seconds(function.operators) for function in program.functions}
+    return [sum(of[call.function] for call in turn) for turn in turns(program.calls)]
 
 
 def _cores() -> int:

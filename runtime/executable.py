@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
+from ipu_dynamo.runtime.apart import Gradients, keep_apart, side_by_side
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.linked_run import LinkedRun
@@ -52,11 +53,14 @@ class Executable:
         threads: intra-op threads of each worker; None is torch's number.
         devices: the torch device of every IPU, where the tensors of its variables are.
         numbers: what calls will probably have, so that what they need is compiled now.
+        apart: micro-batches run side by side, and add their gradients in turn; only for a program
+            that `can_keep_apart`.
 
     Attributes:
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
+        linked: what runs a step and its update as one function; None where these are apart.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Executable:
         threads: int | None = None,
         devices: Sequence[torch.device] = (),
         numbers: Numbers = (),
+        apart: bool = False,
     ) -> None:
         self.program, self.batching = program, batching
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
@@ -82,6 +87,8 @@ class Executable:
             for variable in program.variables
             if not variable.replicated and variable.kind != "accumulator"
         ]
+        self._apart = keep_apart(program) if apart else None
+        program = self._apart.program if self._apart else program
         cut = sections(program)
         loop = cut.loop
         self._slots = number_slots(program, devices=self.devices)
@@ -91,17 +98,27 @@ class Executable:
         self._rounds = batching.iterations if training else 1
         self._per_round = batching.accumulation if training else batching.iterations
         self.schedule = self.schedule_for(workers)
+        self._gradients: Gradients | None = None
+        if self._apart:
+            self.schedule = side_by_side(
+                program.calls, micro_batches=self._per_round, workers=workers or 1
+            )
+            self._gradients = Gradients(self._apart, self._slots, self._tensors)
         self._threads = threads
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self._engine, self._loop = engine, loop
-        self._linked: LinkedRun | None = None
+        self.linked: LinkedRun | None = None
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
-            self._linked = LinkedRun(program, engine, self._tensors, threads)
-            self._linked.prepare(numbers)
-        self._turns = [] if self._linked else in_turns(self._prepare(loop, engine))
+            self.linked = LinkedRun(program, engine, self._tensors, threads)
+            self.linked.prepare(numbers)
+        self._turns = [] if self.linked else in_turns(self._prepare(loop, engine))
         self._receiving = Receiving(program, batching, self.devices)
         self._receive_slots = tuple(self._slots[name] for name in self._receiving.results)
-        self._sends = self._prepare_sends(loop)
+        values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
+        self._sends = [  # for every output: index, slot of its value, when it is kept
+            (index, values[output.name], [k for row in batching.kept(output) for k in row])
+            for index, output in enumerate(program.outputs)
+        ]
         self._kept = [kept for _, _, kept in self._sends]
         self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
         self._end = self._step_end(cut.after)
@@ -119,11 +136,6 @@ class Executable:
             replicas=self.batching.replicas,
             workers=workers,
         )
-
-    @property
-    def linked(self) -> bool:
-        """Whether a step is one function with its update; see `linked_step`."""
-        return self._linked is not None
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
@@ -179,9 +191,9 @@ class Executable:
         ]
         with torch.no_grad():
             try:
-                if self._linked and self.timeline is None:
+                if self.linked and self.timeline is None:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
-                    self._linked(numbers, received, self._rounds, self._kept, collected)
+                    self.linked(numbers, received, self._rounds, self._kept, collected)
                 else:
                     self._run_rounds(numbers, chunks, collected)
             finally:
@@ -201,7 +213,7 @@ class Executable:
         """Run the steps of a call; all of its micro-batches, when there are none."""
         if not self._turns:
             self._turns = in_turns(self._prepare(self._loop, self._engine))
-        if self._linked:
+        if self.linked:
             self._end.reload_states()  # linked steps have changed them
         for number in range(self._rounds):
             self._undo.begin()
@@ -234,6 +246,8 @@ class Executable:
                     values[slot] = views[position]
             values = held[place]
             run_steps(self._turns[task.call], values, position)
+            if self._gradients:
+                self._gradients.take(task.micro_batch, values)
             if task.call in ends:
                 busy[place].pop()
                 if not busy[place]:  # also when seen by two workers at once
@@ -247,8 +261,16 @@ class Executable:
         if threads != before:
             torch.set_num_threads(threads)
         try:
-            run_side_by_side(self.schedule, work, threads_each=threads, timeline=self.timeline)
+            run_side_by_side(
+                self.schedule,
+                work,
+                threads_each=threads,
+                timeline=self.timeline,
+                in_turn=self._gradients and self._gradients.add,
+            )
         finally:
+            if self._gradients:
+                self._gradients.forget()
             if threads != before:
                 torch.set_num_threads(before)
 
@@ -267,17 +289,11 @@ class Executable:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
         kept |= {move.target for move in self._copies}
+        program = self._apart.program if self._apart else self.program
+        kept |= {self._slots[name] for name in self._apart.gradients} if self._apart else set()
         return prepare_steps(
-            self.program, engine, self._slots, kept, self._threads, self.memory, self.devices
+            program, engine, self._slots, kept, self._threads, self.memory, self.devices
         )
-
-    def _prepare_sends(self, loop: Sequence[Instruction]) -> list[tuple[int, int, list[bool]]]:
-        """For every output stream: its index, the slot of its value, and when it is kept."""
-        values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
-        return [
-            (index, values[output.name], [k for row in self.batching.kept(output) for k in row])
-            for index, output in enumerate(self.program.outputs)
-        ]
 
     def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:
         tensors = {

@@ -82,7 +82,10 @@ class LinkedRun:
         views = [received[name] for name in linked.received]
         constants = [self._tensors[name] for name in linked.constants]
         size, state, tail = len(own), own, self._numbers
-        wanted = [(size + i, keep, into) for i, (keep, into) in enumerate(zip(kept, collected, strict=True))]
+        wanted = [
+            (size + i, keep, into)
+            for i, (keep, into) in enumerate(zip(kept, collected, strict=True))
+        ]
         try:
             for step in range(steps):
                 given = [view[step] for view in views]

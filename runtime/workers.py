@@ -51,7 +51,12 @@ class _Progress:
 
 
 def run_side_by_side(
-    schedule: Schedule, work: Work, *, threads_each: int, timeline: Timeline | None = None
+    schedule: Schedule,
+    work: Work,
+    *,
+    threads_each: int,
+    timeline: Timeline | None = None,
+    in_turn: Work | None = None,
 ) -> None:
     """Run every task of `schedule`, each worker's in its order, after what they wait for.
 
@@ -61,6 +66,7 @@ def run_side_by_side(
         work: runs a task.
         threads_each: intra-op threads of each worker.
         timeline: records when each task ran.
+        in_turn: what follows each task, in the order of micro-batches.
 
     Raises:
         The first error that a worker met, after all workers have stopped.
@@ -68,10 +74,12 @@ def run_side_by_side(
     if len(schedule.workers) == 1 and timeline is None:
         for task in schedule.workers[0]:
             work(task)
+            if in_turn is not None:
+                in_turn(task)
         return
     replicas = {task.replica for tasks in schedule.workers for task in tasks}
     progress = _Progress({(c, r): 0 for c in range(len(schedule.calls)) for r in replicas})
-    arguments = (schedule, work, progress, timeline)
+    arguments = (schedule, work, progress, timeline, in_turn)
     others = [
         threading.Thread(
             target=_run_thread, args=(index, threads_each, *arguments), name=f"ipu worker {index}"
@@ -106,18 +114,24 @@ def _run_thread(
     work: Work,
     progress: _Progress,
     timeline: Timeline | None,
+    in_turn: Work | None,
 ) -> None:
     """A worker of its own thread: gradient mode and the number of threads are per thread."""
     torch.set_num_threads(threads_each)
     with torch.no_grad():
         try:
-            _run_worker(index, schedule, work, progress, timeline)
+            _run_worker(index, schedule, work, progress, timeline, in_turn)
         except BaseException as error:  # kept for the caller, who raises it
             progress.stop(error)
 
 
 def _run_worker(
-    index: int, schedule: Schedule, work: Work, progress: _Progress, timeline: Timeline | None
+    index: int,
+    schedule: Schedule,
+    work: Work,
+    progress: _Progress,
+    timeline: Timeline | None,
+    in_turn: Work | None,
 ) -> None:
     for task in schedule.workers[index]:
         if not progress.wait(task.replica, schedule.needs(task)):
@@ -126,4 +140,8 @@ def _run_worker(
         work(task)
         if timeline is not None:
             timeline.add(index, schedule.calls[task.call], task, start, perf_counter())
+        if in_turn is not None:
+            if not progress.wait(task.replica, [(task.call, task.micro_batch - 1)]):
+                return
+            in_turn(task)
         progress.finish(task)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.
 _FLOPS_PER_SECOND = 5e10
-_BYTES_PER_SECOND = 5e9
+BYTES_PER_SECOND = 5e9
 _COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (
@@ -28,7 +28,7 @@ def estimated_seconds(operators: Iterable[fx.Node]) -> float:
 
 def seconds(node: fx.Node) -> float:
     """The same of one operator."""
-    return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / _BYTES_PER_SECOND
+    return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / BYTES_PER_SECOND
 
 
 def _flops(node: fx.Node) -> float:
