@@ -1,56 +1,74 @@
 """Run the benchmarks, print a table, and write the figures as JSON.
 
-Usage: python -m benchmarks [--json FILE] [--seconds S] [NAME ...]
+Usage: python -m benchmarks [--json FILE] [--seconds S] [--page PAGE] [NAME ...]
+Every contender runs in a process of its own, without anything that was compiled before.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from benchmarks import door_overhead, half, pipeline, training_step
-from benchmarks.measure import side_by_side
-from benchmarks.provenance import provenance
-
-CASES = {
-    **training_step.CASES,
-    **pipeline.CASES,
-    **door_overhead.CASES,
-    **half.CASES,  # last: they leave PyTorch with one thread
-}  # name of a case -> function that makes its contenders
-FACTS = pipeline.FACTS  # name of a case -> function that measures what else is to be known
+from benchmarks.cases import CASES, FACTS
+from benchmarks.page import refreshed
+from benchmarks.processes import measure
+from benchmarks.provenance import ROOT, provenance
 
 
 def main() -> None:
     """Measure the cases named on the command line, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"cases to run, of: {', '.join(CASES)}")
+    known = [*dict.fromkeys((*CASES, *FACTS))]
+    parser.add_argument("names", nargs="*", help=f"what to run, of: {', '.join(known)}")
     parser.add_argument("--json", type=Path, help="write the figures into this file")
+    parser.add_argument("--page", type=Path, help="write the table into this page of the guide")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each case")
+    parser.add_argument("--fact", choices=FACTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - CASES.keys():
-        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    content = {**provenance(), "benchmarks": {}, "facts": {}}
-    for name in arguments.names or CASES:
-        torch.manual_seed(0)
-        timings = side_by_side(CASES[name](), seconds=arguments.seconds)
-        content["benchmarks"][name] = {who: asdict(timing) for who, timing in timings.items()}
-        print(f"{name}: median and fastest call, each beside the first contender's; first call")
-        first = next(iter(timings.values()))
-        for who, timing in timings.items():
-            median = f"{1e6 * timing.median:10.1f} us {timing.median / first.median:5.2f}"
-            fastest = f"{1e6 * timing.fastest:10.1f} us {timing.fastest / first.fastest:5.2f}"
-            print(f"  {who:<24} {median} {fastest} {timing.first:8.2f} s")
+    if arguments.fact:
+        print(json.dumps(FACTS[arguments.fact]()))
+        return
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    content: dict[str, Any] = {**provenance(), "benchmarks": {}, "facts": {}}
+    for name in arguments.names or known:
+        if name in CASES:
+            content["benchmarks"][name] = _timed(name, arguments.seconds)
         if name in FACTS:
-            facts = content["facts"][name] = FACTS[name]()
-            for what, value in facts.items():
-                print(f"  {what}: {value:.3f}")
+            content["facts"][name] = _fact(name)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(f"written to {arguments.json}")
+    if arguments.page:
+        text = arguments.page.read_text(encoding="utf-8")
+        arguments.page.write_text(refreshed(text, content), encoding="utf-8")
+
+
+def _timed(name: str, seconds: float) -> dict[str, Any]:
+    """The timings of a case, printed."""
+    case = CASES[name]
+    timings = measure(name, [*case.contenders()], threads=case.threads, seconds=seconds)
+    print(f"{name}: {case.what}")
+    print("  median and fastest call; times the time of the last contender; first call")
+    for who, timing in timings.items():
+        spent = f"{1e6 * timing.median:10.1f} us {1e6 * timing.fastest:10.1f} us"
+        print(f"  {who:<28} {spent} {timing.ratio:6.2f} {timing.first:8.2f} s", flush=True)
+    return {who: asdict(timing) for who, timing in timings.items()}
+
+
+def _fact(name: str) -> dict[str, float]:
+    """Figures that a process of their own has found, printed."""
+    command = [sys.executable, "-m", "benchmarks", "--fact", name]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    facts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name}:")
+    for what, value in facts.items():
+        print(f"  {what}: {value:.3f}", flush=True)
+    return facts
 
 
 if __name__ == "__main__":

@@ -12,30 +12,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measure import Step
+from benchmarks.measure import Maker, Step
 from ipu_dynamo.backend import ipu
 
 ROWS, WIDTH = 4, 8
 Activation = type[nn.Module] | None
 OURS: dict[str, dict[str, Any]] = {
-    "ipu": {"backend": ipu},
     "ipu, eager engine": {"backend": ipu, "options": {"engine": "eager"}},
+    "ipu": {"backend": ipu},
 }
 
 
-def inference(layers: int, between: Activation = None) -> dict[str, Step]:
+def inference(layers: int, between: Activation = None) -> dict[str, Maker]:
     """A call without gradients."""
     settings = {"backend eager": {"backend": "eager"}, **OURS}
-    return {name: _inferring(_model(layers, between), given) for name, given in settings.items()}
+    return {name: partial(_inferring, layers, between, given) for name, given in settings.items()}
 
 
-def training(layers: int, between: Activation = None) -> dict[str, Step]:
+def training(layers: int, between: Activation = None) -> dict[str, Maker]:
     """Forward and backward; the gradients are kept, as between two steps of an optimiser."""
     settings = {"backend aot_eager": {"backend": "aot_eager"}, **OURS}
-    return {name: _training(_model(layers, between), given) for name, given in settings.items()}
+    return {name: partial(_training, layers, between, given) for name, given in settings.items()}
 
 
-CASES: dict[str, Callable[[], dict[str, Step]]] = {
+CASES: dict[str, Callable[[], dict[str, Maker]]] = {
     "door_inference_1_layer": partial(inference, 1),
     "door_inference_8_layers": partial(inference, 8),
     "door_inference_mlp": partial(inference, 3, between=nn.ReLU),
@@ -45,8 +45,8 @@ CASES: dict[str, Callable[[], dict[str, Step]]] = {
 }
 
 
-def _inferring(model: nn.Module, settings: dict[str, Any]) -> Step:
-    call, x = _compiled(model, settings), torch.randn(ROWS, WIDTH)
+def _inferring(layers: int, between: Activation, settings: dict[str, Any]) -> Step:
+    call, x = _compiled(_model(layers, between), settings), torch.randn(ROWS, WIDTH)
 
     def step() -> None:
         with torch.no_grad():
@@ -55,8 +55,8 @@ def _inferring(model: nn.Module, settings: dict[str, Any]) -> Step:
     return step
 
 
-def _training(model: nn.Module, settings: dict[str, Any]) -> Step:
-    call, x = _compiled(model, settings), torch.randn(ROWS, WIDTH)
+def _training(layers: int, between: Activation, settings: dict[str, Any]) -> Step:
+    call, x = _compiled(_model(layers, between), settings), torch.randn(ROWS, WIDTH)
 
     def step() -> None:
         call(x).sum().backward()

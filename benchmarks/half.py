@@ -1,44 +1,41 @@
-"""Time half precision: products with half partial sums, and a training step, on one core."""
+"""Time half precision: products with half partial sums, and a training step."""
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 import ipu_dynamo
-from benchmarks.measure import Step
+from benchmarks.measure import Maker, Step
 from benchmarks.pipeline import ACCUMULATION, LanguageModel, eager_loop, random_tokens
 from ipu_dynamo.program import half_partials
 
 M, K, N = 512, 4096, 512
 
 
-def partial_sums() -> dict[str, Step]:
+def partial_sums() -> dict[str, Maker]:
     """A product and its two gradients: in float32, then of halves with half partial sums."""
-    torch.set_num_threads(1)
     a, b, gradient = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
-    contenders = {"float32": _products(torch.mm, a, b, gradient)}
-    for chunk in (16, 64, 128):
-        halves = (a.half(), b.half(), gradient.half())
-        contenders[f"half partials, chunk {chunk}"] = _products(_chunked(chunk), *halves)
-    return contenders
-
-
-def training_step() -> dict[str, Step]:
-    """A step of a small language model in float16: 8 micro-batches, SGD."""
-    torch.set_num_threads(1)
-    model = LanguageModel().half()
-    tokens, targets = random_tokens()
+    halves = (a.half(), b.half(), gradient.half())
     return {
-        "eager float16": eager_loop(model, tokens, targets),
-        "ipu_dynamo float16": _compiled(model, tokens, targets),
+        "float32": lambda: _products(torch.mm, a, b, gradient),
+        **{
+            f"half partials, chunk {chunk}": partial(_products, _chunked(chunk), *halves)
+            for chunk in (16, 64, 128)
+        },
     }
 
 
-CASES: dict[str, Callable[[], dict[str, Step]]] = {
-    "half partials": partial_sums,
-    "half training": training_step,
-}
+def training_step() -> dict[str, Maker]:
+    """A step of a small language model in float16: 8 micro-batches, SGD."""
+    model = LanguageModel().half()
+    tokens, targets = random_tokens()
+    return {
+        "eager float16": lambda: eager_loop(model, tokens, targets),
+        "ipu_dynamo float16": lambda: _compiled(model, tokens, targets),
+    }
+
 
 _Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ipu_dynamo
-from benchmarks.measure import Step
+from benchmarks.measure import Maker, Step
 from benchmarks.torch_pipelining import torch_pipeline
 from ipu_dynamo.runtime.timeline import Timeline
 
@@ -50,17 +49,17 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(self.head(h).flatten(0, 1), targets.flatten())
 
 
-def two_stages() -> dict[str, Step]:
+def two_stages() -> dict[str, Maker]:
     """A step of 8 micro-batches. Eager has all cores, a worker or process one intra-op thread."""
     model = LanguageModel()
     tokens, targets = random_tokens()
     return {
-        "eager": eager_loop(model, tokens, targets),
-        "1 worker": _pipeline(model, workers=1).run,
-        "2 workers": _pipeline(model, workers=2).run,
-        "torch pipelining": torch_pipeline(
+        "eager": lambda: eager_loop(model, tokens, targets),
+        "torch pipelining": lambda: torch_pipeline(
             _halves(model), _loss, tokens, targets, micro_batches=ACCUMULATION
         ),
+        "1 worker": lambda: _pipeline(model, workers=1).run,
+        "2 workers": lambda: _pipeline(model, workers=2).run,
     }
 
 
@@ -83,10 +82,6 @@ def idle_shares(steps: int = 20) -> dict[str, float]:
         "workers idle": statistics.median(idle),
         "workers idle by the schedule": executable.schedule.idle,
     }
-
-
-CASES: dict[str, Callable[[], dict[str, Step]]] = {"pipeline": two_stages}
-FACTS: dict[str, Callable[[], dict[str, float]]] = {"pipeline": idle_shares}
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,56 @@
-"""Time one training step of small models: what a user would run instead, and both doors."""
+"""Time training steps of small models: what a user would run instead, and both doors."""
 
 import copy
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
 
 import ipu_dynamo
-from benchmarks.measure import Step
+from benchmarks.measure import Maker, Step, clock
+from ipu_dynamo.backend import ipu
 
-ROWS, CLASSES = 32, 10
+CLASSES = 10
 
 
 class WithLoss(nn.Module):
     """A classifier that returns its loss, the form that every contender trains."""
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.classifier = classifier
+        self.classifier = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self.classifier(x), y)
 
 
-def mlp() -> dict[str, Step]:
-    """A perceptron of three layers, where the overhead of a call counts."""
-    classifier = nn.Sequential(
-        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES)
+def mlp() -> Mapping[str, Maker]:
+    """A perceptron, where what surrounds the arithmetic counts."""
+    return _contenders(_perceptron(), (64,), rows=32, steps=200)
+
+
+def mnist() -> Mapping[str, Maker]:
+    """The network of PopTorch's first tutorial, on images of 28 x 28."""
+    model = WithLoss(
+        nn.Conv2d(1, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 256),
+        nn.ReLU(),
+        nn.Linear(256, CLASSES),
     )
-    return _contenders(WithLoss(classifier), torch.randn(ROWS, 64))
+    return _contenders(model, (1, 28, 28), rows=8, steps=50, momentum=0.9)
 
 
-def convolutional() -> dict[str, Step]:
-    """A small convolutional network, where the arithmetic counts."""
-    classifier = nn.Sequential(
+def digits() -> Mapping[str, Maker]:
+    """A small convolutional network, one step in a call."""
+    model = WithLoss(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
         nn.Conv2d(16, 32, 3, padding=1),
@@ -42,35 +59,70 @@ def convolutional() -> dict[str, Step]:
         nn.Flatten(),
         nn.Linear(32 * 4 * 4, CLASSES),
     )
-    return _contenders(WithLoss(classifier), torch.randn(ROWS, 1, 8, 8))
+    return _contenders(model, (1, 8, 8), rows=32, steps=1, momentum=0.9)
 
 
-CASES: dict[str, Callable[[], dict[str, Step]]] = {"mlp": mlp, "convolutional": convolutional}
+def overhead(steps: int = 1000) -> dict[str, float]:
+    """What a device iteration takes beside its compiled function, in microseconds."""
+    model = _perceptron()
+    x, y = torch.randn(32 * steps, 64), torch.randint(CLASSES, (32 * steps,))
+    whole = _compiled(model, steps, 0.0)
+    whole(x, y)
+    executable = whole.executable
+    assert executable.linked is not None
+    linked, function = executable.linked.prepare([[0.01, 0.0, 0.0, 0.0]])
+    given = [executable.tensor(name) for name in (*linked.state, *linked.constants)]
+    given += [{"x": x[:32], "y": y[:32]}[name] for name in linked.received]
+    given += [torch.tensor(0.01, dtype=torch.float64) for _ in linked.numbers]
+    with torch.no_grad():
+        bare = clock(lambda: function(list(given)))
+        call = clock(lambda: whole(x, y))
+        rounds = [(call(1) / steps, bare(steps)) for _ in range(15)]
+    return {
+        "microseconds of an iteration": 1e6 * statistics.median(a for a, _ in rounds),
+        "microseconds beside its function": 1e6 * statistics.median(a - b for a, b in rounds),
+    }
 
 
-def _contenders(model: WithLoss, x: torch.Tensor) -> dict[str, Step]:
-    """Make a step of each contender; each trains its own copy of `model` with SGD."""
-    y = torch.randint(CLASSES, (len(x),))
+def _perceptron() -> WithLoss:
+    return WithLoss(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, CLASSES))
 
-    def sgd(of: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(of.parameters(), lr=0.01, momentum=0.9)
+
+def _sgd(model: nn.Module, momentum: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+
+
+def _compiled(model: WithLoss, steps: int, momentum: float) -> ipu_dynamo.CompiledModel:
+    own = copy.deepcopy(model)
+    options = ipu_dynamo.Options(device_iterations=steps)
+    return ipu_dynamo.compile_training(own, _sgd(own, momentum), options)
+
+
+def _contenders(
+    model: WithLoss, shape: tuple[int, ...], *, rows: int, steps: int, momentum: float = 0.0
+) -> Mapping[str, Maker]:
+    """Each trains its own copy of `model`, `steps` steps in a call."""
+    x, y = torch.randn(rows * steps, *shape), torch.randint(CLASSES, (rows * steps,))
 
     def loop(compile_model: Callable[[nn.Module], Callable[..., torch.Tensor]]) -> Step:
         own = copy.deepcopy(model)
-        optimizer, forward = sgd(own), compile_model(own)
+        optimizer, forward = _sgd(own, momentum), compile_model(own)
 
         def step() -> None:
-            optimizer.zero_grad()
-            forward(x, y).backward()
-            optimizer.step()
+            for images, wanted in zip(x.split(rows), y.split(rows), strict=True):
+                optimizer.zero_grad()
+                forward(images, wanted).backward()
+                optimizer.step()
 
         return step
 
-    own = copy.deepcopy(model)
-    whole_step = ipu_dynamo.compile_training(own, sgd(own), ipu_dynamo.Options())
+    def whole() -> Step:
+        compiled = _compiled(model, steps, momentum)
+        return lambda: compiled(x, y)
+
     return {
-        "eager": loop(lambda module: module),
-        "torch.compile, Inductor": loop(torch.compile),
-        "torch.compile, ipu": loop(lambda module: torch.compile(module, backend="ipu")),
-        "compile_training": lambda: whole_step(x, y),
+        "eager": lambda: loop(lambda module: module),
+        "torch.compile, Inductor": lambda: loop(torch.compile),
+        "torch.compile, ipu": lambda: loop(partial(torch.compile, backend=ipu)),
+        "compile_training": whole,
     }

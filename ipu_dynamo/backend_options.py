@@ -57,6 +57,11 @@ class BackendOptions:
                 "and backward what it wants; use a sharded or pipelined strategy, or "
                 "ipu_dynamo.compile_training"
             )
+        if self.strategy.ipus is not None:
+            raise OptionError(
+                "option strategy has ipus, but torch.compile differentiates before stages are "
+                "known; use blocks, or ipu_dynamo.compile_training"
+            )
         if self.strategy.kind == "pipelined" and n == 1:
             raise OptionError(
                 "option strategy is pipelined, and a pipeline needs micro-batches; set "

@@ -24,7 +24,7 @@ from ipu_dynamo.optimizers import (
     import_state,
     refresh,
 )
-from ipu_dynamo.options import Options
+from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
 from ipu_dynamo.recent import remember
@@ -93,6 +93,12 @@ class CompiledModel:
     def program(self) -> Program:
         """The program, once compiled."""
         return self._ready()[0].program
+
+    @property
+    def costs(self) -> Costs:
+        """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
+        the model; empty for any other."""
+        return self._ready()[0].costs
 
     @property
     def is_compiled(self) -> bool:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ipu_dynamo.balance import with_costs
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.devices import devices_of_ipus, devices_to_use
 from ipu_dynamo.grouped_weights import with_known_groups
-from ipu_dynamo.options import Options
+from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.emit_update import UpdateGroup
 from ipu_dynamo.passes.pipeline import lower, pipeline
 from ipu_dynamo.program import Program
@@ -34,6 +35,7 @@ class Compiled:
         input_names: the program's names of the caller's tensors, in order.
         devices: the torch device of every IPU.
         loss_scale: the first factor on the loss.
+        costs: what the model was cut by, if the strategy cuts it.
     """
 
     program: Program
@@ -43,6 +45,7 @@ class Compiled:
     input_names: tuple[str, ...]
     devices: tuple[torch.device, ...]
     loss_scale: float
+    costs: Costs = ()
 
 
 def compile_model(
@@ -76,6 +79,7 @@ def compile_model(
         )
         if training:
             _train_only(capture, {name for group in groups for name in group.parameters})
+        options = with_costs(capture, options, loss=loss)
         passes = pipeline(options, training=training, loss=loss)
         program = lower(capture, options, groups, passes=passes, devices=devices)
     log.debug("%s", program)
@@ -87,6 +91,7 @@ def compile_model(
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
         devices=devices_of_ipus(devices, program.num_ipus),
         loss_scale=options.loss_scale,
+        costs=options.strategy.costs,
     )
 
 

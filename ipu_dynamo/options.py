@@ -22,6 +22,7 @@ Liveness = Literal[
     "off_chip_after_fwd_no_overlap",
     "off_chip_after_each_phase",
 ]
+Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
 _CHOICES = {
     "engine": ("auto", "inductor", "eager"),
     "output_mode": ("default", "all", "every", "final", "sum"),
@@ -92,6 +93,11 @@ class Strategy:
         schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
             one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
             waits, in a call of their own, so that others start sooner. The results are the same.
+        ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
+            long; pipelined or sharded. What each operator takes is measured once on this machine
+            and kept beside compiled code.
+        costs: what each operator takes, forward and backward, instead of measuring it: with
+            `CompiledModel.costs` of an earlier run the cut is the same on any machine.
 
     Raises:
         OptionError: phases and kind do not fit each other, or liveness or schedule
@@ -108,6 +114,8 @@ class Strategy:
     liveness: Liveness = "always_live"
     separate_backward_phase: bool = False
     schedule: Literal["grouped", "zero_bubble"] = "grouped"
+    ipus: int | None = None
+    costs: Costs = ()
 
     def __post_init__(self) -> None:
         for name, choices in _STRATEGY_CHOICES.items():
@@ -130,6 +138,15 @@ class Strategy:
                 f"liveness {self.liveness} is for serial phases; parallel ones have "
                 f"{' or '.join(PARALLEL_LIVENESS)}"
             )
+        if self.ipus is not None:
+            if type(self.ipus) is not int or self.ipus < 1:
+                raise OptionError(f"strategy ipus is {self.ipus!r}; it counts from 1, or is None")
+            if self.stages or self.phased:
+                raise OptionError(
+                    "strategy ipus cuts the model by itself; leave out stages and phases"
+                )
+        elif self.costs:
+            raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
         if self.schedule != "grouped" and self.kind != "pipelined":
             raise OptionError(
                 f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"

@@ -12,6 +12,7 @@ from ipu_dynamo.devices import devices_of_ipus
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
+from ipu_dynamo.passes.auto_partition import AutoPartition
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.emit import emit
@@ -46,10 +47,12 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
 
     `partition` and `emit`, which turn that graph into a program, follow in `lower`.
     """
-    accumulation, iterations = options.gradient_accumulation, options.device_iterations
+    strategy = options.strategy
+    count = options.gradient_accumulation if training else options.device_iterations
     return (
         OverlapIO(options),
-        Placement(options.strategy, accumulation if training else iterations),
+        AutoPartition(strategy, count, options.recomputes != "off"),
+        Placement(strategy, count),
         IdentityLoss(loss),
         Precision(options.narrow),
         Differentiate(start_gradient(options)),

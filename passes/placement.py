@@ -95,7 +95,7 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
         elif node.target is end_block:
             markers.append(node)
             current = None
-        elif _computes(node):
+        elif computes(node):
             if current is None:
                 raise CompileError(
                     "No active Block, all the ops must belong to a Block",
@@ -144,28 +144,33 @@ class Placement:
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
         placed = plan(capture.graph.graph, self.strategy)
-        self._check_size(placed, capture.training)
+        if self.strategy.kind == "pipelined":
+            num_ipus = max(placed.ipus.values()) + 1
+            check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
         apply(capture, placed, self.strategy)
         if self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu:
             _check_weights(capture)
         return True
 
-    def _check_size(self, placed: Placed, training: bool) -> None:
-        if self.strategy.kind != "pipelined":
-            return
-        stages = placed.pipeline_stages
-        required = 2 * stages - 1 if training else stages
-        if self.micro_batches < required:
-            raise PipelineSizeError(
-                stages=stages,
-                required=required,
-                given=self.micro_batches,
-                training=training,
-                num_ipus=max(placed.ipus.values()) + 1,
-            )
+
+def check_size(stages: int, num_ipus: int, micro_batches: int, training: bool) -> None:
+    """Raise unless there are micro-batches enough to fill a pipeline.
+
+    Raises:
+        PipelineSizeError: there are not.
+    """
+    required = 2 * stages - 1 if training else stages
+    if micro_batches < required:
+        raise PipelineSizeError(
+            stages=stages,
+            required=required,
+            given=micro_batches,
+            training=training,
+            num_ipus=num_ipus,
+        )
 
 
-def _computes(node: fx.Node) -> bool:
+def computes(node: fx.Node) -> bool:
     """An operator, or in Dynamo's graphs a call that gives tensors; switches of modes are none."""
     if isinstance(node.target, torch._ops.OpOverload):
         return True

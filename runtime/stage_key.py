@@ -38,7 +38,7 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
         mkldnn_enabled(),
         compiler_settings(),
         os.environ.get("ATEN_CPU_CAPABILITY"),
-        _versions(),
+        this_machine(),
     ]
     return sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
@@ -51,8 +51,8 @@ def _is_described(node: fx.Node) -> bool:
 
 
 @cache
-def _versions() -> tuple[object, ...]:
-    """What does not change while a process runs."""
+def this_machine() -> tuple[object, ...]:
+    """Versions, compiler and processor: what does not change while a process runs."""
     return (
         sha256(_COMPILES.read_bytes()).hexdigest(),
         __version__,

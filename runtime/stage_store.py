@@ -48,8 +48,9 @@ class StageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stages, self._kernels = folder / "stages", folder / "kernels"
+        self._notes = folder / "notes"
         _make_private(folder)
-        for inner in (self._stages, self._kernels, self.scratch):
+        for inner in (self._stages, self._kernels, self._notes, self.scratch):
             inner.mkdir(mode=0o700, exist_ok=True)
 
     @property
@@ -87,6 +88,17 @@ class StageStore:
                 file.writestr("code", entry.code)
             whole.seek(0)
             _replace(self._stages / key, whole.read())
+
+    def read_note(self, key: str) -> str | None:
+        """What was measured under this key, or None."""
+        try:
+            return (self._notes / key).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def write_note(self, key: str, text: str) -> None:
+        """Keep what was measured."""
+        _replace(self._notes / key, text.encode())
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.

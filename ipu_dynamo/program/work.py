@@ -31,6 +31,11 @@ def seconds(node: fx.Node) -> float:
     return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / BYTES_PER_SECOND
 
 
+def has_products(node: fx.Node) -> bool:
+    """Whether an operator is a product or a convolution, for which there are libraries."""
+    return getattr(node.target, "overloadpacket", None) in flop_registry
+
+
 def _flops(node: fx.Node) -> float:
     operator = getattr(node.target, "overloadpacket", None)
     count = flop_registry.get(_COUNTED_AS.get(operator, operator))

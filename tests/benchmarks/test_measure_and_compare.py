@@ -3,8 +3,11 @@
 import json
 import time
 
+from benchmarks.cases import CASES, FACTS
 from benchmarks.compare import main as compare
-from benchmarks.measure import side_by_side
+from benchmarks.measure import clock, side_by_side
+from benchmarks.page import refreshed
+from benchmarks.processes import measure
 from benchmarks.provenance import provenance
 
 
@@ -15,10 +18,14 @@ def test_side_by_side_tells_fast_from_slow_and_counts_calls():
         calls[name] += 1
         time.sleep(seconds)
 
-    contenders = {"fast": lambda: sleep("fast", 0.001), "slow": lambda: sleep("slow", 0.02)}
+    contenders = {
+        "slow": clock(lambda: sleep("slow", 0.02)),
+        "fast": clock(lambda: sleep("fast", 0.001)),
+    }
     timings = side_by_side(contenders, seconds=0.2)
     assert timings["slow"].fastest >= 0.02
     assert 0.001 <= timings["fast"].median < timings["slow"].median
+    assert timings["fast"].ratio == 1 < timings["slow"].ratio
     for name, timing in timings.items():
         assert timing.calls == calls[name] - 4  # the first one, and three that size the bursts
         assert timing.calls >= 5
@@ -44,3 +51,28 @@ def test_compare_says_what_changed(tmp_path, capsys):
         "slower: 1.00 s -> 2.00 s",
         "mlp, eager: 100.0 us -> 200.0 us, 2.00 times the time",
     ]
+
+
+def test_contenders_are_made_where_they_run():
+    for case in CASES.values():
+        for maker in case.contenders().values():
+            assert callable(maker)
+    timings = measure("digits", ["eager"], threads=1, seconds=0.1)
+    assert timings["eager"].calls >= 5
+
+
+def test_the_page_shows_the_figures_of_a_run():
+    timing = {"first": 2.0, "median": 1.5e-4, "fastest": 1e-4, "calls": 9, "ratio": 3.25}
+    content = {
+        **provenance(),
+        "benchmarks": {"mlp": {"eager": timing, "compile_training": timing | {"ratio": 1.0}}},
+        "facts": {next(iter(FACTS)): {"what it is": 1.5}},
+    }
+    page = "before\n<!-- benchmarks -->\nold\n<!-- end of benchmarks -->\nafter\n"
+    shown = refreshed(page, content)
+    assert "old" not in shown
+    assert f"| {CASES['mlp'].what} | eager | 150 us | 3.25 | 2.0 s |" in shown
+    assert "|  | compile_training | 150 us | 1.00 | 2.0 s |" in shown
+    assert "- what it is: 1.50" in shown
+    assert content["cpu"] in shown
+    assert refreshed(shown, content) == shown

@@ -1,0 +1,47 @@
+"""List what is measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks import door_overhead, half, language_model, pipeline, training_step
+from benchmarks.measure import Maker
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Contenders for the same work; ours is the last one.
+
+    Args:
+        contenders: makes a maker of each one's step, by name.
+        what: the work, in a few words.
+        threads: intra-op threads that PyTorch has.
+    """
+
+    contenders: Callable[[], Mapping[str, Maker]]
+    what: str
+    threads: int = 1
+
+
+CASES = {
+    "mlp": Case(training_step.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call"),
+    "mnist": Case(
+        training_step.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"
+    ),
+    "digits": Case(
+        training_step.digits, "two convolutions on 8x8 images, batch 32, a step in a call"
+    ),
+    "language_model": Case(language_model.one_core, "4 layers, width 256, 8 micro-batches, AdamW"),
+    "language_model_2": Case(language_model.two_cores, "the same on two cores", threads=2),
+    "cuts": Case(language_model.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
+    "pipeline": Case(pipeline.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
+    **{
+        name: Case(contenders, "a call of a tiny model through torch.compile")
+        for name, contenders in door_overhead.CASES.items()
+    },
+    "half_partials": Case(half.partial_sums, "a product and its gradients"),
+    "half_training": Case(half.training_step, "a small language model in float16"),
+}
+FACTS: dict[str, Callable[[], dict[str, float]]] = {
+    "overhead": training_step.overhead,
+    "pipeline": pipeline.idle_shares,
+}  # what else is to be known, by name: figures by what they say

@@ -1,0 +1,111 @@
+"""Time a small language model of the GPT-2 kind in training: 8 micro-batches and AdamW."""
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ipu_dynamo
+from benchmarks.measure import Maker, Step
+from benchmarks.pipeline import LENGTH, WIDTH, Layer
+
+LAYERS, VOCABULARY, ACCUMULATION = 4, 8192, 8
+
+
+class TiedModel(nn.Module):
+    """Tokens `[1, length]` in, the loss of predicting the next ones out; the head is the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        h = self.words(tokens) + self.places.weight
+        for layer in self.layers:
+            h = layer(h)
+        logits = F.linear(self.norm(h), self.words.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def one_core() -> Mapping[str, Maker]:
+    """Everybody has one thread."""
+    model = TiedModel()
+    return {
+        "eager": lambda: _loop(model, compiled=False, optimizer_too=False),
+        "torch.compile": lambda: _loop(model, compiled=True, optimizer_too=False),
+        "torch.compile, optimiser too": lambda: _loop(model, compiled=True, optimizer_too=True),
+        "compile_training": lambda: _whole(model),
+    }
+
+
+def two_cores() -> Mapping[str, Maker]:
+    """Two threads inside operators, or two micro-batches at once."""
+    model = TiedModel()
+    return {
+        "eager": lambda: _loop(model, compiled=False, optimizer_too=False),
+        "torch.compile": lambda: _loop(model, compiled=True, optimizer_too=False),
+        "compile_training, in turn": lambda: _whole(model, side_by_side=False),
+        "compile_training": partial(_whole, model),
+    }
+
+
+def all_cuts() -> Mapping[str, Maker]:
+    """A pipeline of two stages on two cores: cut before each layer, and where it is balanced."""
+    model = TiedModel()
+
+    def eager_on_one_core() -> Step:
+        torch.set_num_threads(1)
+        return _loop(model, compiled=False, optimizer_too=False)
+
+    def cut_before(layer: int) -> Step:
+        own = copy.deepcopy(model)
+        begins = own.layers[layer] if layer < LAYERS else own.norm
+        ipu_dynamo.BeginBlock(begins, ipu_id=1)
+        return _whole(own, strategy=ipu_dynamo.Strategy(kind="pipelined"), recompute="off")
+
+    balanced = ipu_dynamo.Strategy(kind="pipelined", ipus=2)
+    return {
+        "eager, one core": eager_on_one_core,
+        **{f"cut before layer {n}": partial(cut_before, n) for n in range(1, LAYERS)},
+        "cut before the head": partial(cut_before, LAYERS),
+        "balanced": lambda: _whole(model, strategy=balanced, recompute="off"),
+    }
+
+
+def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(VOCABULARY, (ACCUMULATION, LENGTH))
+    return tokens, tokens.roll(-1, 1)
+
+
+def _loop(model: nn.Module, *, compiled: bool, optimizer_too: bool) -> Step:
+    own = copy.deepcopy(model)
+    tokens, targets = _tokens()
+    optimizer = torch.optim.AdamW(own.parameters())
+    forward = torch.compile(own) if compiled else own
+    update = torch.compile(optimizer.step) if optimizer_too else optimizer.step
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for rows, wanted in zip(tokens.split(1), targets.split(1), strict=True):
+            (forward(rows, wanted) / ACCUMULATION).backward()
+        update()
+
+    return step
+
+
+def _whole(model: nn.Module, **options: Any) -> Step:
+    own = copy.deepcopy(model)
+    tokens, targets = _tokens()
+    optimizer = torch.optim.AdamW(own.parameters())
+    given = ipu_dynamo.Options(gradient_accumulation=ACCUMULATION, **options)
+    step = ipu_dynamo.compile_training(own, optimizer, given)
+    return lambda: step(tokens, targets)
