@@ -57,7 +57,7 @@ def micro_batches_apart(program: Program, options: Options) -> bool:
                 "pass from one micro-batch to the next",
             )
         return False
-    if wanted or torch.get_num_threads() == 1:
+    if wanted or torch.get_num_threads() == 1 or not _on_cpu(program):
         return bool(wanted)
     seconds = sum(_seconds_of_turns(program))
     held = sum(v.type.nbytes for v in program.variables if v.kind == "accumulator")
@@ -68,6 +68,11 @@ def micro_batches_apart(program: Program, options: Options) -> bool:
 def _seconds_of_turns(program: Program) -> list[float]:
     of = {function.name: estimated_seconds(function.operators) for function in program.functions}
     return [sum(of[call.function] for call in turn) for turn in turns(program.calls)]
+
+
+def _on_cpu(program: Program) -> bool:
+    inputs = (n for f in program.functions for n in f.graph.graph.find_nodes(op="placeholder"))
+    return all(node.meta["val"].device.type == "cpu" for node in inputs)
 
 
 def _cores() -> int:

@@ -92,7 +92,7 @@ def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
 
 @dataclass(frozen=True)
 class AutoPartition:
-    """The pass; without effect where the strategy leaves stages to blocks.
+    """The pass, for a strategy with `ipus`.
 
     Args:
         micro_batches: that run per update (training) or per call (inference).
@@ -105,7 +105,8 @@ class AutoPartition:
 
     def __call__(self, capture: Capture) -> bool:
         stages = self.strategy.ipus
-        if stages is None or any(STAGE in node.meta for node in capture.graph.graph.nodes):
+        assert stages is not None
+        if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
         operators = operators_of(capture)
         costs = self.strategy.costs

@@ -49,9 +49,12 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
     """
     strategy = options.strategy
     count = options.gradient_accumulation if training else options.device_iterations
+    cutting: tuple[Pass, ...] = ()
+    if strategy.ipus is not None:
+        cutting = (AutoPartition(strategy, count, options.recomputes != "off"),)
     return (
         OverlapIO(options),
-        AutoPartition(strategy, count, options.recomputes != "off"),
+        *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
         Precision(options.narrow),

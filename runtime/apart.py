@@ -87,7 +87,7 @@ def _additions(call: Call, function: Function) -> list[tuple[str, fx.Node]]:
         zip(function.graph.graph.find_nodes(op="placeholder"), call.arguments, strict=True)
     )
     return [
-        (names[node.args[0]], node)  # type: ignore[index]
+        (names[node.args[0]], node)
         for node in function.operators
         if node.target is aten.add_.Tensor and node.args[0] in names
         if not node.users and not node.kwargs and len(node.args[0].users) == 1  # type: ignore[union-attr]
@@ -101,7 +101,8 @@ def keep_apart(program: Program) -> Apart:
     additions = _additions(call, function)
     accumulators = tuple(name for name, _ in additions)
     gradients = tuple(f"{name}.part" for name in accumulators)
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     for node in function.graph.graph.nodes:
         if node.op == "output" or any(node is one or node is one.args[0] for _, one in additions):
             continue
@@ -110,7 +111,7 @@ def keep_apart(program: Program) -> Apart:
         copies[node] if isinstance(node, fx.Node) else None
         for node in graph_outputs(function.graph)
     ]
-    results += [copies[node.args[1]] for _, node in additions]
+    results += [copies[node.args[1]] for _, node in additions]  # type: ignore[index]
     graph.output(tuple(results))
     module = fx.GraphModule(torch.nn.Module(), graph)
     new = replace(

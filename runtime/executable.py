@@ -266,7 +266,7 @@ class Executable:
                 work,
                 threads_each=threads,
                 timeline=self.timeline,
-                in_turn=self._gradients and self._gradients.add,
+                in_turn=self._gradients.add if self._gradients else None,
             )
         finally:
             if self._gradients:

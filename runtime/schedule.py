@@ -61,12 +61,14 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The name of each worker: its IPU, where it has only one."""
+        """The name of each worker: its IPU, where it has only one, and for itself."""
         several = any(task.replica for tasks in self.workers for task in tasks)
+        of_workers = [
+            {(self.calls[task.call].ipu, task.replica) for task in tasks} for tasks in self.workers
+        ]
         names = []
-        for worker, tasks in enumerate(self.workers):
-            places = {(self.calls[task.call].ipu, task.replica) for task in tasks}
-            if len(places) == 1:
+        for worker, places in enumerate(of_workers):
+            if len(places) == 1 and of_workers.count(places) == 1:
                 ((ipu, replica),) = places
                 names.append(f"ipu{ipu} of replica {replica}" if several else f"ipu{ipu}")
             else:

@@ -3,7 +3,7 @@
 Source: `ipu_dynamo.program.optimizers`, whose names and equations these are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def adam(
         w = writer.multiply(w, writer.from_one(writer.multiply(lr, numbers["weight_decay"])))
     step = writer.call(aten.add.Scalar, states["step"], 1.0)
     new = {"step": step}
-    corrections = []
+    corrections: list[fx.Node | None] = []
     for name, beta, squared in (("exp_avg", "beta1", False), ("exp_avg_sq", "beta2", True)):
         value = writer.multiply(g, g) if squared else g
         factor = numbers.get(beta)
@@ -141,7 +141,7 @@ def written(
     raise NotImplementedError(f"no graph for the rule {rule}")
 
 
-RULES: tuple[Callable[..., Rule], ...] = (SGD, Adam)
+RULES: tuple[type[Rule], ...] = (SGD, Adam)
 
 
 def _signed(writer: Writer, g: fx.Node, maximize: bool) -> fx.Node:
