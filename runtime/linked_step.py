@@ -71,7 +71,10 @@ def can_link(program: Program) -> bool:
     sizes = {v.name: prod(v.type.shape) for v in program.variables}
     if sum(sizes[name] for update in updates for name in update.parameters) >= LARGE_UPDATE:
         return False
-    fits = all(isinstance(u.rule, RULES) and u.rounding == "nearest" for u in updates)
+    fits = all(
+        isinstance(u.rule, RULES) and u.rounding == "nearest" and u.loss_scale is None
+        for u in updates
+    )
     return fits and _all_float(program, updates) and _only_copies(_function(program))
 
 
