@@ -292,6 +292,7 @@ class CompiledModel:
             devices=compiled.devices,
             numbers=[group.values for group in groups],
             apart=micro_batches_apart(compiled.program, options),
+            own_tensors=self._own_weights,
         )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
@@ -383,15 +384,21 @@ def compile_training(
 
 
 def compile_inference(
-    model: Model, options: Options | dict[str, Any] | None = None
+    model: Model,
+    options: Options | dict[str, Any] | None = None,
+    *,
+    own_weights: bool = False,
 ) -> CompiledModel:
-    """Make the forward pass one program, on the model's own parameters.
+    """Make the forward pass one program, on the model's own parameters or on copies of them.
 
     Args:
         model: a module or a function on tensors; its train or eval mode is read when compiling.
         options: see `ipu_dynamo.Options`.
+        own_weights: compute on copies of parameters and buffers, which `write_weights` renews
+            when the model's have changed. What only the program can write may also be kept in the
+            order that its matrix products read fastest.
     """
-    return CompiledModel(model, Options.read(options), optimizer=None)
+    return CompiledModel(model, Options.read(options), optimizer=None, own_weights=own_weights)
 
 
 def _first_micro_batch(given: Arguments, splits: int) -> Arguments:

@@ -15,9 +15,10 @@ from ipu_dynamo.backend_options import BackendOptions
 from ipu_dynamo.capture.torch_private import pytree, skipped_frames
 from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.program import Program, Repeat
+from ipu_dynamo.program import Function, Program, Repeat
 from ipu_dynamo.region import Record
-from ipu_dynamo.runtime.engines import ENGINE
+from ipu_dynamo.runtime.choose_products import ProductUse, uses_of
+from ipu_dynamo.runtime.engines import ENGINE, InductorEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,14 @@ class Explanation:
         graphs: in the order of their capture.
         skipped: reasons why PyTorch ran parts of the model itself, without a graph.
         settings: options in force.
+        products: which library computes the matrix products of a micro-batch; with the engine
+            `inductor`, which asks.
     """
 
     graphs: tuple[GraphExplanation, ...]
     skipped: tuple[str, ...]
     settings: tuple[Setting, ...]
+    products: tuple[ProductUse, ...] = ()
 
     @property
     def breaks(self) -> tuple[Break, ...]:
@@ -122,6 +126,8 @@ class Explanation:
         if self.skipped:
             lines += ["not captured, so PyTorch runs it itself:"]
             lines += [f"  {reason}" for reason in self.skipped]
+        if self.products:
+            lines += ["matrix products:", *(f"  {use}" for use in self.products)]
         return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
 
 
@@ -156,12 +162,21 @@ def explain(
         warnings.simplefilter("ignore")  # what they say is in the explanation
         torch.compile(model, backend=backend)(*given, **named)
     graphs = tuple(map(_describe, records))
+    called = [r.programs for r in records if r.engine == InductorEngine.name]
     known = {graph.ended_by.reason for graph in graphs if graph.ended_by is not None}
     return Explanation(
         graphs=graphs,
         skipped=tuple(text for text in (_first_line(s) for s in skipped) if text not in known),
         settings=tuple(_settings(options, read, {record.engine for record in records} - {""})),
+        products=uses_of(function for programs in called for function in _called(programs)),
     )
+
+
+def _called(programs: Sequence[Program]) -> Iterator[Function]:
+    """The function of every call in the loop over micro-batches."""
+    for program in programs:
+        functions = {function.name: function for function in program.functions}
+        yield from (functions[call.function] for call in program.calls)
 
 
 def _describe(record: Record) -> GraphExplanation:

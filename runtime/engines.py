@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from operator import getitem
 from typing import Protocol
@@ -13,10 +13,13 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs, make_function
+from ipu_dynamo.runtime import onednn
+from ipu_dynamo.runtime.choose_products import choose_products
 from ipu_dynamo.runtime.direct import direct
 from ipu_dynamo.runtime.eager_code import eager_code
 from ipu_dynamo.runtime.inductor_faults import miscompiled
 from ipu_dynamo.runtime.inductor_noise import mute
+from ipu_dynamo.runtime.packing import packing
 from ipu_dynamo.runtime.segments import has_loop, run_in_segments
 from ipu_dynamo.runtime.torch_private import cpp_compiler_names
 
@@ -24,7 +27,15 @@ log = logging.getLogger(__name__)
 Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
 aten = torch.ops.aten
-_PRODUCTS = {aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default}
+_PRODUCTS = {
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.bmm.default,
+    aten.mm.default,
+    onednn.batched,
+    onednn.matmul,
+    onednn.packed,
+}
 _ENGINES = ("auto", "inductor", "eager")
 
 
@@ -39,11 +50,15 @@ class Engine(Protocol):
     links: bool
     compiled: int
 
-    def compile(self, function: Function, threads: int | None = None) -> Stage:
-        """A callable on a list of tensors, which it may empty.
+    def compile(
+        self, function: Function, threads: int | None = None, constants: Collection[int] = ()
+    ) -> Stage:
+        """A callable on a list of tensors, which it may change.
 
         Args:
             threads: intra-op threads of whoever calls it; None is torch's number.
+            constants: positions of the inputs whose values stay the same from call to call, until
+                the tensor itself is written, as its version counter tells.
         """
 
 
@@ -56,7 +71,9 @@ class EagerEngine:
     def __init__(self) -> None:
         self.compiled = 0
 
-    def compile(self, function: Function, threads: int | None = None) -> Stage:
+    def compile(
+        self, function: Function, threads: int | None = None, constants: Collection[int] = ()
+    ) -> Stage:
         self.compiled += 1
         return eager_code(function.graph.graph)
 
@@ -79,7 +96,9 @@ class InductorEngine:
             "fallback_random": True,
         }
 
-    def compile(self, function: Function, threads: int | None = None) -> Stage:
+    def compile(
+        self, function: Function, threads: int | None = None, constants: Collection[int] = ()
+    ) -> Stage:
         self.compiled += 1
         fault = miscompiled(function.graph.graph)
         if fault is not None:
@@ -89,9 +108,17 @@ class InductorEngine:
                 fault.name,
                 source_line(fault),
             )
-        if fault is not None or not any(_worth_compiling(node) for node in function.operators):
             return EagerEngine().compile(function)
+        chosen = choose_products(function, constants)
+        run = self._compile(chosen.function, threads, packs=bool(chosen.packed))
+        return packing(run, chosen.packed) if chosen.packed else run
+
+    def _compile(self, function: Function, threads: int | None, *, packs: bool) -> Stage:
+        if not any(_worth_compiling(node) for node in function.operators):
+            return eager_code(function.graph.graph)
         settings = self._settings | ({} if threads is None else {"cpp.threads": threads})
+        if packs:  # packed weights have no strides that could be asserted
+            settings["size_asserts"] = False
         if has_loop(function.graph.graph):
             return run_in_segments(
                 function.graph,

@@ -13,6 +13,7 @@ from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
 from ipu_dynamo.runtime.linked_run import LinkedRun
 from ipu_dynamo.runtime.linked_step import can_link
+from ipu_dynamo.runtime.packing import constant_variables
 from ipu_dynamo.runtime.planning import schedule_of
 from ipu_dynamo.runtime.receiving import Receiving
 from ipu_dynamo.runtime.schedule import Schedule, Task
@@ -55,6 +56,8 @@ class Executable:
         numbers: what calls will probably have, so that what they need is compiled now.
         apart: micro-batches run side by side, and add their gradients in turn; only for a program
             that `can_keep_apart`.
+        own_tensors: nobody writes the tensors without their version counters' notice, as a user
+            can with `weight.data`; what only inference reads may be kept in another order, too.
 
     Attributes:
         schedule: which worker runs what, in which order.
@@ -75,6 +78,7 @@ class Executable:
         devices: Sequence[torch.device] = (),
         numbers: Numbers = (),
         apart: bool = False,
+        own_tensors: bool = False,
     ) -> None:
         self.program, self.batching = program, batching
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
@@ -111,6 +115,7 @@ class Executable:
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
             self.linked = LinkedRun(program, engine, self._tensors, threads)
             self.linked.prepare(numbers)
+        self._constants = constant_variables(program) if own_tensors else frozenset()
         self._turns = [] if self.linked else in_turns(self._prepare(loop, engine))
         self._receiving = Receiving(program, batching, self.devices)
         self._receive_slots = tuple(self._slots[name] for name in self._receiving.results)
@@ -292,7 +297,14 @@ class Executable:
         program = self._apart.program if self._apart else self.program
         kept |= {self._slots[name] for name in self._apart.gradients} if self._apart else set()
         return prepare_steps(
-            program, engine, self._slots, kept, self._threads, self.memory, self.devices
+            program,
+            engine,
+            self._slots,
+            kept,
+            self._threads,
+            self.memory,
+            self.devices,
+            self._constants,
         )
 
     def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:

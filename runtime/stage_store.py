@@ -11,7 +11,8 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -81,13 +82,13 @@ class StageStore:
         for source, library in entry.kernels.items():
             content = library.read_bytes()
             digests[source] = sha256(content).hexdigest()
-            _replace(self._library(digests[source]), content)
+            replace_file(self._library(digests[source]), content)
         with tempfile.SpooledTemporaryFile() as whole:
             with zipfile.ZipFile(whole, "w") as file:
                 file.writestr("kernels.json", json.dumps(digests))
                 file.writestr("code", entry.code)
             whole.seek(0)
-            _replace(self._stages / key, whole.read())
+            replace_file(self._stages / key, whole.read())
 
     def read_note(self, key: str) -> str | None:
         """What was measured under this key, or None."""
@@ -160,16 +161,28 @@ def _make_private(folder: Path) -> None:
         )
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file that no process ever sees unfinished."""
+    with _unfinished(path, content) as name:
+        os.replace(name, path)
+
+
+def keep_first(path: Path, content: bytes) -> None:
+    """Write a file in the same way, unless there is one: of several processes, one succeeds."""
+    with _unfinished(path, content) as name, suppress(FileExistsError):
+        os.link(name, path)
+
+
+@contextmanager
+def _unfinished(path: Path, content: bytes) -> Iterator[str]:
+    """The name of a new file beside `path`; what still has it at the end of the block goes."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.replace(name, path)
-    except BaseException:
+        yield name
+    finally:
         Path(name).unlink(missing_ok=True)
-        raise
 
 
 @cache

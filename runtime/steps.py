@@ -1,6 +1,6 @@
 """Prepare a program's calls: give every value a slot in a list, so that none is found by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -30,6 +30,7 @@ from ipu_dynamo.runtime.fetches import (
     fetches_of_calls,
     is_fetch,
 )
+from ipu_dynamo.runtime.packing import constant_inputs
 from ipu_dynamo.runtime.streaming_memory import StreamingMemory
 
 Picker = Callable[[list[Any]], tuple[Any, ...]]
@@ -149,6 +150,7 @@ def prepare_steps(
     threads: int | None = None,
     memory: StreamingMemory | None = None,
     devices: Sequence[torch.device] = (),
+    constants: Set[str] = frozenset(),
 ) -> list[Step]:
     """The calls of a program's loop in order; a value ends with the last call that names it.
 
@@ -159,9 +161,13 @@ def prepare_steps(
         threads: intra-op threads of whoever runs the calls; None is torch's number.
         memory: where stored values go; None: a new one.
         devices: of the IPUs, as for `number_slots`.
+        constants: variables that keep their values from step to step.
     """
     memory = memory or StreamingMemory()
-    functions = {f.name: (f, engine.compile(f, threads)) for f in program.functions}
+    functions = {
+        f.name: (f, engine.compile(f, threads, constant_inputs(f, program.calls, constants)))
+        for f in program.functions
+    }
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
     loads, stores = moves_of_calls(program, slots, devices)

@@ -33,6 +33,12 @@ foreach_sqrt_: Callable[..., None] = torch._foreach_sqrt_
 foreach_zero_: Callable[..., None] = torch._foreach_zero_
 
 
+# x [m, k], weight [n, k] plain or packed, bias [n] or None, activation, [], its algorithm -> [m, n]
+onednn_linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+# weight [n, k], the rows that x will have -> the weight in the library's own order
+onednn_pack: Callable[..., torch.Tensor] = torch.ops.mkldnn._reorder_linear_weight.default
+
+
 def foreach_scale_(tensors: list[torch.Tensor], factor: float) -> None:
     """Multiply by a number, rounding the products only.
 

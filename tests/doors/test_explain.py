@@ -54,6 +54,17 @@ def test_leaves_model_inputs_and_random_numbers_alone():
     assert given.tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.inductor
+def test_which_library_computes_products(monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_MATMUL", "onednn")
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    explained = ipu_dynamo.explain(model, x, options={"engine": "inductor"})
+    found = {(str(use.of), use.way, use.count) for use in explained.products}
+    assert found == {("tiny a @ b.t()", "onednn", 1), ("tiny a.t() @ b", "onednn", 1)}
+    assert "matrix products:\n  1 x tiny a @ b.t(): onednn" in str(explained)
+    assert ipu_dynamo.explain(model, x, options=EAGER).products == ()
+
+
 def test_who_set_the_options(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
     options = {"micro_batches": 2}
