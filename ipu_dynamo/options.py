@@ -284,8 +284,9 @@ class Options:
         floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
             or a comparison with nan, and name the operator. Stages then run on the eager engine.
         workers: at most so many threads run the IPUs of a pipelined strategy, or of parallel
-            phases, side by side; one runs micro-batch by micro-batch. None: one for each IPU of
-            every replica, as far as there are cores, and one in all where stages are too small to
+            phases, side by side, or the device iterations of inference on one IPU; one runs
+            micro-batch by micro-batch. None: one for each IPU of every replica, or for each
+            iteration, as far as there are cores, and one in all where stages are too small to
             gain from more. The results are the same bits.
         side_by_side: where the model is one stage, run the micro-batches that make an update side
             by side, on at most `workers` threads; operators then use one thread each. A worker

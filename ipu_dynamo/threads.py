@@ -10,6 +10,7 @@ from ipu_dynamo.program import Program
 from ipu_dynamo.program.turns import turns
 from ipu_dynamo.program.work import BYTES_PER_SECOND, estimated_seconds
 from ipu_dynamo.runtime.apart import can_keep_apart
+from ipu_dynamo.runtime.planning import independent
 
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
 _WORTH_APART = 2e-3  # seconds of a micro-batch; a thread lives for one step and is started for it
@@ -25,6 +26,8 @@ def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
     if micro_batches_apart(program, options):
         return options.workers or torch.get_num_threads(), 1
     places = program.num_ipus * program.replicas
+    if places == 1 and options.device_iterations > 1 and _on_cpu(program) and independent(program):
+        return _spread(program, options)
     if options.strategy.kind not in ("pipelined", "parallel_phased") or places == 1:
         return 1, None
     intra_op = max(1, torch.get_num_threads() // places)
@@ -73,6 +76,14 @@ def _seconds_of_turns(program: Program) -> list[float]:
 def _on_cpu(program: Program) -> bool:
     inputs = (n for f in program.functions for n in f.graph.graph.find_nodes(op="placeholder"))
     return all(node.meta["val"].device.type == "cpu" for node in inputs)
+def _spread(program: Program, options: Options) -> tuple[int, int]:
+    """Device iterations of inference are shared by threads, rather than operators by threads:
+    they wait for each other once a call, and not once an operator."""
+    available = torch.get_num_threads()
+    most = min(options.device_iterations, available)
+    seconds = sum(_seconds_of_turns(program))
+    workers = options.workers or (min(most, _cores()) if seconds > _WORTH_A_THREAD else 1)
+    return min(workers, options.device_iterations), max(1, available // most)
 
 
 def _cores() -> int:

@@ -11,7 +11,7 @@ from ipu_dynamo.program import Output, Program, Send
 from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.program.values import blocks
 from ipu_dynamo.runtime.engines import Engine
-from ipu_dynamo.runtime.planning import in_turn, pipelined
+from ipu_dynamo.runtime.planning import draws, in_turn, pipelined
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import in_turns, number_slots, prepare_steps, run_steps, sections
 from ipu_dynamo.runtime.workers import run_side_by_side
@@ -127,13 +127,8 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 def _schedule(n: int, workers: int, program: Program) -> Schedule:
     """A pipeline; in turn for one worker, and for a program that draws from torch's generator,
     whose numbers would depend on which worker comes first."""
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for function in program.functions
-        for node in function.operators
-    )
     calls = [as_one(turn) for turn in turns(program.calls)]
-    if workers == 1 or draws:
+    if workers == 1 or draws(program):
         return in_turn(calls, micro_batches=n)
     return pipelined(calls, micro_batches=n, workers=workers)
 

@@ -5,11 +5,15 @@ slots of a pipeline.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import fx
 
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.pipeline import slots
 from ipu_dynamo.program.turns import as_one, turns
-from ipu_dynamo.runtime.dependences import changes_between_calls, dependences
+from ipu_dynamo.runtime.dependences import changed_slots, changes_between_calls, dependences
 from ipu_dynamo.runtime.phased_schedule import alternating
 from ipu_dynamo.runtime.schedule import Schedule, Task
 
@@ -22,10 +26,13 @@ def schedule_of(
     Args:
         micro_batches: per replica, between two updates.
         workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
-            program of several IPUs that is no pipeline.
+            program of several IPUs that is no pipeline. An IPU that is alone shares its
+            micro-batches between the workers when they are `independent`.
     """
     calls = [as_one(turn) for turn in turns(program.calls)]
     alone = len({call.ipu for call in calls}) == 1
+    if alone and replicas == 1 and workers is not None and independent(program):
+        return spread(calls, micro_batches=micro_batches, workers=workers)
     if workers == 1 or (alone and replicas == 1):
         return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
     if any(call.phase is not None for call in calls):
@@ -58,6 +65,38 @@ def in_turn(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> 
                 tasks.append(Task(cycle, index, micro_batch, replica))
                 cycle += 1
     return Schedule(tuple(calls), (tuple(tasks),), ((),) * len(calls))
+
+
+def independent(program: Program) -> bool:
+    """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
+    return program.kind == "inference" and not changed_slots(program) and not draws(program)
+
+
+def draws(program: Program) -> bool:
+    """Whether it takes numbers from torch's generator, so that the order of its calls matters."""
+    return any(_draws(node) for function in program.functions for node in function.operators)
+
+
+def _draws(node: fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    places = [i for i, argument in enumerate(schema.arguments) if argument.name == "dropout_p"]
+    if not places:
+        return True
+    given = node.args[places[0] :] or (node.kwargs.get("dropout_p", 0.0),)
+    return bool(given[0] != 0.0)  # attention without dropout
+
+
+def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedule:
+    """Each worker runs all calls of some consecutive micro-batches, and waits for nobody."""
+    count = min(workers, micro_batches)
+    ends = [micro_batches * (worker + 1) // count for worker in range(count)]
+    tasks = []
+    for start, end in pairwise([0, *ends]):
+        order = [(m, index) for m in range(start, end) for index in range(len(calls))]
+        tasks.append(tuple(Task(cycle, index, m) for cycle, (m, index) in enumerate(order)))
+    return Schedule(tuple(calls), tuple(tasks), ((),) * len(calls))
 
 
 def pipelined(

@@ -33,7 +33,8 @@ class Schedule:
 
     Args:
         calls: the calls of one micro-batch, in program order.
-        workers: for each worker, its tasks. All calls of a stage belong to one worker.
+        workers: for each worker, its tasks. All calls of a stage belong to one worker, unless
+            each worker has micro-batches of its own.
         waits: for each call, the calls whose results it needs from another worker.
         stashes: what stages keep for their backward passes, and of how many micro-batches they
             may.
@@ -73,6 +74,8 @@ class Schedule:
                 names.append(f"ipu{ipu} of replica {replica}" if several else f"ipu{ipu}")
             else:
                 names.append(f"worker {worker}")
+        if len(set(names)) < len(names):  # several share an IPU
+            names = [f"worker {worker}" for worker in range(len(names))]
         return tuple(names)
 
     def stash(self) -> dict[int, int]:
