@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks import door_overhead, half, language_model, pipeline, training_step
+from benchmarks import door_overhead, half, inference, language_model, pipeline, training_step
 from benchmarks.measure import Maker
 
 
@@ -34,6 +34,8 @@ CASES = {
     "language_model_2": Case(language_model.two_cores, "the same on two cores", threads=2),
     "cuts": Case(language_model.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
     "pipeline": Case(pipeline.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
+    "encoder": Case(inference.one_core, "inference of 6 layers, width 512, batch 4"),
+    "encoder_2": Case(inference.all_cores, "four such batches on two cores", threads=2),
     **{
         name: Case(contenders, "a call of a tiny model through torch.compile")
         for name, contenders in door_overhead.CASES.items()

@@ -76,6 +76,8 @@ def _seconds_of_turns(program: Program) -> list[float]:
 def _on_cpu(program: Program) -> bool:
     inputs = (n for f in program.functions for n in f.graph.graph.find_nodes(op="placeholder"))
     return all(node.meta["val"].device.type == "cpu" for node in inputs)
+
+
 def _spread(program: Program, options: Options) -> tuple[int, int]:
     """Device iterations of inference are shared by threads, rather than operators by threads:
     they wait for each other once a call, and not once an operator."""

@@ -99,7 +99,7 @@ class StageStore:
 
     def write_note(self, key: str, text: str) -> None:
         """Keep what was measured."""
-        _replace(self._notes / key, text.encode())
+        replace_file(self._notes / key, text.encode())
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.

@@ -1,7 +1,6 @@
 """Estimate how long operators take on one core, to decide what is worth a call or a thread."""
 
 from collections.abc import Iterable
-from typing import Any
 from operator import getitem
 
 import torch

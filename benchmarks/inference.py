@@ -1,0 +1,89 @@
+"""Time a transformer encoder in inference, on one core and on all, beside its products alone."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ipu_dynamo
+from benchmarks.measure import Maker, Step
+from ipu_dynamo.runtime import onednn
+from ipu_dynamo.runtime.torch_private import onednn_pack
+
+WIDTH, HEADS, LAYERS = 512, 8, 6
+BATCH, LENGTH, ITERATIONS = 4, 128, 4
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer, on `[batch, length, width]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads.unbind())
+        x = x + self.project(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def one_core() -> dict[str, Maker]:
+    """A batch of 4, and nothing but the matrix products of its layers."""
+    model, x = _encoder(), torch.randn(BATCH, LENGTH, WIDTH)
+    return {
+        "eager": lambda: _without_gradient(model, x),
+        "torch.compile": lambda: _without_gradient(torch.compile(model), x),
+        "products alone, torch": lambda: _products(model),
+        "products alone, oneDNN": lambda: _packed_products(model),
+        "ipu_dynamo": lambda: _compiled(model, x),
+        "ipu_dynamo, own weights": lambda: _compiled(model, x, own_weights=True),
+    }
+
+
+def all_cores() -> dict[str, Maker]:
+    """Four batches of 4 in one call: by intra-op threads, and as device iterations by workers."""
+    model, x = _encoder(), torch.randn(ITERATIONS * BATCH, LENGTH, WIDTH)
+    return {
+        "eager": lambda: _without_gradient(model, x),
+        "torch.compile": lambda: _without_gradient(torch.compile(model), x),
+        "ipu_dynamo, intra-op": lambda: _compiled(model, x, own_weights=True),
+        "ipu_dynamo": lambda: _compiled(model, x, own_weights=True, iterations=ITERATIONS),
+    }
+
+
+def _encoder() -> nn.Sequential:
+    return nn.Sequential(*(Layer() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)).eval()
+
+
+def _without_gradient(model: nn.Module, x: torch.Tensor) -> Step:
+    @torch.no_grad()
+    def step() -> None:
+        model(x)
+
+    return step
+
+
+def _compiled(
+    model: nn.Module, x: torch.Tensor, *, own_weights: bool = False, iterations: int = 1
+) -> Step:
+    options = ipu_dynamo.Options(device_iterations=iterations)
+    run = ipu_dynamo.compile_inference(model, options, own_weights=own_weights)
+    return lambda: run(x)
+
+
+def _products(model: nn.Sequential) -> Step:
+    pairs = _products_of(model)
+    return lambda: [torch.mm(a, weight.t()) for a, weight in pairs]
+
+
+def _packed_products(model: nn.Sequential) -> Step:
+    packed = [(a, onednn_pack(weight, len(a))) for a, weight in _products_of(model)]
+    return lambda: [onednn.packed(a, weight, None, "none") for a, weight in packed]
+
+
+def _products_of(model: nn.Sequential) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each linear layer an input and its weight."""
+    weights = [m.weight.detach() for m in model.modules() if isinstance(m, nn.Linear)]
+    return [(torch.randn(BATCH * LENGTH, w.shape[1]), w) for w in weights]
