@@ -294,8 +294,8 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
     for move in step.before:
         move(values)
     arguments = list(step.arguments(values))
-    for slot in step.released:
-        values[slot] = None
+    for released in step.released:
+        values[released] = None
     try:
         results = step.stage(arguments)
     except Exception as error:
@@ -308,5 +308,5 @@ def run_step(step: Step, values: list[Any], micro_batch: int) -> None:
         move(values)
     for move in step.stores:
         values[move.target] = step.memory.store(values[move.source])
-    for slot in step.dead:
-        values[slot] = None
+    for dead in step.dead:
+        values[dead] = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -36,7 +37,7 @@ def has_products(node: fx.Node) -> bool:
 
 
 def _flops(node: fx.Node) -> float:
-    operator = getattr(node.target, "overloadpacket", None)
+    operator: Any = getattr(node.target, "overloadpacket", None)
     count = flop_registry.get(_COUNTED_AS.get(operator, operator))
     if count is None:
         return 0.0
