@@ -135,6 +135,11 @@ class CompiledModel:
         name = loss_scale_variable(self.program)
         return self.options.loss_scale if name is None else self.executable.whole(name).item()
 
+    @property
+    def last_loss_scale(self) -> float | None:
+        """The factor on the loss in the last step, if it is automatic; the first one before."""
+        return self.executable.last_loss_scale
+
     def set_loss_scale(self, value: float) -> None:
         """Use another factor on the loss from the next call on; automatic scaling goes on from it.
 
@@ -224,7 +229,7 @@ class CompiledModel:
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
         optimizer = self._training_optimizer()
-        export_state(self._states(), self._groups, optimizer, self._parameters())
+        export_state(self.states(), self._groups, optimizer, self._parameters())
         _, executable = self._ready()
         names = loss_scale_states(self.program)
         export_loss_scale({key: executable.whole(name) for key, name in names.items()}, optimizer)
@@ -243,6 +248,10 @@ class CompiledModel:
             executable.whole(name).copy_(fresh[name])
         executable.reload_states()
         self._stepped = False
+
+    def reload_states(self) -> None:
+        """Take notice that tensors of `states` were overwritten."""
+        self.executable.reload_states()
 
     def _training_optimizer(self) -> torch.optim.Optimizer:
         if self._optimizer is None:
@@ -313,7 +322,14 @@ class CompiledModel:
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
 
-    def _states(self) -> States:
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The optimiser's groups, with the numbers that are in force."""
+        return self._groups
+
+    def states(self) -> States:
+        """The tensors of the optimiser's state, by parameter and name; after a change of them
+        call `reload_states`."""
         states: States = {}
         compiled, executable = self._ready()
         for update in updates(compiled.program):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.compiled import CompiledModel
 from poptorch._logging import logger
+from poptorch.anchors import anchored, check_anchors
 from poptorch.arguments import (
     Call,
     ExpectedCall,
@@ -167,9 +168,15 @@ class PoplarExecutor(DeviceWeights):
                 self.attachToDevice()
             return self._run(call)
 
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """The tensor that `Options.anchorTensor` calls so, from the last call."""
+        return anchored(self._options, self._ready(), short_name)
+
     def destroy(self) -> None:
         """Drop the program; the host keeps the newest weights, in the classes they had first."""
         self.copyWeightsToHostIfNeeded()
+        if self._update is not None:
+            self._update.connect(None)
         self._core = self._adapter = self._expected = None
         self._detach()
         if self._wrapping is not None:
@@ -205,9 +212,12 @@ class PoplarExecutor(DeviceWeights):
             core.compile(**dict(zip(named, inputs, strict=True)))
             buffers = [name for name, _ in adapter.named_buffers()]
             check_program(core.program, self._traced, self._options, buffers)
+            check_anchors(self._options, core)
         self._compile_seconds = time.perf_counter() - started
         self._core, self._adapter, self._expected = core, adapter, ExpectedCall(call)
         self._link.dirty = False
+        if self._update is not None and self._options.connection_type != ConnectionType.Never:
+            self._update.connect(core)
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
@@ -237,10 +247,13 @@ class PoplarExecutor(DeviceWeights):
         assert self._adapter is not None
         assert self._expected is not None
         inputs = self._prepared(self._expected.tensors(call))
+        if self._update is not None:
+            self._update.upload()
         with core_errors(f"running {self._name()}", self._options):
             leaves = self._core.run(inputs)
-        if self._training:
+        if self._update is not None:
             self._link.trained()
+            self._update.stepped()
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 refuse_backward(leaf)
@@ -254,14 +267,10 @@ class PoplarExecutor(DeviceWeights):
             raise createPoptorchError("setOptimizer is for training: this model infers only")
         with self._link.quiet():
             self._check_strategy(optimizer)
-            before = self._update.loss_scale
             self._update.replace(optimizer, compiled=self.isCompiled())
             if self._core is not None:
                 with core_errors("setting the optimizer", self._options):
                     self._core.set_optimizer(optimizer)
-                    if before != self._update.loss_scale:  # what is automatic stays
-                        automatic = self._core.loss_scale / before
-                        self._core.set_loss_scale(self._update.loss_scale * automatic)
 
     def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
         """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""

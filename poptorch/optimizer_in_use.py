@@ -5,9 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ipu_dynamo.compiled import CompiledModel
 from ipu_dynamo.optimizers import Group
 from poptorch._logging import logger
-from poptorch.optim import Reading, read_optimizer
+from poptorch.optim import Optimizer, Reading, read_optimizer
+from poptorch.optimizer_state import StateOnDevice
 from poptorch.updates import check_replacement, check_supported, groups_of
 
 
@@ -35,6 +37,7 @@ class OptimizerInUse:
         self.optimizer, self._automatic = optimizer, automatic_loss_scaling
         self.reading = self._read(optimizer)
         self._known = _attributes(optimizer)
+        self._device: StateOnDevice | None = None
         self._say = logger.debug if relaxed else logger.warning
 
     @property
@@ -58,8 +61,31 @@ class OptimizerInUse:
         """The update of every group, with the numbers that are in force."""
         return groups_of(self.reading, parameters)
 
+    def connect(self, core: CompiledModel | None) -> None:
+        """Let the optimizer's state be that of a compiled model, or of none any more."""
+        self._device = None if core is None else StateOnDevice(core, self.reading)
+        self._connect()
+
+    def _connect(self) -> None:
+        if isinstance(self.optimizer, Optimizer):
+            self.optimizer.connect(self._device)
+            if self._device is not None and not self.optimizer.ipu_state_is_dirty:
+                self.optimizer.host_state_is_dirty = True
+
+    def upload(self) -> None:
+        """Write a state that the optimizer has loaded to the device."""
+        own = self.optimizer
+        if self._device is not None and isinstance(own, Optimizer) and own.ipu_state_is_dirty:
+            self._device.write(own.get_state_dict()["ipu_state"] or {})
+            own.ipu_state_is_dirty, own.host_state_is_dirty = False, True
+
+    def stepped(self) -> None:
+        """Note that the device's state is newer than the optimizer's."""
+        if isinstance(self.optimizer, Optimizer):
+            self.optimizer.host_state_is_dirty = True
+
     def replace(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> None:
-        """Put the numbers of an optimizer, the same or another, in force.
+        """Put the numbers of an optimizer, the same or another, in force. The state stays.
 
         Args:
             compiled: there is a program, which the new numbers must fit.
@@ -68,7 +94,15 @@ class OptimizerInUse:
         reading = self._read(optimizer)
         if compiled:
             check_replacement(self.reading, reading)
+        another = optimizer is not self.optimizer
+        if another and isinstance(self.optimizer, Optimizer):
+            self.optimizer.connect(None)
+        factor = reading.settings["loss_scaling"] / self.loss_scale
         self.optimizer, self.reading = optimizer, reading
+        if self._device is not None:
+            self._device.follow(reading, factor)
+        if another:
+            self._connect()
 
     def read_again(self) -> None:
         """Put the optimizer's present numbers in force, for a compilation."""

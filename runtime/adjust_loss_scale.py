@@ -28,9 +28,11 @@ class LossScaleAdjustment:
     ) -> None:
         self._adjust, self._scale, self._within, self._since = adjust, scale, within, since
         watched = adjust.watched * adjust.period
+        self.last = scale.clone()  # before the last change
         self._least = watched - math.floor(adjust.share * watched)  # with fewer, it is halved
 
     def __call__(self) -> None:
+        self.last.copy_(self._scale)
         within = torch.stack(list(self._within)).sum()
         if self._since:
             steps, so_far = self._since

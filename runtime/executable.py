@@ -167,6 +167,12 @@ class Executable:
         if self._unshared and self._own_versions() != self._versions:
             self.spread()
 
+    @property
+    def last_loss_scale(self) -> float | None:
+        """What the loss scale was in the last step, if the program adjusts it."""
+        last = self._end.last_loss_scale
+        return None if last is None else last.item()
+
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
         self._end.reload_states()

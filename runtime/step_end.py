@@ -58,6 +58,7 @@ class StepEnd:
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
         self._run: list[Callable[[Numbers], None]] = []
+        self.last_loss_scale: Tensor | None = None  # of the last step, where it is adjusted
         for instruction in instructions:
             match instruction:
                 case Copy():
@@ -161,6 +162,7 @@ class StepEnd:
         within = list(map(number, adjust.within))
         make_next = LossScaleAdjustment(adjust, number(adjust.scale), within, since)
         counters = self._accumulators(adjust.within)
+        self.last_loss_scale = make_next.last
 
         def run(_: Numbers) -> None:
             make_next()

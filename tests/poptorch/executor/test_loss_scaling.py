@@ -114,3 +114,41 @@ def test_a_loss_scaling_that_was_not_given_is_constant():
     optimizer.loss_scaling = 8.0
     with pytest.raises(poptorch.Error, match="Values are constant but do not match"):
         executor.setOptimizer(optimizer)
+
+
+def test_the_scale_of_the_last_step_can_be_anchored():
+    options = options_with()
+    options.deviceIterations(3)
+    options.anchorTensor("scale", "finalLossScale")
+    model = Half()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5, loss_scaling=2.0)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    for used in (8.0, 64.0):
+        executor(torch.ones(3, 2).half())
+        assert executor.getAnchoredTensor("scale") == used
+    with pytest.raises(poptorch.Error, match="no tensor was anchored as other; anchors: scale"):
+        executor.getAnchoredTensor("other")
+
+
+@pytest.mark.parametrize(
+    ("automatic", "mode", "message"),
+    [
+        (False, poptorch.OutputMode.Final, "no tensor finalLossScale without automatic"),
+        (True, poptorch.OutputMode.All, "the last value only"),
+    ],
+)
+def test_anchors_of_the_scale_that_cannot_be(automatic, mode, message):
+    options = options_with()
+    options.Training.setAutomaticLossScaling(automatic)
+    options.anchorTensor("scale", "finalLossScale", mode)
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.trainingModel(Half(), options)(torch.ones(1, 2).half())
+
+
+def test_other_anchors_cannot_be_asked_for_yet():
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.anchorTensor("inner", "fc/MatMul:0")
+    executor = poptorch.trainingModel(Half(), options)
+    executor(torch.ones(1, 2).half())
+    with pytest.raises(poptorch.Error, match="finalLossScale only, not fc/MatMul:0"):
+        executor.getAnchoredTensor("inner")

@@ -1,0 +1,184 @@
+"""Show an optimizer's state on the device under PopTorch's names, and take it back from them.
+
+Between two steps accumulators are zero, and the velocity of SGD is the one that the device would
+hold: multiplied by the loss scale; or, where it shares the accumulator, prepared for the next step.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.compiled import CompiledModel
+from poptorch._logging import logger
+from poptorch.optim import GroupReading, Reading
+
+_FACTOR = "lossScaleUpdateFactor"
+_STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
+    "sgd": {"momentum_buffer": "Accl1"},
+    "adam": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
+    "rmsprop": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
+}
+_STATES["adamw"] = _STATES["adam"]
+_NUMBERS = {  # attribute of a group -> PopTorch's name
+    "adam": {"lr": "learningRate", "weight_decay": "weightDecay", "eps": "adamEps"},
+    "rmsprop": {
+        "lr": "learningRate",
+        "weight_decay": "weightDecay",
+        "alpha": "adaptiveAlpha",
+        "eps": "adaptiveEps",
+        "momentum": "adaptiveMomentum",
+    },
+}
+_NUMBERS["adamw"] = _NUMBERS["adam"]
+
+
+class StateOnDevice:
+    """The state that a compiled model holds for an optimizer.
+
+    Args:
+        core: the compiled model.
+        reading: the optimizer's numbers that are in force.
+    """
+
+    def __init__(self, core: CompiledModel, reading: Reading) -> None:
+        self._core, self.reading = core, reading
+
+    def follow(self, reading: Reading, factor: float) -> None:
+        """Take over new numbers; multiply the loss scale, which may be automatic, by `factor`."""
+        self.reading = reading
+        if factor != 1:
+            self._core.set_loss_scale(self._core.loss_scale * factor)
+
+    def read_optimizer_state(self) -> dict[str, Any]:
+        """Copies of everything, by name."""
+        tensors = {name: value.clone() for name, value in self._tensors().items()}
+        return {"ipu_state": tensors, "ipu_param": self._parameters()}
+
+    def write(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite the device's state; what is missing keeps its value, with a warning."""
+        missing = [name for name in self._tensors() if name not in state]
+        if missing:
+            logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))
+        if _FACTOR in state and self._core.options.automatic_loss_scaling is not None:
+            self._core.set_loss_scale(float(state[_FACTOR]) * self._loss_scaling)
+        held = self._core.states()
+        for group, name in self._trained():
+            for own, theirs in self._names().items():
+                if own in held[name] and f"{theirs}___{name}" in state:
+                    value = state[f"{theirs}___{name}"].to(held[name][own].device)
+                    held[name][own].copy_(self._taken(value, group, name))
+        self._core.reload_states()
+
+    # names
+
+    @property
+    def _combined(self) -> bool:
+        return self.reading.kind == "sgd" and bool(self.reading.settings["use_combined_accum"])
+
+    @property
+    def _loss_scaling(self) -> float:
+        return float(self.reading.settings["loss_scaling"])
+
+    def _names(self) -> dict[str, str]:
+        return {"momentum_buffer": "Accl"} if self._combined else _STATES[self.reading.kind]
+
+    def _trained(self) -> Iterator[tuple[GroupReading, str]]:
+        held = self._core.states()
+        for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
+            yield from ((reading, name) for name in group.parameters if name in held)
+
+    # values
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held, found = self._core.states(), {}
+        several = self._core.options.gradient_accumulation > 1
+        for group, name in self._trained():
+            for own, theirs in self._names().items():
+                if own in held[name]:
+                    value = held[name][own]
+                    found[f"{theirs}___{name}"] = self._shown(value, group, name)
+            kind = self.reading.kind
+            if (kind == "sgd" and not self._combined) or (kind.startswith("adam") and several):
+                like, dtype = self._core.executable.whole(name), self.reading.settings["accum_type"]
+                found[f"Accum___{name}"] = torch.zeros_like(like, dtype=dtype)
+        if self._core.options.automatic_loss_scaling is not None:
+            found[_FACTOR] = torch.tensor(self._core.loss_scale / self._loss_scaling)
+        return found
+
+    def _shown(self, value: Tensor, group: GroupReading, name: str) -> Tensor:
+        """A state of the core as the device would have it."""
+        if self.reading.kind != "sgd":
+            return value
+        if not self._combined:
+            return value * self._core.loss_scale
+        velocity, decay = self._next_velocity(group, name)
+        return velocity * value + decay.to(value.dtype)
+
+    def _taken(self, value: Tensor, group: GroupReading, name: str) -> Tensor:
+        """Inverse of `_shown`."""
+        if self.reading.kind != "sgd":
+            return value
+        if not self._combined:
+            return value / self._core.loss_scale
+        velocity, decay = self._next_velocity(group, name)
+        return (value - decay) / velocity if velocity else torch.zeros_like(value)
+
+    def _next_velocity(self, group: GroupReading, name: str) -> tuple[float, Tensor]:
+        """With a shared accumulator: the factor on the velocity, and what the decay adds."""
+        values = group.values
+        scaling = values["velocity_scaling"]
+        decay = (1 - values["dampening"]) * scaling * values["weight_decay"]
+        return scaling * values["momentum"], self._core.executable.whole(name).double() * decay
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """The numbers of the update, one for each parameter where groups differ."""
+        numbers: dict[str, dict[str, float]] = {}
+        for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
+            for key, value in self._numbers(reading).items():
+                numbers.setdefault(key, {}).update(dict.fromkeys(group.parameters, value))
+        found = {}
+        for key, by_parameter in numbers.items():
+            if len(set(by_parameter.values())) == 1:
+                found[key] = torch.tensor(next(iter(by_parameter.values())))
+                continue
+            for name, value in by_parameter.items():
+                found[f"{key}___specific___{name}"] = torch.tensor(value)
+        return {**found, "lossScaling_FLOAT": torch.tensor(self._loss_scaling)}
+
+    def _numbers(self, group: GroupReading) -> dict[str, float]:
+        kind, values = self.reading.kind, group.values
+        if kind != "sgd":
+            found = {theirs: values[own] for own, theirs in _NUMBERS[kind].items()}
+            if "betas" in values:
+                found["adamBeta1"], found["adamBeta2"] = values["betas"]
+            return found
+        scale, rate = self._loss_scaling, values["lr"]
+        kept = 1 - values["dampening"]
+        if self._combined:
+            scaling, options = values["velocity_scaling"], self._core.options
+            alone = options.gradient_accumulation == 1  # else replicas sum the velocities
+            shared = 1 if alone else options.replicas
+            parts = {
+                ("mean", False): 1 / options.gradient_accumulation,
+                ("mean", True): 1 / options.replicas,
+                ("sum", False): options.replicas,
+                ("sum", True): 1,
+            }
+            return {
+                "scaledLearningRate1": rate / (scaling * shared),
+                "scaledMomentum1": values["momentum"] / shared,
+                "dampeningScaleFactor1": kept * scaling / scale * parts[options.reduction, alone],
+                "scaledWeightDecay1": kept * scaling * values["weight_decay"],
+            }
+        if not any(own for own in self._core.states().values()):
+            return {
+                "scaledLearningRate0": rate * kept / scale,
+                "weightDecayScaleFactor0": 1 - rate * kept * values["weight_decay"],
+            }
+        return {
+            "scaledLearningRate2": rate / scale,
+            "scaledMomentum2": values["momentum"],
+            "dampeningScaleFactor2": kept,
+        }
