@@ -20,7 +20,7 @@ _STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
     "adam": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
     "rmsprop": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
 }
-_STATES["adamw"] = _STATES["adam"]
+_STATES |= dict.fromkeys(("adamw", "lamb"), _STATES["adam"])
 _NUMBERS = {  # attribute of a group -> PopTorch's name
     "adam": {"lr": "learningRate", "weight_decay": "weightDecay", "eps": "adamEps"},
     "rmsprop": {
@@ -31,7 +31,8 @@ _NUMBERS = {  # attribute of a group -> PopTorch's name
         "momentum": "adaptiveMomentum",
     },
 }
-_NUMBERS["adamw"] = _NUMBERS["adam"]
+_NUMBERS |= {"adamw": _NUMBERS["adam"]}
+_NUMBERS["lamb"] = {**_NUMBERS["adam"], "max_weight_norm": "maxWeightNorm"}
 
 
 class StateOnDevice:
@@ -100,7 +101,7 @@ class StateOnDevice:
                     value = held[name][own]
                     found[f"{theirs}___{name}"] = self._shown(value, group, name)
             kind = self.reading.kind
-            if (kind == "sgd" and not self._combined) or (kind.startswith("adam") and several):
+            if not self._combined if kind == "sgd" else several and kind != "rmsprop":
                 like, dtype = self._core.executable.whole(name), self.reading.settings["accum_type"]
                 found[f"Accum___{name}"] = torch.zeros_like(like, dtype=dtype)
         if self._core.options.automatic_loss_scaling is not None:

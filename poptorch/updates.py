@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.optimizers import Group
-from ipu_dynamo.program.optimizers import SGD, Adam, RMSprop, Rule
+from ipu_dynamo.program.optimizers import LAMB, SGD, Adam, RMSprop, Rule
 from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
 
-_CLASS_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSProp"}
+_CLASS_NAMES = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "rmsprop": "RMSProp",
+    "lamb": "LAMB",
+}
 _DESCRIPTIONS = {
     "lr": "learning rates",
     "weight_decay": "weight decays",
@@ -65,7 +71,6 @@ def check_supported(reading: Reading) -> None:
     """
     settings = reading.settings
     missing = {
-        "LAMB": reading.kind == "lamb",
         "max_grad_norm": not math.isinf(settings["max_grad_norm"]),
         "use_tf_variant": reading.kind == "rmsprop" and settings["use_tf_variant"],
     }
@@ -175,6 +180,12 @@ def _rule(reading: Reading, group: GroupReading, with_momentum: bool) -> Rule:
                 square_avg_dtype=first,
                 grad_avg_dtype=first,
                 momentum_dtype=torch.float32,
+            )
+        case "lamb":
+            return LAMB(
+                uncorrected=not settings["bias_correction"],
+                exp_avg_dtype=first,
+                exp_avg_sq_dtype=settings["second_order_momentum_accum_type"],
             )
     raise createPoptorchError(f"there is no update rule for the optimizer {reading.kind}")
 

@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program.optimizers import SGD, Adam, RMSprop, Rule
+from ipu_dynamo.program.optimizers import LAMB, SGD, Adam, RMSprop, Rule
 from ipu_dynamo.runtime.torch_private import foreach_add_, foreach_zero_
 from ipu_dynamo.runtime.update_adam import AdamUpdate
+from ipu_dynamo.runtime.update_lamb import LAMBUpdate
 from ipu_dynamo.runtime.update_rmsprop import RMSpropUpdate
 from ipu_dynamo.runtime.update_rounding import StochasticRounding
 from ipu_dynamo.runtime.update_scale import GradientNorms, GradientScale
@@ -105,7 +106,7 @@ def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
 
 def _implement(
     rule: Rule, batch: Batch, scale: Tensor | None
-) -> SGDUpdate | AdamUpdate | RMSpropUpdate:
+) -> SGDUpdate | AdamUpdate | RMSpropUpdate | LAMBUpdate:
     match rule:
         case SGD():
             return SGDUpdate(rule, batch, scale)
@@ -113,4 +114,6 @@ def _implement(
             return AdamUpdate(rule, batch, scale)
         case RMSprop():
             return RMSpropUpdate(rule, batch, scale)
+        case LAMB():
+            return LAMBUpdate(rule, batch, scale)
     raise NotImplementedError(f"the runtime has no update for {rule}")

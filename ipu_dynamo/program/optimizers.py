@@ -174,7 +174,43 @@ class RMSprop(Rule):
         return tuple(states)
 
 
-RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop)}
+@dataclass(frozen=True, slots=True)
+class LAMB(Rule):
+    """Adam whose step is in proportion to the weight: norms are of a whole parameter.
+
+    m <- beta1*m + (1 - beta1)*g            v <- beta2*v + (1 - beta2)*g*g
+    x = m/(1 - beta1**t) / (sqrt(v/(1 - beta2**t)) + eps) + wd*w         t = 1 at the first step
+    r = min(|w|, max_weight_norm) / |x|, or 1 where one of the norms is 0
+    w <- w - lr*r*x                         uncorrected:  m and v as they are, in x
+
+    Source: You et al., "Large batch optimization for deep learning", 2020, algorithm 2; PopTorch
+    user guide, "poptorch.optim.LAMB".
+    """
+
+    uncorrected: bool = False
+    exp_avg_dtype: torch.dtype | None = None
+    exp_avg_sq_dtype: torch.dtype | None = None
+
+    kind: ClassVar[str] = "lamb"
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        "lr",
+        "beta1",
+        "beta2",
+        "eps",
+        "weight_decay",
+        "max_weight_norm",
+    )
+
+    def state_names(self) -> tuple[StateSpec, ...]:
+        """`step` and the two averages."""
+        return (
+            StateSpec("step", "scalar", 0.0, torch.float32),
+            StateSpec("exp_avg", "like_parameter", 0.0, self.exp_avg_dtype),
+            StateSpec("exp_avg_sq", "like_parameter", 0.0, self.exp_avg_sq_dtype),
+        )
+
+
+RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB)}
 
 
 @dataclass(frozen=True, slots=True)

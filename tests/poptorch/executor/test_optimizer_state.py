@@ -125,6 +125,7 @@ def test_groups_have_numbers_of_their_own():
             p, lr=0.1, momentum=0.5, weight_decay=0.5, use_combined_accum=True
         ),
         lambda p: poptorch.optim.AdamW(p, lr=0.1),
+        lambda p: poptorch.optim.LAMB(p, lr=0.1, max_weight_norm=3.0),
         lambda p: poptorch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
     ],
 )

@@ -58,6 +58,19 @@ def test_others_are_torchs(ours, theirs, settings):
         assert trained(lambda p, k=kind: k(p, **settings)) == pytest.approx(float(reference))
 
 
+@pytest.mark.parametrize("bias_correction", [None, True, False])
+def test_lamb_is_the_hosts(bias_correction):
+    settings = {"lr": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.5, "max_weight_norm": 1.5}
+    settings["bias_correction"] = bias_correction
+    reference = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = poptorch.optim.LAMB([reference], **settings)
+    for gradient in GRADIENTS:
+        reference.grad = torch.tensor([gradient])
+        optimizer.step()
+    found = trained(lambda p: poptorch.optim.LAMB(p, **settings))
+    assert found == pytest.approx(float(reference), rel=1e-5)
+
+
 def test_without_an_optimizer_sgd_trains():
     model = Weighted(2.0)
     poptorch.trainingModel(model)(torch.ones(1))
@@ -129,7 +142,6 @@ class Loss(torch.nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda p: poptorch.optim.LAMB(p),
         lambda p: poptorch.optim.SGD(p, lr=1.0, max_grad_norm=1.0),
         lambda p: poptorch.optim.RMSprop(p, use_tf_variant=True),
     ],
