@@ -46,4 +46,5 @@ CASES = {
 FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training_step.overhead,
     "pipeline": pipeline.idle_shares,
+    "half_training": half.distances,
 }  # what else is to be known, by name: figures by what they say

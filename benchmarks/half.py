@@ -1,4 +1,5 @@
-"""Time half precision: products with half partial sums, and a training step."""
+"""Time half precision: products with half partial sums, and a training step, on one core; and say
+how far training in float16 leads from training in float64."""
 
 import copy
 from collections.abc import Callable
@@ -8,7 +9,13 @@ import torch
 
 import ipu_dynamo
 from benchmarks.measure import Maker, Step
-from benchmarks.pipeline import ACCUMULATION, LanguageModel, eager_loop, random_tokens
+from benchmarks.pipeline import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    LanguageModel,
+    eager_loop,
+    random_tokens,
+)
 from ipu_dynamo.program import half_partials
 
 M, K, N = 512, 4096, 512
@@ -37,6 +44,37 @@ def training_step() -> dict[str, Maker]:
     }
 
 
+def distances(steps: int = 50) -> dict[str, float]:
+    """Distances of weights trained in float16 from those trained in float64, a norm over all.
+
+    All begin with the same halves, and make steps of two micro-batches with SGD.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    start, rate = LanguageModel().half(), 0.1
+    tokens, targets = (t[: 2 * MICRO_BATCH] for t in random_tokens())
+    exact, eager, own = copy.deepcopy(start).double(), copy.deepcopy(start), copy.deepcopy(start)
+    for model in (exact, eager):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for rows, wanted in zip(tokens.chunk(2), targets.chunk(2), strict=True):
+                (model(rows, wanted) / 2).backward()
+            optimizer.step()
+    optimizer = torch.optim.SGD(own.parameters(), lr=rate)
+    step = ipu_dynamo.compile_training(own, optimizer, {"gradient_accumulation": 2})
+    for _ in range(steps):
+        step(tokens, targets)
+    way, of_eager, of_own = (_distance(model, exact) for model in (start, eager, own))
+    return {
+        f"eager float16, off after {steps} steps, over the way of float64": of_eager / way,
+        f"ipu_dynamo float16, off after {steps} steps, over the same way": of_own / way,
+        RATIO: of_own / of_eager,
+    }
+
+
+RATIO = "ipu_dynamo float16's distance over eager float16's"
+
 _Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -47,6 +85,12 @@ def _products(product: _Product, a: torch.Tensor, b: torch.Tensor, gradient: tor
         product(a.t(), gradient)
 
     return step
+
+
+def _distance(model: LanguageModel, exact: LanguageModel) -> float:
+    pairs = zip(model.parameters(), exact.parameters(), strict=True)
+    off = [(ours.detach().double() - theirs.detach()).norm() for ours, theirs in pairs]
+    return torch.stack(off).norm().item()
 
 
 def _chunked(chunk: int) -> _Product:
