@@ -28,6 +28,7 @@ from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs, refuse_spars
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.carry_stages import read_stages, write_stages
 from ipu_dynamo.passes.insert import call
+from ipu_dynamo.program.torch_private import module_of
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ class _Replay(nn.Module):
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
-        self.graph = capture.graph
+        self.graph = module_of(capture.graph.graph, capture.graph)  # no constants made inputs
         self.training_pass = capture.training
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -18,10 +18,13 @@ __all__ = [
 ]
 
 
-def module_of(graph: fx.Graph) -> fx.GraphModule:
-    """A module that runs `graph`. Its Python is written when somebody asks for it: most stages are
-    run without, and it takes as long as many a pass."""
-    return _LazyGraphModule(torch.nn.Module(), graph)
+def module_of(graph: fx.Graph, attributes: torch.nn.Module | None = None) -> fx.GraphModule:
+    """A module that runs `graph`, with those of the `attributes` that it reads.
+
+    Its Python is written when somebody asks for it: most stages are run without, and it takes as
+    long as many a pass.
+    """
+    return _LazyGraphModule(attributes or torch.nn.Module(), graph)
 
 
 def code_on_demand() -> AbstractContextManager[None]:
