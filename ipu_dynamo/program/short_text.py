@@ -21,11 +21,12 @@ def folded(body: Sequence[Instruction]) -> Iterator[tuple[Instruction, str]]:
                 yield instruction, _LIST.sub(_shortened, str(instruction))
 
 
-def _move(instruction: Instruction) -> tuple[str, int, int | None, bool] | None:
+def _move(instruction: Instruction) -> tuple[object, ...] | None:
     """What moves of variables have in common that share a line."""
     if not isinstance(instruction, Load | Store) or instruction.value != instruction.result:
         return None
-    return type(instruction).__name__, instruction.ipu, instruction.phase, instruction.shard
+    kind, source = type(instruction), instruction.source
+    return kind, instruction.ipu, instruction.phase, instruction.shard, source
 
 
 def _moves(run: Sequence[Instruction]) -> str:
