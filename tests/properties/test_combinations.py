@@ -55,6 +55,7 @@ def rewritten(draw, recipe, data):
     )
 
 
+@pytest.mark.filterwarnings("ignore:recompute_budget")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.examples(500)
 @given(recipe=recipes(random=True), data=st.data())
