@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
+from inspect import CO_VARARGS
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -105,7 +107,9 @@ def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Ru
 def _within(compiled: Any) -> Run:
     """What an artifact calls with a list of its arguments, and empties it: then a tensor that
     nobody else holds ends with its last reader, and not with the call."""
-    within: Run = compiled.__wrapped__
+    while isinstance(compiled, FunctionType) and compiled.__code__.co_flags & CO_VARARGS:
+        compiled = compiled.__wrapped__
+    within: Run = compiled
     return within
 
 
