@@ -15,6 +15,7 @@ from tests.properties.running import ENGINES, draw_placement, outcome
 # Options of the core: what is drawn of each, beside strategy and locations, and what is plain.
 DRAWN = {
     "recompute": (st.sampled_from(["auto", "off", "stages", "all"]), "off"),
+    "outline": (st.sampled_from(["auto", True, False]), False),
     "workers": (st.sampled_from([1, 2, 4]), 1),
 }
 PLAIN = {name: plain for name, (_, plain) in DRAWN.items()}
