@@ -198,10 +198,20 @@ def _laid_out(run: Stage, strides: Sequence[tuple[int, ...] | None]) -> Stage:
             found, stride = fixed[i], strides[i]
             assert found is not None
             assert stride is not None
-            fixed[i] = found.new_empty_strided(found.shape, stride).copy_(found)
+            fixed[i] = _copy_laid_out(found, stride)
         return fixed
 
     return stage
+
+
+def _copy_laid_out(found: Tensor, stride: Sequence[int]) -> Tensor:
+    """A copy in another layout; along a stride of 0 all elements are the same."""
+    once = found
+    for dim, step in enumerate(stride):
+        if step == 0 and found.shape[dim] > 1:
+            once = once.narrow(dim, 0, 1)
+    dense = once.new_empty_strided(once.shape, stride).copy_(once)
+    return dense.as_strided(found.shape, stride)
 
 
 def _stride(result: object) -> tuple[int, ...] | None:

@@ -107,10 +107,14 @@ def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Ru
 def _within(compiled: Any) -> Run:
     """What an artifact calls with a list of its arguments, and empties it: then a tensor that
     nobody else holds ends with its last reader, and not with the call."""
-    while isinstance(compiled, FunctionType) and compiled.__code__.co_flags & CO_VARARGS:
+    while _takes_separately(compiled):
         compiled = compiled.__wrapped__
     within: Run = compiled
     return within
+
+
+def _takes_separately(compiled: object) -> bool:
+    return isinstance(compiled, FunctionType) and bool(compiled.__code__.co_flags & CO_VARARGS)
 
 
 @contextmanager

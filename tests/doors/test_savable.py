@@ -113,6 +113,7 @@ def test_another_process_loads_it(tmp_path):
         "assert not torch._dynamo.utils.counters['frames']\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    threads = str(torch.get_num_threads())  # PyTorch refuses what was compiled for another number
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -7,6 +7,7 @@ from torch import nn
 
 import ipu_dynamo.runtime.engines as engines
 from ipu_dynamo import IpuError, Options, compile_inference, compile_training
+from ipu_dynamo.backend import ipu
 from ipu_dynamo.runtime.engines import ENGINE, EagerEngine, make_engine
 from ipu_dynamo.testing import assert_close, assert_same_bits
 
@@ -129,6 +130,16 @@ def test_inductor_keeps_memory_layouts_between_stages():
     x = torch.randn(3, 4)
     run = compile_inference(model, Options("inductor"))
     assert_same_bits([r.contiguous() for r in run(x)], [r.contiguous() for r in model(x)])
+
+
+@pytest.mark.inductor
+def test_inductor_keeps_repeated_elements_between_forward_and_backward():
+    """It returns the gradient of a sum as memory of its own, which its readers expect as one."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(2, 1).double(), torch.randn(4, 2, dtype=torch.float64)
+    options = {"engine": "inductor", "micro_batches": 2}
+    torch.compile(lambda x: layer(x).sum(), backend=ipu, options=options)(x).backward()
+    torch.testing.assert_close(layer.weight.grad, x.sum(0, keepdim=True))
 
 
 @pytest.mark.inductor

@@ -149,7 +149,10 @@ def test_rmsprop_follows_torch(dtype, tolerance, lr, alpha, eps, decay, momentum
     if centered or alpha == 1.0:  # by the same operators
         assert_equal(got, expected)
     else:
-        assert_close(got, expected, tolerance)
+        # a gradient over a small eps makes steps that are larger than their sum, in every tensor
+        largest = max(1.0, *(b.abs().max().item() for b in expected if b.numel()))
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * largest)
     assert {"step", *states} == set(states)
     assert states["step"][0].item() == next(iter(optimizer.state.values()))["step"].item() == STEPS
 
