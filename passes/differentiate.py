@@ -84,9 +84,20 @@ class Differentiate:
         joint.graph.eliminate_dead_code()
         for node in joint.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
+        _trace_repeated_views(joint.graph)
         read_stages(capture)
         joint.recompile()
         return True
+
+
+def _trace_repeated_views(graph: fx.Graph) -> None:
+    """Give views of tensors that were changed in place the source line of the change: PyTorch
+    makes them again behind it, with none."""
+    for node in graph.nodes:
+        if node.op == "call_function" and not node.meta.get("stack_trace"):
+            lines = (source.meta.get("stack_trace") for source in node.all_input_nodes)
+            if line := next(filter(None, lines), None):
+                node.meta["stack_trace"] = line
 
 
 def _as_number(graph: fx.Graph, loss: fx.Node) -> fx.Node:

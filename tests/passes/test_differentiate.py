@@ -85,6 +85,20 @@ def test_every_operator_keeps_a_source_line():
     assert all("forward" in (line or "") for line in lines)
 
 
+def test_a_view_of_what_was_changed_in_place_keeps_a_source_line():
+    def model(x):
+        y = x * 2
+        seen = y.view(-1)
+        y += x
+        return seen
+
+    capture = trace(model, read_arguments(model, (torch.ones(2, 3),), {}), training=False)
+    assert Differentiate()(capture)
+    operators = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
+    assert operators[-1].target is torch.ops.aten.view.default
+    assert all("model" in n.meta["stack_trace"] for n in operators)
+
+
 def test_second_run_changes_nothing():
     capture = differentiated(Net(), *batch())
     assert not Differentiate()(capture)
