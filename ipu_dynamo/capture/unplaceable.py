@@ -10,7 +10,9 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.torch_private import pytree, unbacked_symbols
 from ipu_dynamo.errors import CompileError, source_line
 
-_OWN = frozenset({"aten", "prims", "prim", "ipu", "_c10d_functional", "higher_order", "mkldnn"})
+_OWN = frozenset(
+    {"aten", "prims", "prim", "ipu", "_c10d_functional", "higher_order", "mkldnn", "torch_nn"}
+)
 _INLINED = frozenset({"tag_activation_checkpoint", "autograd_function_apply", "invoke_subgraph"})
 _SHAPE = (
     "the shape of a result depends on the values of a tensor",
