@@ -168,11 +168,11 @@ def _within(
     def needs(kept: set[fx.Node]) -> int:
         return peak_bytes(capture, plan(graph, stages, saved | kept))
 
-    if (least := needs(set())) > budget:
+    kept = most(graph, open_, saved, needs, max(budget, needs(set())))
+    if (least := needs(kept)) > budget:
         warnings.warn(
             f"recompute_budget is {budget} bytes, and a micro-batch needs {least} even if all that "
             f"can be is computed again",
             stacklevel=2,
         )
-        return plan(graph, stages, saved)
-    return plan(graph, stages, saved | most(graph, open_, saved, needs, budget))
+    return plan(graph, stages, saved | kept)

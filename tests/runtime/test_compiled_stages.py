@@ -139,13 +139,13 @@ def test_key_knows_graph_layout_settings_threads_and_versions(monkeypatch):
     add()
     torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(stage_key, "__version__", "another")
-    stage_key._versions.cache_clear()
+    stage_key.this_machine.cache_clear()
     add()
     monkeypatch.setattr(stage_key, "cpp_compiler_names", lambda: (sys.executable,))
-    stage_key._versions.cache_clear()
+    stage_key.this_machine.cache_clear()
     add()
     monkeypatch.undo()
-    stage_key._versions.cache_clear()
+    stage_key.this_machine.cache_clear()
 
 
 def test_key_knows_strides():
