@@ -54,8 +54,8 @@ def micro_batches_apart(program: Program, options: Options) -> bool:
     if not can_keep_apart(program):
         if wanted:
             raise CompileError(
-                "micro-batches cannot run side by side: a step is more than one call on one IPU "
-                "of one replica, or changes other variables than sums of gradients",
+                "micro-batches cannot run side by side: a step is more than one stage on one IPU "
+                "of one replica, or changes other variables than sums of gradients, each once",
                 hint="leave side_by_side out; running statistics of a batch norm, for instance, "
                 "pass from one micro-batch to the next",
             )

@@ -1,8 +1,8 @@
 """Keep the gradients of each micro-batch apart until its turn to add them.
 
-Before   a micro-batch's call adds its gradients to accumulators, so the next one has to wait for it
-After    the call returns its gradients, and whoever ran it adds them when those of the micro-batch
-         before are in: micro-batches run side by side, and every sum has the same order
+Before   a micro-batch's calls add its gradients to accumulators, so the next one has to wait
+After    the calls return its gradients, and whoever ran them adds them when those of the
+         micro-batch before are in: micro-batches run side by side, and sums have the same order
 Keeps    what the program computes, for any number of workers to the last bit.
 """
 
@@ -24,6 +24,7 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
+from ipu_dynamo.program.turns import turns
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import sections
 from ipu_dynamo.runtime.torch_private import foreach_add_
@@ -33,10 +34,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """A program whose only call returns its gradients.
+    """A program whose calls return their gradients.
 
     Args:
-        program: the same but for that call and its function.
+        program: the same but for calls and functions.
         gradients: names of the gradients.
         accumulators: names of the variables that they are to be added to, aligned.
     """
@@ -49,28 +50,29 @@ class Apart:
 def can_keep_apart(program: Program) -> bool:
     """Whether the micro-batches of a step depend on each other only by sums of gradients.
 
-    They run one call on one IPU of one replica, which changes nothing but accumulators and draws
-    no number from torch's generator.
+    They run one stage on one IPU of one replica, which changes nothing but accumulators, each of
+    these once, and draws no number from torch's generator.
     """
     if program.kind != "training" or program.replicas > 1 or program.num_ipus > 1:
         return False
     loop = sections(program).loop
-    if sum(isinstance(i, Call) for i in loop) != 1:
+    if len(turns(program.calls)) != 1:
         return False
     if not all(isinstance(i, Receive | Call | Send) for i in loop):
         return False
-    (call,) = program.calls
-    function = _function(program, call)
-    if any(torch.Tag.nondeterministic_seeded in _tags(node) for node in function.operators):
+    if any(not _only_adds(function) for function in program.functions):
         return False
-    sums = [variable.name for variable in program.variables if variable.kind == "accumulator"]
-    changing = [node for node in function.operators if _changes(node)]
-    added = {name for name, _ in _additions(call, function)}
-    return bool(added) and len(changing) == len(added) and added <= set(sums)
+    sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
+    places = {function.name: _places(function) for function in program.functions}
+    added = [call.arguments[place] for call in program.calls for place in places[call.function]]
+    return bool(added) and len(set(added)) == len(added) and sums.issuperset(added)
 
 
-def _function(program: Program, call: Call) -> Function:
-    return next(f for f in program.functions if f.name == call.function)
+def _only_adds(function: Function) -> bool:
+    """Whether all that a function changes are inputs, by additions; and it draws no numbers."""
+    changing = sum(map(_changes, function.operators))
+    random = any(torch.Tag.nondeterministic_seeded in _tags(node) for node in function.operators)
+    return changing == len(_additions(function)) and not random
 
 
 def _tags(node: fx.Node) -> Sequence[torch.Tag]:
@@ -81,63 +83,75 @@ def _changes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _additions(call: Call, function: Function) -> list[tuple[str, fx.Node]]:
-    """The additions to an input that nobody reads, with the input's name."""
-    names = dict(
-        zip(function.graph.graph.find_nodes(op="placeholder"), call.arguments, strict=True)
-    )
+def _additions(function: Function) -> list[fx.Node]:
+    """The additions to an input that nobody reads."""
+    inputs = set(function.graph.graph.find_nodes(op="placeholder"))
     return [
-        (names[node.args[0]], node)
+        node
         for node in function.operators
-        if node.target is aten.add_.Tensor and node.args[0] in names
+        if node.target is aten.add_.Tensor and node.args[0] in inputs
         if not node.users and not node.kwargs and len(node.args[0].users) == 1  # type: ignore[union-attr]
     ]
 
 
+def _places(function: Function) -> list[int]:
+    """Which arguments a function adds to, in the order of its additions."""
+    inputs = function.graph.graph.find_nodes(op="placeholder")
+    place = {node: index for index, node in enumerate(inputs)}
+    return [place[node.args[0]] for node in _additions(function)]
+
+
 def keep_apart(program: Program) -> Apart:
     """The program with gradients as results; see `can_keep_apart`."""
-    (call,) = program.calls
-    function = _function(program, call)
-    additions = _additions(call, function)
-    accumulators = tuple(name for name, _ in additions)
-    gradients = tuple(f"{name}.part" for name in accumulators)
+    places = {function.name: _places(function) for function in program.functions}
+    accumulators: list[str] = []
+    calls: dict[int, Call] = {}
+    for call in program.calls:
+        added = [call.arguments[place] for place in places[call.function]]
+        accumulators += added
+        calls[id(call)] = replace(
+            call,
+            arguments=tuple(name for name in call.arguments if name not in added),
+            results=(*call.results, *map(_part, added)),
+        )
+    return Apart(
+        replace(
+            program,
+            functions=tuple(map(_without_additions, program.functions)),
+            body=_with(program.body, calls),
+        ),
+        tuple(map(_part, accumulators)),
+        tuple(accumulators),
+    )
+
+
+def _part(accumulator: str) -> str:
+    """The gradient of one micro-batch."""
+    return f"{accumulator}.part"
+
+
+def _without_additions(function: Function) -> Function:
+    """A function that returns what it added to inputs, which it has no longer."""
+    additions = _additions(function)
+    dropped = {*additions, *(node.args[0] for node in additions)}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in function.graph.graph.nodes:
-        if node.op == "output" or any(node is one or node is one.args[0] for _, one in additions):
-            continue
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.op != "output" and node not in dropped:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     results: list[Any] = [
         copies[node] if isinstance(node, fx.Node) else None
         for node in graph_outputs(function.graph)
     ]
-    results += [copies[node.args[1]] for _, node in additions]  # type: ignore[index]
+    results += [copies[node.args[1]] for node in additions]  # type: ignore[index]
     graph.output(tuple(results))
-    module = fx.GraphModule(torch.nn.Module(), graph)
-    new = replace(
-        call,
-        arguments=tuple(name for name in call.arguments if name not in accumulators),
-        results=(*call.results, *gradients),
-    )
-    return Apart(
-        replace(
-            program,
-            functions=(make_function(function.name, module),),
-            body=_with(program.body, call, new),
-        ),
-        gradients,
-        accumulators,
-    )
+    return make_function(function.name, fx.GraphModule(torch.nn.Module(), graph))
 
 
-def _with(body: tuple[Instruction, ...], old: Call, new: Call) -> tuple[Instruction, ...]:
-    """`body` with another call."""
+def _with(body: tuple[Instruction, ...], calls: Mapping[int, Call]) -> tuple[Instruction, ...]:
+    """`body` with other calls, by the identity of its own."""
     return tuple(
-        replace(i, body=_with(i.body, old, new))
-        if isinstance(i, Repeat)
-        else new
-        if i is old
-        else i
+        replace(i, body=_with(i.body, calls)) if isinstance(i, Repeat) else calls.get(id(i), i)
         for i in body
     )
 
@@ -171,11 +185,11 @@ class Gradients:
         self._waiting.clear()
 
 
-def side_by_side(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedule:
+def side_by_side(turn: Call, *, micro_batches: int, workers: int) -> Schedule:
     """Each worker takes every `workers`-th micro-batch, the whole of it."""
     count = min(workers, micro_batches)
     tasks = tuple(
         tuple(Task(m // count, 0, m) for m in range(worker, micro_batches, count))
         for worker in range(count)
     )
-    return Schedule(tuple(calls), tasks, ((),))
+    return Schedule((turn,), tasks, ((),))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
+from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.runtime.apart import Gradients, keep_apart, side_by_side
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
@@ -104,8 +105,9 @@ class Executable:
         self.schedule = self.schedule_for(workers)
         self._gradients: Gradients | None = None
         if self._apart:
+            (turn,) = turns(program.calls)
             self.schedule = side_by_side(
-                program.calls, micro_batches=self._per_round, workers=workers or 1
+                as_one(turn), micro_batches=self._per_round, workers=workers or 1
             )
             self._gradients = Gradients(self._apart, self._slots, self._tensors)
         self._threads = threads

@@ -45,9 +45,9 @@ class LAMBUpdate:
             square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
             numerator, denominator = mean, square
             if not self._rule.uncorrected:
-                count = step.double()
-                numerator = mean / (1.0 - beta1**count)
-                denominator = square / (1.0 - beta2**count)
+                count = step.double()  # which makes of a number, but not of an array, a double
+                numerator = (mean / (1.0 - beta1**count)).to(mean.dtype)
+                denominator = (square / (1.0 - beta2**count)).to(square.dtype)
             change = numerator / (denominator.sqrt() + eps)
             change.add_(weight, alpha=weight_decay)
             weight.sub_(change * (float(lr) * self._trust(weight, change, max_weight_norm)))

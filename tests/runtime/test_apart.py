@@ -49,6 +49,22 @@ def assert_same(one, other):
         assert_same_bits(a, b)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_repeated_blocks_that_are_one_function_run_apart_too(workers):
+    class Deep(Net):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(
+                *(nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.1)) for _ in range(4))
+            )
+
+    model = Deep()
+    whole = trained(model, side_by_side=False, outline=False)
+    apart = trained(model, side_by_side=True, outline=True, workers=workers)
+    assert len(apart[2].program.calls) > len(apart[2].program.functions) > 1
+    assert_same(apart, whole)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_results_are_those_of_one_after_the_other(workers):
     model = Net()
