@@ -265,6 +265,12 @@ class Place:
     def to(self, device):
         return Place(device)
 
+    def numel(self):
+        return 0
+
+    def element_size(self):
+        return 1
+
 
 class NoEngine:
     def compile(self, function, threads, constants):

@@ -233,7 +233,7 @@ class WrongEngine(engines.EagerEngine):
 
     name = "wrong"
 
-    def compile(self, function, threads=None):
+    def compile(self, function, threads=None, constants=frozenset()):
         graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
         graph.graph.output(graph.graph.graph_copy(function.graph.graph, {}))
         for node in graph.graph.find_nodes(op="call_function", target=aten.tanh.default):
