@@ -8,6 +8,7 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.torch_private import fake_mode_of
+from ipu_dynamo.passes.views import is_view
 
 aten = torch.ops.aten
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
@@ -38,6 +39,19 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
     known += [origin.meta["val"]] if origin is not None else []
     with fake_mode_of(known), torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def replace(old: fx.Node, new: fx.Node) -> None:
+    """Let the readers of `old` read `new`. It may be laid out in another way: so are its views."""
+    old.replace_all_uses_with(new)
+    if new.meta["val"].stride() == old.meta["val"].stride():
+        return
+    seen = [new]
+    while seen:
+        views = [user for user in seen.pop().users if is_view(user)]
+        for view in views:
+            view.meta["val"] = evaluate(view)
+        seen += views
 
 
 def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:

@@ -19,7 +19,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.serialized import serialized_matmul_op
-from ipu_dynamo.passes.insert import call
+from ipu_dynamo.passes.insert import call, replace
 from ipu_dynamo.passes.serialize_matmul import split_size
 from ipu_dynamo.program.serialized_loss import serialized_loss, serialized_loss_backward
 
@@ -142,7 +142,7 @@ def apply(graph: fx.Graph, head: Head) -> None:
         for index, gradient in enumerate((head.of_x, head.of_rhs)):
             if gradient is not None:
                 new = call(graph, getitem, back, index, origin=gradient)
-                gradient.replace_all_uses_with(new)
+                replace(gradient, new)
 
 
 def serialize_loss(capture: Capture) -> bool:

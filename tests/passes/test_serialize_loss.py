@@ -152,6 +152,16 @@ def test_half_precision_is_near_float64(mode, keep_precision):
         assert_close(update, parameter.grad, name, rtol=5e-3, atol=2e-3)
 
 
+def test_the_gradient_of_the_weight_lies_as_its_views_say():
+    capture, one = captured(
+        Head("output_channels", 2, tied=False), data(), Options(), before="serializeloss"
+    )
+    assert one(capture)
+    nodes = [n for n in capture.graph.graph.nodes if n.target is torch.ops.aten.t.default]
+    for node in nodes:
+        assert node.meta["val"].stride() == node.args[0].meta["val"].t().stride()
+
+
 def test_logits_that_somebody_else_reads_are_whole():
     model = Head("output_channels", 3, logits=True).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
