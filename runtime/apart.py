@@ -25,6 +25,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.turns import turns
+from ipu_dynamo.runtime.planning import draws
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import sections
 from ipu_dynamo.runtime.torch_private import foreach_add_
@@ -60,7 +61,7 @@ def can_keep_apart(program: Program) -> bool:
         return False
     if not all(isinstance(i, Receive | Call | Send) for i in loop):
         return False
-    if any(not _only_adds(function) for function in program.functions):
+    if draws(program) or not all(map(_only_adds, program.functions)):
         return False
     sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
     places = {function.name: _places(function) for function in program.functions}
@@ -69,14 +70,8 @@ def can_keep_apart(program: Program) -> bool:
 
 
 def _only_adds(function: Function) -> bool:
-    """Whether all that a function changes are inputs, by additions; and it draws no numbers."""
-    changing = sum(map(_changes, function.operators))
-    random = any(torch.Tag.nondeterministic_seeded in _tags(node) for node in function.operators)
-    return changing == len(_additions(function)) and not random
-
-
-def _tags(node: fx.Node) -> Sequence[torch.Tag]:
-    return getattr(node.target, "tags", ())
+    """Whether all that a function changes are inputs, by additions."""
+    return sum(map(_changes, function.operators)) == len(_additions(function))
 
 
 def _changes(node: fx.Node) -> bool:

@@ -65,6 +65,18 @@ def test_repeated_blocks_that_are_one_function_run_apart_too(workers):
     assert_same(apart, whole)
 
 
+def test_attention_without_dropout_draws_no_numbers():
+    class Attending(Net):
+        def forward(self, rows, wanted):
+            h = self.table(rows).view(1, 1, -1, 6)
+            h = F.scaled_dot_product_attention(h, h, h).view(-1, 6)
+            return F.cross_entropy(self.layer(h)[:, :6], wanted.clamp(max=5))
+
+    model = Attending()
+    apart = trained(model, side_by_side=True, workers=2)
+    assert_same(apart, trained(model, side_by_side=False))
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_results_are_those_of_one_after_the_other(workers):
     model = Net()
