@@ -2,31 +2,15 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import ipu_dynamo
+from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from ipu_dynamo.runtime import onednn
 from ipu_dynamo.runtime.torch_private import onednn_pack
 
 WIDTH, HEADS, LAYERS = 512, 8, 6
 BATCH, LENGTH, ITERATIONS = 4, 128, 4
-
-
-class Layer(nn.Module):
-    """A pre-norm transformer layer, on `[batch, length, width]`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*heads.unbind())
-        x = x + self.project(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 def one_core() -> dict[str, Maker]:
@@ -54,7 +38,7 @@ def all_cores() -> dict[str, Maker]:
 
 
 def _encoder() -> nn.Sequential:
-    return nn.Sequential(*(Layer() for _ in range(LAYERS)), nn.LayerNorm(WIDTH)).eval()
+    return nn.Sequential(*(Layer(WIDTH, HEADS) for _ in range(LAYERS)), nn.LayerNorm(WIDTH)).eval()
 
 
 def _without_gradient(model: nn.Module, x: torch.Tensor) -> Step:

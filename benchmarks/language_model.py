@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import ipu_dynamo
+from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
-from benchmarks.pipeline import LENGTH, WIDTH, Layer
+from benchmarks.pipeline import HEADS, LENGTH, WIDTH
 
 LAYERS, VOCABULARY, ACCUMULATION = 4, 8192, 8
 
@@ -22,7 +23,7 @@ class TiedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(WIDTH, HEADS, causal=True) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

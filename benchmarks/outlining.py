@@ -64,25 +64,13 @@ def make_step(who: str, layers: int) -> Callable[[], object]:
     from torch import nn
 
     import ipu_dynamo
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-            mixed = nn.functional.scaled_dot_product_attention(*heads.unbind())
-            x = x + self.project(mixed.transpose(1, 2).flatten(2))
-            return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+    from benchmarks.layers import Layer
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.layers = nn.ModuleList(Layer() for _ in range(layers))
+            self.layers = nn.ModuleList(Layer(WIDTH, HEADS) for _ in range(layers))
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             x = self.first(x)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ipu_dynamo
+from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from benchmarks.torch_pipelining import torch_pipeline
 from ipu_dynamo.runtime.timeline import Timeline
@@ -17,29 +18,13 @@ WIDTH, HEADS, LENGTH, VOCABULARY = 256, 8, 128, 64
 LAYERS, MICRO_BATCH, ACCUMULATION = 4, 2, 8
 
 
-class Layer(nn.Module):
-    """A pre-norm transformer layer with causal attention, on `[batch, length, width]`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*heads.unbind(), is_causal=True)
-        x = x + self.project(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
 class LanguageModel(nn.Module):
     """Tokens `[batch, length]` in, the loss of predicting the next ones out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(WIDTH, HEADS, causal=True) for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

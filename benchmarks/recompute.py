@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ipu_dynamo
+from benchmarks.layers import Layer
 from benchmarks.peak_memory import THRESHOLD, peak_bytes
 from benchmarks.provenance import provenance
 from ipu_dynamo.runtime.engines import make_engine
@@ -38,28 +39,12 @@ class Encoder(nn.Module):
     def __init__(self, wrap: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.wrap = wrap
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(WIDTH, HEADS) for _ in range(LAYERS))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = self.wrap(layer, x)
         return nn.functional.mse_loss(x, y)
-
-
-class Layer(nn.Module):
-    """One layer, written out, so that both sides run the same operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.attend(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(*heads.unbind())
-        x = x + self.project(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
 def whole(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:

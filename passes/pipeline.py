@@ -122,7 +122,7 @@ def lower(
         CompileError: from the pass that finds the fault; a note names it.
     """
     dump = _Dump(os.environ.get(DUMP), part or capture.alone)
-    dump.write("traced", str(capture.graph.graph))
+    dump.write("traced", capture.graph.graph)
     changed = run(passes, capture, dump)
     if acted is not None:
         acted += changed
@@ -140,7 +140,7 @@ def lower(
         retarget(one.graph.graph, of_ipus[one.ipu])
         one.graph.recompile()
     program = emit(capture, partitioned, options, groups)
-    dump.write("program", str(program))
+    dump.write("program", program)
     return program
 
 
@@ -163,7 +163,7 @@ def run(passes: Sequence[Pass], capture: Capture, dump: "_Dump | None" = None) -
             acted.append(name.partition("(")[0])
         log.debug("%s: %s", name, "changed the graph" if changed else "nothing to do")
         if dump is not None:
-            dump.write(name.partition("(")[0], str(capture.graph.graph))
+            dump.write(name.partition("(")[0], capture.graph.graph)
     return tuple(acted)
 
 
@@ -176,9 +176,9 @@ class _Dump:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, name: str, text: str) -> None:
-        if self.folder is not None:
-            (self.folder / f"{self.count:02}_{name.lower()}.txt").write_text(text + "\n")
+    def write(self, name: str, shown: object) -> None:
+        if self.folder is not None:  # only then is it made a text: that takes as long as a pass
+            (self.folder / f"{self.count:02}_{name.lower()}.txt").write_text(f"{shown}\n")
             self.count += 1
 
 
