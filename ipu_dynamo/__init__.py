@@ -11,6 +11,7 @@ from ipu_dynamo.version import __version__
 if TYPE_CHECKING:
     from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
+    from ipu_dynamo.capture.convolution_groups import ConvolutionGroup
     from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.capture.overlap import set_overlap_for_input, set_overlap_for_output
     from ipu_dynamo.capture.serialized import serialized_matmul
@@ -31,6 +32,7 @@ __all__ = [
     "BlockFunction",
     "CompileError",
     "CompiledModel",
+    "ConvolutionGroup",
     "Difference",
     "ExecutionError",
     "Explanation",
@@ -58,6 +60,7 @@ __all__ = [
 _HOMES = {
     "ipu_dynamo.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
+    "ipu_dynamo.capture.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.capture.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
     "ipu_dynamo.capture.serialized": ("serialized_matmul",),

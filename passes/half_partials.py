@@ -2,12 +2,12 @@
 
 Before   %y: f16[m,n] = aten.addmm(%bias, %a, %b)
 After    %p: f16[m,n] = ipu.half_partials_matmul(%a, %b, 64);  %y: f16[m,n] = aten.add(%p, %bias)
-Keeps    stages, source lines, shapes; products of float32. Values change, as the option asks:
+Keeps    stages, source lines, shapes, groups; products of float32. Values change, as is asked:
          `program/half_partials.py` says how, and how far they can be from the exact ones.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.passes.insert import become, call
+from ipu_dynamo.passes.group_convolutions import PARTIALS
+from ipu_dynamo.passes.insert import become, call, keep_group
 from ipu_dynamo.program import half_partials as ops
 
 aten = torch.ops.aten
@@ -28,7 +29,8 @@ class HalfPartials:
 
     Args:
         chunk: elements of the reduction whose products are summed in float32.
-        matmuls, convolutions: which products are meant.
+        matmuls, convolutions: which products are meant; a convolution in a group may have
+            partials of its own.
     """
 
     chunk: int
@@ -37,11 +39,7 @@ class HalfPartials:
 
     def __call__(self, capture: Capture) -> bool:
         graph = capture.graph.graph
-        wanted = [
-            *(_MATMULS if self.matmuls else ()),
-            *(_CONVOLUTIONS if self.convolutions else ()),
-        ]
-        products = plan(graph, wanted)
+        products = plan(graph, matmuls=self.matmuls, convolutions=self.convolutions)
         for node in products:
             with graph.inserting_before(node):
                 _REWRITES[node.target](_Product(graph, node, self.chunk))
@@ -51,12 +49,16 @@ class HalfPartials:
         return bool(products)
 
 
-def plan(graph: fx.Graph, operators: Collection[Any]) -> list[fx.Node]:
-    """The calls of `operators` on two halves. Reads the graph only."""
+def plan(graph: fx.Graph, *, matmuls: bool, convolutions: bool) -> list[fx.Node]:
+    """The products of two halves that get half partials. Reads the graph only."""
+    wanted = dict.fromkeys(_MATMULS, matmuls) | dict.fromkeys(_CONVOLUTIONS, convolutions)
+    partials = {True: "half", False: "float"}
     return [
         node
         for node in graph.nodes
-        if node.target in operators and node.all_input_nodes[-1].meta["val"].dtype == torch.float16
+        if node.target in _REWRITES
+        and node.meta.get(PARTIALS, partials[wanted[node.target]]) == "half"
+        and node.all_input_nodes[-1].meta["val"].dtype == torch.float16
     ]
 
 
@@ -141,6 +143,7 @@ def _convolution(p: _Product) -> None:
         product = p.op(ops.conv_input, shape, x, weight, *geometry)
     else:
         product = p.op(ops.conv, x, weight, *geometry)
+    keep_group(p.node, product)
     if bias is None:
         p.become(aten.clone.default, product)
         return
@@ -153,12 +156,14 @@ def _convolution_backward(p: _Product) -> None:
     dims = len(weight.meta["val"].shape) - 2
     geometry = (*_spread(dims, stride, padding, dilation), groups, p.chunk)
     shape, kernel = list(x.meta["val"].shape), list(weight.meta["val"].shape)
+    keep_group(p.node, *[part for part in p.node.users if part.args[1] != 2])
     for part in list(p.node.users):
         assert part.target is getitem, "only parts of several results can be read"
+        which = part.args[1]
         with p.graph.inserting_before(part):
-            if part.args[1] == 2:
+            if which == 2:
                 become(part, aten.sum.dim_IntList, gradient, [0, *range(2, dims + 2)])
-            elif part.args[1] == 1:
+            elif which == 1:
                 pair = (x, gradient) if transposed else (gradient, x)
                 become(part, ops.conv_weight, kernel, *pair, *geometry)
             elif transposed:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
-from ipu_dynamo.passes.insert import become, call
+from ipu_dynamo.passes.insert import become, call, keep_group
 
 aten = torch.ops.aten
 
@@ -39,6 +39,7 @@ class InFloat:
             args, kwargs = map_aggregate((args, kwargs), _wide_dtype)
             name = f"{node.name}_f32"
             wide = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
+        keep_group(node, wide)
         if isinstance(wide.meta["val"], Tensor):
             become(node, aten._to_copy.default, wide, dtype=torch.float16)
             return

@@ -9,6 +9,7 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.torch_private import fake_mode_of
 from ipu_dynamo.passes.views import is_view
+from ipu_dynamo.program import GROUP
 
 aten = torch.ops.aten
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
@@ -39,6 +40,13 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
     known += [origin.meta["val"]] if origin is not None else []
     with fake_mode_of(known), torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def keep_group(convolution: fx.Node, *products: fx.Node) -> None:
+    """Let what takes the place of a convolution have its place in a group of convolutions."""
+    place = convolution.meta.pop(GROUP, None)
+    for product in products if place else ():
+        product.meta[GROUP] = place
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

@@ -19,8 +19,10 @@ from ipu_dynamo.passes.emit import emit
 from ipu_dynamo.passes.emit_update import UpdateGroup
 from ipu_dynamo.passes.float_products import float_products
 from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
+from ipu_dynamo.passes.group_convolutions import group_convolutions
 from ipu_dynamo.passes.half_partials import HalfPartials
 from ipu_dynamo.passes.identity_loss import IdentityLoss
+from ipu_dynamo.passes.mark_convolutions import mark_convolutions
 from ipu_dynamo.passes.outline import Outline
 from ipu_dynamo.passes.overlap_io import OverlapIO
 from ipu_dynamo.passes.partition import Accumulation, Partition
@@ -54,6 +56,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         cutting = (AutoPartition(strategy, count, options.recomputes != "off"),)
     return (
         OverlapIO(options),
+        mark_convolutions,
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
@@ -65,6 +68,7 @@ def pipeline(options: Options, *, training: bool, loss: int | None = None) -> tu
         random_streams,
         place_gradients,
         _scale_loss(options),
+        group_convolutions,
         _half_partials(options),
         float_products,
         StochasticRounding(options.stochastic_rounding),

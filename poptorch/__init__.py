@@ -41,6 +41,7 @@ from poptorch.errors import Error, RecoverableError, UnrecoverableError, createP
 from poptorch.executor import PoplarExecutor
 from poptorch.functions import inferenceModel, trainingModel
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
     identity_loss,
     recomputationCheckpoint,
@@ -77,6 +78,7 @@ __all__ = [
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
     "Options",
     "OutputMode",

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from ipu_dynamo.capture.torch_private import DATA_DEPENDENT
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.passes.block_places import BlockError
+from ipu_dynamo.passes.mark_convolutions import EmptyGroup, NestedGroups
 from ipu_dynamo.passes.placement import PipelineSizeError
 from ipu_dynamo.passes.scale_loss import NothingToWatch
 from poptorch.checks import check_ipus
@@ -32,6 +33,10 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
         except NothingToWatch as error:
             problem = "No tracked gradient tensors of type fp16 were found."
             raise Error(f"Automatic loss scaling: {problem}\n{error}") from error
+        except NestedGroups as error:
+            raise Error(f"Nested poptorch.MultiConv is not supported.\n{error}") from error
+        except EmptyGroup as error:
+            raise Error(f"Unexpected end_multi_conv: {error}") from error
         except IpuError as error:
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(

@@ -1,7 +1,7 @@
 """The language that passes and runtime share: programs, their values, functions, instructions."""
 
 from ipu_dynamo.program.function import Function, graph_outputs, make_function
-from ipu_dynamo.program.graph_text import MUTATED, RECOMPUTED
+from ipu_dynamo.program.graph_text import GROUP, MUTATED, RECOMPUTED
 from ipu_dynamo.program.instructions import (
     AdjustLossScale,
     Call,
@@ -28,6 +28,7 @@ from ipu_dynamo.program.values import OVERLAPS, Input, Output, Overlap, Returns,
 from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
+    "GROUP",
     "MUTATED",
     "OVERLAPS",
     "RECOMPUTED",

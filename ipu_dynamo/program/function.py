@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.program.graph_text import RECOMPUTED, node_text
+from ipu_dynamo.program.graph_text import GROUP, RECOMPUTED, node_text
 from ipu_dynamo.program.literals import write
 from ipu_dynamo.program.types import TensorType
 
@@ -60,7 +60,8 @@ class Function:
         for node in self.operators:
             call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
             again = "again: " if node.meta.get(RECOMPUTED) else ""
-            lines.append(f"{call:<88}  # {again}{source_line(node)}")
+            group = f"group, {node.meta[GROUP]}: " if GROUP in node.meta else ""
+            lines.append(f"{call:<88}  # {again}{group}{source_line(node)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

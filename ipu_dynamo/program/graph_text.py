@@ -27,8 +27,11 @@ from ipu_dynamo.program.torch_private import FakeTensorMode, with_device
 
 MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
-_KEPT = (MUTATED, RECOMPUTED)  # what stays of a node's meta, besides its value and its source line
+GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
+# what stays of a node's meta, besides its value and its source line
+_KEPT = (MUTATED, RECOMPUTED, GROUP)
 _OPS = ("placeholder", "call_function", "output")
+_PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
 Text = Callable[[Any], str]
 
@@ -131,11 +134,17 @@ def _read_node(reader: Reader, graph: fx.Graph, mode: FakeTensorMode) -> fx.Node
     return node
 
 
-def _read_marks(reader: Reader) -> dict[str, bool]:
-    marks: dict[str, bool] = reader.value() if reader.sees("{") else {}
-    if any(key not in _KEPT or value is not True for key, value in marks.items()):
+def _read_marks(reader: Reader) -> dict[str, Any]:
+    marks: dict[str, Any] = reader.value() if reader.sees("{") else {}
+    if not all(_is_mark(key, value) for key, value in marks.items()):
         raise ValueError(f"a node may be marked as {', '.join(_KEPT)}")
     return marks
+
+
+def _is_mark(key: str, value: object) -> bool:
+    if key == GROUP:
+        return isinstance(value, str) and _PLACE.fullmatch(value) is not None
+    return key in _KEPT and value is True
 
 
 def _described(value: object) -> object:

@@ -35,6 +35,7 @@ def names(passes):
 def test_order_of_the_passes():
     assert names(pipeline(Options(), training=True)) == [
         "OverlapIO",
+        "mark_convolutions",
         "Placement",
         "IdentityLoss",
         "Precision",
@@ -45,6 +46,7 @@ def test_order_of_the_passes():
         "random_streams",
         "place_gradients",
         "ScaleLoss",
+        "group_convolutions",
         "HalfPartials",
         "float_products",
         "StochasticRounding",
@@ -79,7 +81,7 @@ def test_every_pass_but_precision_changes_nothing_when_run_again(training):
 
 def test_options_are_the_fields_of_the_passes():
     options = Options(loss_scale=4.0, narrow=True, gradient_accumulation=8)
-    _, placement, loss, precision, differentiate, *_ = pipeline(options, training=True, loss=1)
+    _, _, placement, loss, precision, differentiate, *_ = pipeline(options, training=True, loss=1)
     assert placement.micro_batches == 8
     assert loss.output == 1
     assert precision.narrow
@@ -134,7 +136,8 @@ def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):
     with pytest.raises(CompileError):
         compile_inference(model, {"engine": "eager"})(torch.ones(1))
     files = sorted(file.name for file in tmp_path.iterdir())
-    assert files == ["00_traced.txt", "01_overlapio.txt"]  # the next is placement, which failed
+    # the next is placement, which failed
+    assert files == ["00_traced.txt", "01_overlapio.txt", "02_mark_convolutions.txt"]
 
 
 def test_nothing_is_dumped_unless_asked(tmp_path, monkeypatch):

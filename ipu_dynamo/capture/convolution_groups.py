@@ -1,0 +1,90 @@
+"""Let models mark convolutions that an IPU plans together, with partial sums of their own.
+
+`ipu::begin_convolutions` and `ipu::end_convolutions` are the marks. They exist until the pass
+`mark_convolutions` reads them.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch.fx.node import has_side_effect
+
+from ipu_dynamo.errors import OptionError
+
+Plan = Literal["parallel", "serial"]
+Precision = Literal["float", "half"]
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define("begin_convolutions(str plan, str[] partials, int count) -> ()")
+_library.define("end_convolutions() -> ()")
+
+
+def _begin(plan: str, partials: Sequence[str], count: int) -> None:
+    """Mark the start of a group; a marker computes nothing."""
+
+
+def _end() -> None:
+    """Mark the end of a group; a marker computes nothing."""
+
+
+_library.impl("begin_convolutions", _begin, "CompositeExplicitAutograd")
+_library.impl("end_convolutions", _end, "CompositeExplicitAutograd")
+begin_convolutions = torch.ops.ipu.begin_convolutions.default
+end_convolutions = torch.ops.ipu.end_convolutions.default
+has_side_effect(begin_convolutions)
+has_side_effect(end_convolutions)
+
+
+class ConvolutionGroup:
+    """A context: the convolutions inside, which do not depend on each other, are planned together.
+
+    They stand side by side in the program, which names the group. Without partials of its own, a
+    group changes no value. It does nothing outside a program and through `torch.compile`.
+
+    Args:
+        plan: whether the convolutions share the tiles of the IPU (`parallel`), or have all tiles,
+            one after the other (`serial`).
+        partials: precision of the partial sums of half convolutions, and of their gradients: one
+            for all, or one for each in the order of their calls; empty: what the options say.
+        count: how many convolutions there are; 0: any number. More than one element of `partials`
+            says it too.
+
+    Raises:
+        OptionError: a plan or a precision that does not exist, or two different counts.
+
+    Source: PopTorch user guide, "poptorch.MultiConv".
+    """
+
+    def __init__(
+        self,
+        plan: Plan = "parallel",
+        partials: Precision | Sequence[Precision] = (),
+        count: int = 0,
+    ) -> None:
+        several = [partials] if isinstance(partials, str) else list(partials)
+        if plan not in ("parallel", "serial"):
+            raise OptionError(f"plan is {plan!r}; choose one of parallel, serial")
+        if wrong := [one for one in several if one not in ("float", "half")]:
+            raise OptionError(f"partials are {wrong[0]!r}; choose one of float, half")
+        if count < 0 or (count and len(several) > 1 and len(several) != count):
+            raise OptionError(
+                f"partials of {len(several)} convolutions do not fit a group of {count}"
+            )
+        self.plan, self.partials = plan, several
+        self.count = count or (len(several) if len(several) > 1 else 0)
+
+    def __enter__(self) -> "ConvolutionGroup":
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            torch.ops.ipu.begin_convolutions(self.plan, self.partials, self.count)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            torch.ops.ipu.end_convolutions()
