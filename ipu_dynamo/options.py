@@ -294,7 +294,7 @@ class Options:
             which takes memory for as many sets of gradients as there are workers; the results are
             the same bits for any number of these. None: where PyTorch has several threads, and a
             micro-batch takes long beside adding its gradients. False: one after the other, with
-            all of PyTorch's threads in each operator.
+            all of PyTorch's threads in each operator; products then add to accumulators directly.
         devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
             replica, in order; all of one kind. None: the device of the model.
         seed: of the random numbers; None takes one from torch's generator when compiling. A

@@ -3,7 +3,7 @@
 Before   %dx, %dw = ipu.serialized_loss_backward(...);  %g = aten.add(%dw', %embedding_gradient)
          aten.add_(%w_grad, %g)
 After    %dx = ipu.serialized_loss_backward_(..., %w_grad, True, True)
-         aten.index_add_(%w_grad, 0, %tokens, %rows)
+         ipu.accumulate_rows(%w_grad, %tokens, %rows)
 Keeps    shapes, dtypes, source lines; values up to the order of one sum. No gradient of the weight
          exists beside the accumulator, and a tied embedding adds only the rows that it read.
 Source   PopTorch user guide, "poptorch.serializedMatMul": weights are updated part by part.
@@ -15,6 +15,7 @@ from operator import getitem
 import torch
 from torch import fx
 
+from ipu_dynamo.passes.gradient_sums import add_rows, erase_unread, is_table, sum_of
 from ipu_dynamo.passes.insert import call
 from ipu_dynamo.program.serialized_loss import serialized_loss_backward, serialized_loss_backward_
 
@@ -28,13 +29,15 @@ class Accumulation:
 
     Args:
         write: stores the gradient in its accumulator, or adds it.
-        loop: computes one of its terms.
-        turned: the accumulator has that term's dimensions in the other order.
+        term: the part.
+        loop: computes it.
+        turned: the accumulator has its dimensions in the other order.
         others: the other terms, in the order in which autograd adds them.
         sums: the additions, the last one first.
     """
 
     write: fx.Node
+    term: fx.Node
     loop: fx.Node
     turned: bool
     others: tuple[fx.Node, ...]
@@ -46,36 +49,18 @@ def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
     found = []
     for node in graph.nodes:
         if node.target in (aten.copy_.default, aten.add_.Tensor) and _is_accumulator(node.args[0]):
-            terms, sums = _terms(node, node.args[1])
+            terms, sums = sum_of(node, node.args[1])
             loops = [(term, *_loop_of(term)) for term in terms]
             ready = [(t, loop, turned) for t, loop, turned in loops if loop is not None]
             if ready:
                 term, loop, turned = ready[0]
                 others = tuple(t for t in terms if t is not term)
-                found.append(Accumulation(node, loop, turned, others, tuple(sums)))
+                found.append(Accumulation(node, term, loop, turned, others, tuple(sums)))
     return tuple(found)
 
 
 def _is_accumulator(node: object) -> bool:
     return isinstance(node, fx.Node) and node.op == "placeholder" and len(node.users) == 1
-
-
-def _terms(reader: fx.Node, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The terms of a sum that only `reader` reads, and its additions."""
-    if node.target is not aten.add.Tensor or list(node.users) != [reader] or node.kwargs:
-        return [node], []
-    terms, sums = [], [node]
-    for argument in node.args:
-        if not isinstance(argument, fx.Node) or _differ(argument, node):
-            return [node], []
-        more, below = _terms(node, argument)
-        terms += more
-        sums += below
-    return terms, sums
-
-
-def _differ(a: fx.Node, b: fx.Node) -> bool:
-    return bool(a.meta["val"].shape != b.meta["val"].shape)
 
 
 def _loop_of(term: fx.Node) -> tuple[fx.Node | None, bool]:
@@ -104,34 +89,15 @@ def apply(graph: fx.Graph, one: Accumulation) -> None:
             item.replace_all_uses_with(of_x)
     with graph.inserting_before(one.write):
         for term in one.others:
-            _add(graph, total, term, origin=one.write)
+            if is_table(term):
+                add_rows(graph, total, term, origin=one.write)
+            else:
+                call(graph, aten.add_.Tensor, total, term, origin=one.write)
     graph.erase_node(one.write)
-    _erase_unread(graph, [*one.sums, *one.others])
-    _erase_unread(graph, [n for n in reversed(graph.nodes) if n.target in _TURNS])
-    _erase_unread(graph, [*one.loop.users, one.loop])
-
-
-def _add(graph: fx.Graph, total: fx.Node, term: fx.Node, *, origin: fx.Node) -> None:
-    """Add `term` to `total`; of an embedding's gradient, the rows that are not zero."""
-    if term.target is not aten.embedding_dense_backward.default or term.args[4]:
-        call(graph, aten.add_.Tensor, total, term, origin=origin)
-        return
-    gradient, indices, _, padding, _ = term.args
-    assert isinstance(gradient, fx.Node)
-    width = gradient.meta["val"].shape[-1]
-    rows = call(graph, aten.reshape.default, gradient, [-1, width], origin=term)
-    tokens = call(graph, aten.reshape.default, indices, [-1], origin=term)
-    if padding != -1:
-        padded = call(graph, aten.eq.Scalar, tokens, padding, origin=term)
-        padded = call(graph, aten.unsqueeze.default, padded, 1, origin=term)
-        rows = call(graph, aten.masked_fill.Scalar, rows, padded, 0, origin=term)
-    call(graph, aten.index_add_.default, total, 0, tokens, rows, origin=origin)
-
-
-def _erase_unread(graph: fx.Graph, nodes: list[fx.Node]) -> None:
-    for node in nodes:
-        if not node.users and not node._erased:
-            graph.erase_node(node)
+    for node in (*one.sums, *one.others, one.term):
+        erase_unread(node)
+    for node in (*one.loop.users, one.loop):
+        erase_unread(node)
 
 
 def accumulate_in_loop(gm: fx.GraphModule) -> bool:

@@ -66,6 +66,8 @@ class StepEnd:
         local: dict[str, str] = {}  # what the home of a parameter calls its gradient
         for part in self.parts:
             for name in part.gradients:
+                if name in local:
+                    continue  # several functions of a stage add to it
                 local[name], home = accumulator(name), self.homes[name]
                 if part.ipu != home:
                     local[name] = on_ipu(accumulator(name), home)

@@ -12,6 +12,7 @@ from ipu_dynamo.devices import devices_of_ipus
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
+from ipu_dynamo.passes.accumulate_products import accumulate_products
 from ipu_dynamo.passes.auto_partition import AutoPartition
 from ipu_dynamo.passes.carry_stages import read_stages
 from ipu_dynamo.passes.differentiate import Differentiate
@@ -133,6 +134,7 @@ def lower(
     partitioned = Partition(_accumulation(options))(capture)
     for one in partitioned.parts:
         accumulate_in_loop(one.graph)
+        accumulate_products(one.graph)
     if capture.training and options.strategy.schedule == "zero_bubble":
         partitioned = split_weight_gradients(partitioned)
     outlined = Outline(options.outline)(partitioned)

@@ -6,6 +6,7 @@ After    the calls return its gradients, and whoever ran them adds them when tho
 Keeps    what the program computes, for any number of workers to the last bit.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
+from ipu_dynamo.program.accumulation import accumulate_product, accumulate_rows
 from ipu_dynamo.program.turns import turns
 from ipu_dynamo.runtime.planning import draws
 from ipu_dynamo.runtime.schedule import Schedule, Task
@@ -51,8 +53,8 @@ class Apart:
 def can_keep_apart(program: Program) -> bool:
     """Whether the micro-batches of a step depend on each other only by sums of gradients.
 
-    They run one stage on one IPU of one replica, which changes nothing but accumulators, each of
-    these once, and draws no number from torch's generator.
+    They run one stage on one IPU of one replica, which changes nothing but accumulators, and draws
+    no number from torch's generator.
     """
     if program.kind != "training" or program.replicas > 1 or program.num_ipus > 1:
         return False
@@ -66,7 +68,7 @@ def can_keep_apart(program: Program) -> bool:
     sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
     places = {function.name: _places(function) for function in program.functions}
     added = [call.arguments[place] for call in program.calls for place in places[call.function]]
-    return bool(added) and len(set(added)) == len(added) and sums.issuperset(added)
+    return bool(added) and sums.issuperset(added)
 
 
 def _only_adds(function: Function) -> bool:
@@ -81,12 +83,20 @@ def _changes(node: fx.Node) -> bool:
 def _additions(function: Function) -> list[fx.Node]:
     """The additions to an input that nobody reads."""
     inputs = set(function.graph.graph.find_nodes(op="placeholder"))
-    return [
-        node
+    found = [n for n in function.operators if _adds(n) and n.args[0] in inputs and not n.users]
+    only_added = {n.args[0] for n in found} - {
+        source
         for node in function.operators
-        if node.target is aten.add_.Tensor and node.args[0] in inputs
-        if not node.users and not node.kwargs and len(node.args[0].users) == 1  # type: ignore[union-attr]
-    ]
+        for position, source in enumerate(node.all_input_nodes)
+        if node not in found or position > 0
+    }
+    return [node for node in found if node.args[0] in only_added]
+
+
+def _adds(node: fx.Node) -> bool:
+    if node.target is accumulate_product:
+        return node.args[1] is True
+    return node.target is accumulate_rows or (node.target is aten.add_.Tensor and not node.kwargs)
 
 
 def _places(function: Function) -> list[int]:
@@ -100,14 +110,17 @@ def keep_apart(program: Program) -> Apart:
     """The program with gradients as results; see `can_keep_apart`."""
     places = {function.name: _places(function) for function in program.functions}
     accumulators: list[str] = []
+    parts: list[str] = []
     calls: dict[int, Call] = {}
     for call in program.calls:
         added = [call.arguments[place] for place in places[call.function]]
-        accumulators += added
+        for name in added:
+            parts.append(_part(name, accumulators.count(name)))
+            accumulators.append(name)
         calls[id(call)] = replace(
             call,
             arguments=tuple(name for name in call.arguments if name not in added),
-            results=(*call.results, *map(_part, added)),
+            results=(*call.results, *parts[len(parts) - len(added) :]),
         )
     return Apart(
         replace(
@@ -115,14 +128,14 @@ def keep_apart(program: Program) -> Apart:
             functions=tuple(map(_without_additions, program.functions)),
             body=_with(program.body, calls),
         ),
-        tuple(map(_part, accumulators)),
+        tuple(parts),
         tuple(accumulators),
     )
 
 
-def _part(accumulator: str) -> str:
-    """The gradient of one micro-batch."""
-    return f"{accumulator}.part"
+def _part(accumulator: str, number: int) -> str:
+    """What one micro-batch adds, the first time or later."""
+    return f"{accumulator}.part{number or ''}"
 
 
 def _without_additions(function: Function) -> Function:
@@ -138,9 +151,28 @@ def _without_additions(function: Function) -> Function:
         copies[node] if isinstance(node, fx.Node) else None
         for node in graph_outputs(function.graph)
     ]
-    results += [copies[node.args[1]] for node in additions]  # type: ignore[index]
+    results += [_added(graph, node, copies) for node in additions]
     graph.output(tuple(results))
     return make_function(function.name, fx.GraphModule(torch.nn.Module(), graph))
+
+
+def _added(graph: fx.Graph, addition: fx.Node, copies: Mapping[Any, fx.Node]) -> fx.Node:
+    """The value that an addition adds."""
+    total = addition.args[0]
+    assert isinstance(total, fx.Node)
+    if addition.target is aten.add_.Tensor:
+        return copies[addition.args[1]]
+    if addition.target is accumulate_product:
+        a, b = addition.args[2:]
+        value = graph.call_function(aten.mm.default, (copies[a], copies[b]))
+    else:
+        _, tokens, rows = addition.args
+        count = total.meta["val"].shape[0]
+        given = (copies[rows], copies[tokens], count, -1, False)
+        value = graph.call_function(aten.embedding_dense_backward.default, given)
+    dense = torch.empty_like(total.meta["val"], memory_format=torch.contiguous_format)
+    value.meta = addition.meta | {"val": dense}
+    return value
 
 
 def _with(body: tuple[Instruction, ...], calls: Mapping[int, Call]) -> tuple[Instruction, ...]:
@@ -165,6 +197,13 @@ class Gradients:
     ) -> None:
         self._slots = [slots[name] for name in apart.gradients]
         self._accumulators = [tensors[name] for name in apart.accumulators]
+        seen: Counter[str] = Counter()
+        self._rounds: list[list[int]] = []  # in each an accumulator is written once
+        for place, name in enumerate(apart.accumulators):
+            if seen[name] == len(self._rounds):
+                self._rounds.append([])
+            self._rounds[seen[name]].append(place)
+            seen[name] += 1
         self._waiting: dict[int, list[Tensor]] = {}
 
     def take(self, micro_batch: int, values: Sequence[Any]) -> None:
@@ -173,7 +212,9 @@ class Gradients:
 
     def add(self, task: Task) -> None:
         """Add those of a micro-batch, whose turn it is."""
-        foreach_add_(self._accumulators, self._waiting.pop(task.micro_batch))
+        parts = self._waiting.pop(task.micro_batch)
+        for places in self._rounds:
+            foreach_add_([self._accumulators[i] for i in places], [parts[i] for i in places])
 
     def forget(self) -> None:
         """Drop what a step that failed has left."""

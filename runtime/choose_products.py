@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.program import Function, make_function
+from ipu_dynamo.program.accumulation import accumulate_product
 from ipu_dynamo.runtime import onednn
 from ipu_dynamo.runtime.product_choice import ProductChoice, product_choice
 from ipu_dynamo.runtime.product_classes import ProductClass, class_of, factors
@@ -170,6 +171,8 @@ def _call(
     a, b = (of[factor] for factor in factors(node))
     bias = of[node.args[0]] if node.target is aten.addmm.default else None  # type: ignore[index]
     activation = "none" if product.gelu is None else _ACTIVATIONS[_approximation(product.gelu)]
+    if node.target is accumulate_product:
+        return _accumulated(graph, node, of[node.args[0]], a, b)  # type: ignore[index]
     if node.target is aten.bmm.default:
         call = graph.call_function(onednn.batched, (a, b))
     elif packed is not None:
@@ -177,6 +180,16 @@ def _call(
     else:
         call = graph.call_function(onednn.matmul, (a, b, bias, activation))
     call.meta = dict(node.meta)
+    return call
+
+
+def _accumulated(graph: fx.Graph, node: fx.Node, total: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
+    """The library's product, stored in or added to the accumulator of `node`."""
+    product = graph.call_function(onednn.matmul, (a, b, None, "none"))
+    write = aten.add_.Tensor if node.args[1] else aten.copy_.default
+    call = graph.call_function(write, (total, product))
+    for made in (product, call):
+        made.meta = node.meta | {"val": total.meta["val"]}
     return call
 
 

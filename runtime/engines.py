@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs, make_function
+from ipu_dynamo.program.accumulation import accumulate_product, accumulate_rows
 from ipu_dynamo.runtime import onednn
 from ipu_dynamo.runtime.choose_products import choose_products
 from ipu_dynamo.runtime.direct import direct
@@ -35,6 +36,8 @@ _PRODUCTS = {
     onednn.batched,
     onednn.matmul,
     onednn.packed,
+    accumulate_product,
+    accumulate_rows,
 }
 _ENGINES = ("auto", "inductor", "eager")
 

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.program.accumulation import accumulate_product
+
 aten = torch.ops.aten
 Form = Literal["a @ b", "a @ b.t()", "a.t() @ b", "a.t() @ b.t()"]
 Size = Literal["tiny", "thin", "small", "medium", "large", "batched"]
@@ -91,7 +93,7 @@ def _is_plain_product(node: fx.Node) -> bool:
         assert isinstance(bias, fx.Node)
         if node.kwargs or bias.meta["val"].shape != node.meta["val"].shape[-1:]:
             return False
-    elif node.target not in (aten.mm.default, aten.bmm.default):
+    elif node.target not in (aten.mm.default, aten.bmm.default, accumulate_product):
         return False
     values = [value.meta["val"] for value in node.all_input_nodes]
     return all(v.dtype == torch.float32 and v.device.type == "cpu" for v in values)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-import ipu_dynamo.program.floating_point  # registers operators of programs,
-import ipu_dynamo.program.half_partials  # as this does,
+import ipu_dynamo.program.accumulation  # registers operators of programs,
+import ipu_dynamo.program.floating_point  # as this does,
+import ipu_dynamo.program.half_partials  # this
 import ipu_dynamo.program.serialized_loss  # noqa: F401, and this
 from ipu_dynamo.program.torch_private import OpOverload, is_registered
 

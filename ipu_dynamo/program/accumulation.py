@@ -1,0 +1,46 @@
+"""Add to an accumulator in place what a product, or rows of a table, contribute to a gradient.
+
+Two operators, which programs call and both engines run as they are: the library that computes the
+product writes the sum itself, and of a table only the rows that were read are touched.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define("accumulate_product(Tensor(a!) total, bool adds, Tensor a, Tensor b) -> ()")
+_library.define("accumulate_rows(Tensor(a!) total, Tensor indices, Tensor rows) -> ()")
+
+
+def _product(total: Tensor, adds: bool, a: Tensor, b: Tensor) -> None:
+    """total[m, n] = a[m, k] @ b[k, n], or that is added to it; one dtype."""
+    if adds:
+        torch.addmm(total, a, b, out=total)
+    else:
+        torch.mm(a, b, out=total)
+
+
+def _rows(total: Tensor, indices: Tensor, rows: Tensor) -> None:
+    """total[indices[i]] += rows[i] for i = 0, 1, ...; [n, d], int64[k] and [k, d]."""
+    total.index_add_(0, indices, rows)
+
+
+def _nothing(*_: object) -> None:
+    """What both return."""
+
+
+_library.impl("accumulate_product", _product, "CompositeExplicitAutograd")
+_library.impl("accumulate_rows", _rows, "CompositeExplicitAutograd")
+for _name in ("accumulate_product", "accumulate_rows"):
+    _library.impl(_name, _nothing, "Meta")
+
+accumulate_product = torch.ops.ipu.accumulate_product.default
+accumulate_rows = torch.ops.ipu.accumulate_rows.default
+
+
+@register_flop_formula(torch.ops.ipu.accumulate_product)
+def _flops(
+    total: object, adds: bool, a: tuple[int, int], b: tuple[int, int], **values: object
+) -> int:
+    return 2 * a[0] * a[1] * b[1]
