@@ -54,7 +54,7 @@ def two_cores() -> Mapping[str, Maker]:
     return {
         "eager": lambda: _loop(model, compiled=False, optimizer_too=False),
         "torch.compile": lambda: _loop(model, compiled=True, optimizer_too=False),
-        "compile_training, in turn": lambda: _whole(model, side_by_side=False),
+        "compile_training, side by side": lambda: _whole(model, side_by_side=True),
         "compile_training": partial(_whole, model),
     }
 

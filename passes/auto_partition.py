@@ -41,20 +41,26 @@ def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> 
     early = list(accumulate((f + b + again * f for f, b in costs), initial=0.0))
     last = list(accumulate((f + b for f, b in costs), initial=0.0))
 
+    def furthest(limit: float, stage: int) -> int:
+        """The last place where `stage` may end: no later stage is empty, and an operator that is
+        beyond `limit` by itself is in the last one."""
+        heavy = (i for i in range(count - 1) if early[i + 1] - early[i] > limit)
+        return next(heavy, count - 1) - (stages - 2 - stage)
+
     def ends(limit: float) -> list[int]:
         """How far the first 1, 2, ... stages get at most, each within `limit`."""
         found, start = [], 0
         for stage in range(stages - 1):
             end = bisect_right(early, early[start] + limit) - 1
-            start = min(max(end, start), count - (stages - 1 - stage))
+            start = min(max(end, start), furthest(limit, stage))
             found.append(start)
         return found
 
     def fits(limit: float) -> bool:
         """Whether the last stage is within `limit`, too, when none is empty."""
         latest = ends(limit)
-        distinct = all(a < b for a, b in zip([0, *latest], latest, strict=False))
-        return distinct and last[count] - last[latest[-1]] <= limit
+        filled = all(end > stage for stage, end in enumerate(latest))
+        return filled and last[count] - last[latest[-1]] <= limit
 
     low, high = 0.0, max(early[count], last[count]) * 1.001 + 1e-12
     for _ in range(60):
@@ -69,7 +75,7 @@ def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> 
     cuts: list[int] = []
     start = 0
     for stage in range(stages - 1):
-        far = min(bisect_right(early, early[start] + limit) - 1, count - (stages - 1 - stage))
+        far = min(bisect_right(early, early[start] + limit) - 1, furthest(limit, stage))
         choice = range(max(earliest[stage], start + 1), max(far, start + 1) + 1)
         start = min(choice, key=lambda position: (crossing[position], position), default=far)
         cuts.append(start)

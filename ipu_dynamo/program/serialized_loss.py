@@ -64,9 +64,17 @@ class _Head:
             return tuple((a, b, 0, classes) for a, b in parts(rows, self.factor))
         return tuple((0, rows, a, b) for a, b in parts(classes, self.factor))
 
-    def logits(self, block: tuple[int, int, int, int]) -> Tensor:
+    def memory(self) -> Tensor:
+        """For the logits of any block: to ask for memory again in every pass takes long."""
+        sizes = [(bottom - top) * (last - first) for top, bottom, first, last in self.blocks]
+        return self.x.new_empty(max(sizes, default=0))
+
+    def logits(self, block: tuple[int, int, int, int], memory: Tensor) -> Tensor:
+        """Those of a block, written to `memory`; halves are widened."""
         top, bottom, first, last = block
-        logits = self.x[top:bottom] @ self.rhs[:, first:last]
+        shape = bottom - top, last - first
+        logits = memory[: shape[0] * shape[1]].view(shape)
+        torch.mm(self.x[top:bottom], self.rhs[:, first:last], out=logits)
         return logits.float() if logits.dtype in _HALF else logits
 
     def place(self, block: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
@@ -92,13 +100,14 @@ def _loss(
     wide = torch.float32 if x.dtype in _HALF else x.dtype
     log_sum = x.new_full((x.shape[0],), -torch.inf, dtype=wide)
     wanted = x.new_zeros((x.shape[0],), dtype=wide)
+    memory = head.memory()
     for block in head.blocks:
         top, bottom, _, _ = block
-        logits = head.logits(block)
-        here = log_sum[top:bottom]
-        torch.logaddexp(here, logits.logsumexp(1), out=here)
+        logits = head.logits(block, memory)
         rows, columns = head.place(block)
         wanted[top:bottom][rows] = logits[rows, columns]
+        here = log_sum[top:bottom]
+        torch.logaddexp(here, _log_sum_exp_(logits), out=here)
         del logits  # before the next ones are made
     losses = torch.where(head.valid, log_sum - wanted, 0)
     total = head.valid.sum().to(wide)
@@ -106,6 +115,15 @@ def _loss(
         return losses.to(x.dtype), total, log_sum
     loss = losses.sum() / total if reduction == MEAN else losses.sum()
     return loss.to(x.dtype), total, log_sum
+
+
+def _log_sum_exp_(logits: Tensor) -> Tensor:
+    """The logarithm of each row's sum of exponentials; the logits are overwritten."""
+    if not logits.shape[1]:
+        return logits.logsumexp(1)
+    highest = logits.amax(1, keepdim=True)
+    shift = torch.where(highest.abs() == torch.inf, 0, highest)  # inf - inf is not a number
+    return logits.sub_(shift).exp_().sum(1).log_().add_(shift.squeeze(1))
 
 
 def _loss_shapes(
@@ -152,9 +170,10 @@ def _backward_into(
     apart = product != of_rhs.dtype  # then the sum is rounded once, at the end
     sum_of_rhs = torch.empty_like(of_rhs, dtype=product) if apart else of_rhs
     fresh = apart or not accumulate
+    memory = head.memory()
     for block in head.blocks:
         top, bottom, first, last = block
-        share = head.logits(block).sub_(log_sum[top:bottom, None]).exp_()
+        share = head.logits(block, memory).sub_(log_sum[top:bottom, None]).exp_()
         share.mul_(scale[top:bottom, None])
         rows, columns = head.place(block)
         share[rows, columns] -= scale[top:bottom][rows]

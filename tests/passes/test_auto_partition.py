@@ -42,6 +42,13 @@ def test_no_cut_is_more_than_a_percent_better(data, again):
     assert slowest(costs, cuts, again=again) <= 1.02 * best + 1e-9
 
 
+def test_operators_that_cost_nothing_make_room_for_a_slow_one():
+    costs = ((0.0, 0.0), (0.0, 0.0), (1.0, 0.0), (0.0, 0.0))
+    cuts = plan(costs, [0, 0, 1, 0, 0], 3, again=True)
+    assert cuts == (1, 2)
+    assert slowest(costs, cuts, again=True) == 1.0
+
+
 def test_of_equal_cuts_one_that_sends_little_is_taken():
     costs = ((1.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0))
     assert plan(costs, [0, 8, 2, 8, 0], 2, again=False) == (2,)

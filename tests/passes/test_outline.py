@@ -6,12 +6,19 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 import ipu_dynamo
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
+from ipu_dynamo import (
+    BeginBlock,
+    CompileError,
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+)
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.repeats import LEAST, find_runs
 from ipu_dynamo.program import Program
@@ -99,10 +106,12 @@ def test_random_models_give_the_same_bits(recipe, repeats, training, data, recom
     on = dataclasses.replace(off, outline=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "recompute_budget", UserWarning)
-        assert_same_bits(
-            outcome(recipe, placement, on, training=training),
-            outcome(recipe, placement, off, training=training),
-        )
+        try:
+            expected = outcome(recipe, placement, off, training=training)
+        except CompileError as error:  # a step that is repeated may change what PyTorch has saved
+            assume("modified by an inplace operation" not in str(error))
+            raise
+        assert_same_bits(outcome(recipe, placement, on, training=training), expected)
 
 
 @pytest.mark.parametrize(
