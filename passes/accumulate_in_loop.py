@@ -15,12 +15,11 @@ from operator import getitem
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.gradient_sums import add_rows, erase_unread, is_table, sum_of
+from ipu_dynamo.passes.gradient_sums import add_rows, erase_unread, is_table, sum_of, turns
 from ipu_dynamo.passes.insert import call
 from ipu_dynamo.program.serialized_loss import serialized_loss_backward, serialized_loss_backward_
 
 aten = torch.ops.aten
-_TURNS = (aten.t.default, aten.transpose.int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,8 @@ def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
     for node in graph.nodes:
         if node.target in (aten.copy_.default, aten.add_.Tensor) and _is_accumulator(node.args[0]):
             terms, sums = sum_of(node, node.args[1])
-            loops = [(term, *_loop_of(term)) for term in terms]
+            once = [term for term in terms if terms.count(term) == 1]
+            loops = [(term, *_loop_of(term)) for term in once]
             ready = [(t, loop, turned) for t, loop, turned in loops if loop is not None]
             if ready:
                 term, loop, turned = ready[0]
@@ -66,7 +66,7 @@ def _is_accumulator(node: object) -> bool:
 def _loop_of(term: fx.Node) -> tuple[fx.Node | None, bool]:
     """The loop that makes `term`, if nothing else reads that; and whether `term` is turned."""
     turned = False
-    while term.target in _TURNS and len(term.users) == 1:
+    while turns(term) and len(term.users) == 1:
         turned = not turned
         term = term.args[0]  # type: ignore[assignment]
     if term.target is not getitem or term.args[1] != 1 or len(term.users) != 1:

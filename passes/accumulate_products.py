@@ -15,7 +15,15 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.gradient_sums import add_rows, alike, erase_unread, is_table, sum_of, writes
+from ipu_dynamo.passes.gradient_sums import (
+    add_rows,
+    alike,
+    erase_unread,
+    is_table,
+    sum_of,
+    turns,
+    writes,
+)
 from ipu_dynamo.passes.insert import call
 from ipu_dynamo.program import MUTATED
 from ipu_dynamo.program.accumulation import accumulate_product
@@ -25,7 +33,6 @@ aten = torch.ops.aten
 # operator. A step that stores its gradients and is small becomes one function as it is.
 _WORTH_ADDING, _WORTH_STORING = 2**15, 2**17
 _FEW = 8  # times as many elements as the rows that are added to it has a table at least
-_TURNS = (aten.t.default, aten.transpose.int)
 _TYPES = (torch.float32, torch.float64)
 
 
@@ -109,7 +116,7 @@ def _is_large(write: fx.Node) -> bool:
 
 def _term(node: fx.Node) -> Term:
     turned, source = False, node
-    while source.target in _TURNS and len(source.users) == 1:
+    while turns(source) and len(source.users) == 1:
         turned = not turned
         source = source.args[0]  # type: ignore[assignment]
     product = source.target is aten.mm.default and len(source.users) == 1

@@ -31,6 +31,18 @@ def alike(a: fx.Node, b: fx.Node) -> bool:
     return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
+def turns(node: fx.Node) -> bool:
+    """Whether an operator turns a matrix: `transpose(x, 1, -1)` does not."""
+    if node.target not in (aten.t.default, aten.transpose.int) or node.meta["val"].dim() != 2:
+        return False
+    if node.target is aten.t.default:
+        return True
+    first, second = node.args[1:3]
+    assert isinstance(first, int)
+    assert isinstance(second, int)
+    return (first - second) % 2 == 1
+
+
 def is_table(node: fx.Node) -> bool:
     """Whether a gradient is that of an embedding, whose rows can be added by themselves. Where
     other devices than the CPU do that, the order of the sums is not fixed."""

@@ -42,7 +42,8 @@ def apply(group: _Group) -> None:
     Raises:
         CompileError: one convolution depends on another, or is on another stage.
     """
-    nodes = [node for node, _ in group]
+    order = {node: index for index, node in enumerate(group[0][0].graph.nodes)}
+    nodes = sorted((node for node, _ in group), key=order.__getitem__)  # others may have moved them
     first, last = nodes[0], nodes[-1]
     behind: set[fx.Node] = set()
     between: list[fx.Node] = []

@@ -217,7 +217,7 @@ def _packed(product: Product, placeholders: Sequence[fx.Node]) -> Packed:
 
 def _weight(node: fx.Node) -> fx.Node | None:
     """The matrix whose transposed value is the second operand."""
-    if node.target is aten.bmm.default:
+    if node.target in (aten.bmm.default, accumulate_product):
         return None
     second = factors(node)[1]
     is_transposed = second.target is aten.t.default or (

@@ -152,6 +152,25 @@ def test_with_other_rewrites(option):
     assert_alike(ours, plainly(model, 3))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dims", [(1, -1), (0, 0), (0, 1), (-1, -2)])
+def test_a_transpose_that_does_nothing_is_no_turn(dims, count):
+    class Square(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.w = nn.Parameter(torch.randn(400, 400) / 20)
+
+        def forward(self, tokens, wanted):
+            x = torch.nn.functional.one_hot(tokens % 400, 400).float()
+            x = x * torch.arange(1.0, 401.0) / 400
+            return F.cross_entropy(x @ self.w.transpose(*dims), wanted % 400)
+
+    model = Square()
+    ours, _ = trained(model, count)
+    assert_alike(ours, plainly(model, count))
+
+
 def test_what_is_read_elsewhere_or_small_stays():
     class Small(nn.Module):
         def __init__(self):

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
+from ipu_dynamo import (
+    BeginBlock,
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+    serialized_matmul,
+)
 from ipu_dynamo.program.serialized_loss import (
     serialized_loss,
     serialized_loss_backward,
@@ -173,3 +180,24 @@ def test_a_target_that_does_not_exist_is_an_error(mode):
     targets[1, 1] = 12
     with pytest.raises(Exception, match="Target 12 is out of bounds"):
         compile_inference(Head(mode, 3), EAGER)(tokens, targets)
+
+
+@pytest.mark.parametrize("mode", LOOPS)
+@pytest.mark.parametrize(
+    "used", [lambda w: w + w, lambda w: w.transpose(1, -1), lambda w: w.transpose(0, 1), torch.t]
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_weight_that_is_doubled_or_turned_gets_its_whole_gradient(mode, used, count):
+    class Square(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.w = torch.nn.Parameter(torch.randn(12, 12))
+
+        def forward(self, x, targets):
+            logits = serialized_matmul(x, used(self.w), mode, 3)
+            return torch.nn.functional.cross_entropy(logits, targets)
+
+    x, targets = torch.randn(4 * count, 12), torch.randint(12, (4 * count,))
+    options = Options("eager", gradient_accumulation=count)
+    assert_same_training(Square(), [(x, targets)] * 2, options)
