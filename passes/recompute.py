@@ -129,7 +129,6 @@ def _take_marks(graph: fx.Graph) -> list[fx.Node]:
     marked = []
     for node in graph.find_nodes(op="call_function", target=recomputation_checkpoint_op):
         (source,) = node.all_input_nodes
-        node.replace_all_uses_with(source)
         graph.erase_node(node)
         marked.append(source)
     return marked

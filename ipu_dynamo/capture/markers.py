@@ -20,7 +20,7 @@ _library = torch.library.Library("ipu", "DEF")
 _library.define("begin_block(str name, int ipu) -> ()")
 _library.define("end_block() -> ()")
 _library.define("identity_loss(Tensor x, str reduction) -> Tensor")
-_library.define("recomputation_checkpoint(Tensor x) -> Tensor")
+_library.define("recomputation_checkpoint(Tensor x) -> ()")
 _library.define("autograd_function(Tensor[] tensors, int handle) -> Tensor[]")
 
 
@@ -38,8 +38,8 @@ def _identity_loss(x: Tensor, reduction: str) -> Tensor:
     return x.mean() if reduction == "mean" else x.clone()
 
 
-def _recomputation_checkpoint(x: Tensor) -> Tensor:
-    return x.clone()
+def _recomputation_checkpoint(x: Tensor) -> None:
+    """Mark a value. There is no result: a model may change the marked value in place."""
 
 
 _functions: WeakValueDictionary[int, CustomCall] = WeakValueDictionary()
@@ -54,10 +54,7 @@ _library.impl("begin_block", _begin_block, "CompositeExplicitAutograd")
 _library.impl("end_block", _end_block, "CompositeExplicitAutograd")
 _library.impl("identity_loss", _identity_loss, "CompositeImplicitAutograd")
 _library.impl("recomputation_checkpoint", _recomputation_checkpoint, "CompositeExplicitAutograd")
-torch.library.register_fake("ipu::recomputation_checkpoint", torch.empty_like, lib=_library)
-torch.library.register_autograd(
-    "ipu::recomputation_checkpoint", lambda context, gradient: gradient, lib=_library
-)
+_library.impl("recomputation_checkpoint", _recomputation_checkpoint, "Meta")
 _library.impl("autograd_function", _autograd_function, "CompositeImplicitAutograd")
 
 begin_block = torch.ops.ipu.begin_block.default
@@ -67,6 +64,7 @@ recomputation_checkpoint_op = torch.ops.ipu.recomputation_checkpoint.default
 autograd_function_op = torch.ops.ipu.autograd_function.default
 has_side_effect(begin_block)
 has_side_effect(end_block)
+has_side_effect(recomputation_checkpoint_op)
 
 
 def register_function(call: CustomCall) -> int:
@@ -106,5 +104,5 @@ def recomputation_checkpoint(x: Tensor) -> Tensor:
     """
     if not torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():
         return x
-    marked: Tensor = torch.ops.ipu.recomputation_checkpoint(x)
-    return marked
+    torch.ops.ipu.recomputation_checkpoint(x)
+    return x

@@ -202,3 +202,25 @@ def test_inductor_trains_alike():
     assert again(program) > 0
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["off", "all"])
+def test_a_marked_value_may_be_changed_in_place(mode):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            marked = recomputation_checkpoint(x)
+            h = recomputation_checkpoint(self.layer(marked + 0).tanh())
+            marked.sub_(1)
+            return ipu_dynamo.identity_loss(h * h + marked, "sum")
+
+    model, x = Model(), torch.ones(2, 3)
+    step = compile_training(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), Options("eager", recompute=mode)
+    )
+    loss = step(x)
+    assert torch.equal(x, torch.zeros(2, 3))
+    assert loss.shape == ()
