@@ -15,7 +15,7 @@ from ipu_dynamo.runtime.planning import independent
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
 _WORTH_APART = 2e-3  # seconds of a micro-batch; a thread lives for one step and is started for it
 # Of a micro-batch's time, which adding its gradients may take: in turn, products add themselves. A
-# language model with a share of 0.16 took 1.14 times as long side by side on two cores.
+# language model with a share of 0.13 took 1.14 times as long side by side on two cores.
 _SMALL_SHARE = 0.05
 _PASSES = 3  # over the memory of a gradient, when it is kept and added later
 

@@ -10,7 +10,6 @@ from ipu_dynamo import Locations, Strategy, recomputation_checkpoint
 from ipu_dynamo.testing import Placement, assert_close, assert_same_bits, options_for, recipes
 from ipu_dynamo.testing.kinds import KINDS
 from ipu_dynamo.testing.recipe import Step
-from tests.properties.rounding import assert_close_or_rounding
 from tests.properties.running import ENGINES, draw_placement, outcome
 
 # Options of the core: what is drawn of each, beside strategy and locations, and what is plain.
@@ -80,11 +79,5 @@ def test_what_saves_memory_changes_no_result_in_any_combination(engine, recipe, 
     note(f"{model}\n{options}")
     expected = outcome(recipe, Placement(), replace(plain, **PLAIN), count=3)
     found = outcome(recipe, model, options, count=3)
-    if engine == "eager" and not model.serialized:
-        assert_same_bits(found, expected)
-        return
-    try:
-        assert_close(found, expected)
-    except AssertionError:
-        moved = outcome(recipe, Placement(), replace(plain, **PLAIN), count=3, moved=True)
-        assert_close_or_rounding(found, expected, moved)
+    same = assert_same_bits if engine == "eager" and not model.serialized else assert_close
+    same(found, expected)

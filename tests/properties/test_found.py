@@ -49,12 +49,6 @@ def test_a_change_reaches_the_input_through_dropout_that_is_off(engine):
     infer(recipe, NOWHERE, Options(engine=engine))
 
 
-def test_what_cancels_may_be_off_by_what_rounding_explains():
-    steps = (*[Step("linear")] * 4, Step("lstm", x=1, y=1), Step("attention", y=1))
-    recipe = Recipe(steps=steps, width=3, losses=("squares",), seed=0)
-    train(recipe, NOWHERE, Options(engine="eager"))
-
-
 def test_the_sum_of_an_elementwise_loss_has_a_source_line():
     recipe = Recipe(losses=("none",))
     program = train(recipe, NOWHERE, Options(engine="eager")).program
