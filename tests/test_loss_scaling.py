@@ -69,8 +69,10 @@ def scaled(draw, options):
     Whatever the way, gradients are divided, so that half weights are updated in float32.
     """
     way = draw(st.sampled_from(["fixed", "variable", "automatic"]))
-    smaller = [] if way == "fixed" else [-2, -1]  # times a number of micro-batches it might be 1
-    scale = 2.0 ** draw(st.sampled_from([*smaller, 1, 2, 3, 4]))
+    count = options.gradient_accumulation
+    undivided = {1 / count, 1 / (count * options.replicas)} if way == "fixed" else set()
+    scales = [2.0**power for power in (-2, -1, 1, 2, 3, 4)]
+    scale = draw(st.sampled_from([scale for scale in scales if scale not in undivided]))
     if way != "automatic":
         return replace(options, loss_scale=scale, loss_scale_is_variable=way == "variable")
     watch = draw(st.sampled_from(["all", "products"]))
