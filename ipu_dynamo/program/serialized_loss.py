@@ -9,10 +9,12 @@ loop.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from ipu_dynamo.program.parts import parts
@@ -70,15 +72,15 @@ class _Head:
         return self.x.new_empty(max(sizes, default=0))
 
     def logits(self, block: tuple[int, int, int, int], memory: Tensor) -> Tensor:
-        """Those of a block, written to `memory`; halves are widened."""
+        """Those of a block, `[classes, rows]`, written to `memory`; halves are widened."""
         top, bottom, first, last = block
-        shape = bottom - top, last - first
+        shape = last - first, bottom - top
         logits = memory[: shape[0] * shape[1]].view(shape)
-        torch.mm(self.x[top:bottom], self.rhs[:, first:last], out=logits)
+        torch.mm(self.rhs[:, first:last].t(), self.x[top:bottom].t(), out=logits)
         return logits.float() if logits.dtype in _HALF else logits
 
     def place(self, block: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-        """Rows of the block whose target lies in it, and the column of each."""
+        """Rows of the block whose target lies in it, and the place of its class."""
         top, bottom, first, last = block
         target = self.target[top:bottom]
         inside = (target >= first) & (target < last) & self.valid[top:bottom]
@@ -104,8 +106,8 @@ def _loss(
     for block in head.blocks:
         top, bottom, _, _ = block
         logits = head.logits(block, memory)
-        rows, columns = head.place(block)
-        wanted[top:bottom][rows] = logits[rows, columns]
+        rows, classes = head.place(block)
+        wanted[top:bottom][rows] = logits[classes, rows]
         here = log_sum[top:bottom]
         torch.logaddexp(here, _log_sum_exp_(logits), out=here)
         del logits  # before the next ones are made
@@ -118,12 +120,19 @@ def _loss(
 
 
 def _log_sum_exp_(logits: Tensor) -> Tensor:
-    """The logarithm of each row's sum of exponentials; the logits are overwritten."""
-    if not logits.shape[1]:
-        return logits.logsumexp(1)
-    highest = logits.amax(1, keepdim=True)
+    """The logarithm of each column's sum of exponentials; the logits are overwritten."""
+    if not logits.shape[0]:
+        return logits.logsumexp(0)
+    highest = logits.amax(0)
     shift = torch.where(highest.abs() == torch.inf, 0, highest)  # inf - inf is not a number
-    return logits.sub_(shift).exp_().sum(1).log_().add_(shift.squeeze(1))
+    return _exp_(logits.sub_(shift)).sum(0).log_().add_(shift)
+
+
+def _exp_(values: Tensor) -> Tensor:
+    """Exponentials in place; 0 for subnormal ones, with which processors are many times slower."""
+    least = torch.finfo(values.dtype).tiny
+    values.clamp_(min=math.log(least)).exp_()
+    return F.threshold_(values, 2 * least, 0.0)
 
 
 def _loss_shapes(
@@ -173,14 +182,14 @@ def _backward_into(
     memory = head.memory()
     for block in head.blocks:
         top, bottom, first, last = block
-        share = head.logits(block, memory).sub_(log_sum[top:bottom, None]).exp_()
-        share.mul_(scale[top:bottom, None])
-        rows, columns = head.place(block)
-        share[rows, columns] -= scale[top:bottom][rows]
+        share = _exp_(head.logits(block, memory).sub_(log_sum[top:bottom]))
+        share.mul_(scale[top:bottom])
+        rows, classes = head.place(block)
+        share[classes, rows] -= scale[top:bottom][rows]
         share = share.to(product)
-        of_x[top:bottom].addmm_(share, rhs[:, first:last].t().to(product))
+        of_x[top:bottom].addmm_(share.t(), rhs[:, first:last].t().to(product))
         keep = 0 if fresh and top == 0 else 1
-        _add_product(sum_of_rhs[:, first:last], x[top:bottom].t().to(product), share, keep)
+        _add_product(sum_of_rhs[:, first:last], x[top:bottom].t().to(product), share.t(), keep)
         del share
     if apart and accumulate:
         of_rhs.add_(sum_of_rhs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         assert_same_inference,
         assert_same_training,
     )
+    from ipu_dynamo.testing.digits import with_enough_digits
     from ipu_dynamo.testing.graphs import aten_graphs
     from ipu_dynamo.testing.models import modules, recipes
     from ipu_dynamo.testing.placements import BlockAt, Placement, placements_of
@@ -34,6 +35,7 @@ _HOMES = {
         "assert_same_inference",
         "assert_same_training",
     ),
+    "digits": ("with_enough_digits",),
     "graphs": ("aten_graphs",),
     "models": ("modules", "recipes"),
     "placements": ("BlockAt", "Placement", "placements_of"),
@@ -56,6 +58,7 @@ __all__ = [
     "options_for",
     "placements_of",
     "recipes",
+    "with_enough_digits",
 ]
 
 

@@ -1,11 +1,20 @@
 """Run drawn models as programs, in the ways that the properties compare."""
 
+import copy
+
 import pytest
 import torch
 
 from ipu_dynamo import compile_inference, compile_training
-from ipu_dynamo.testing import assert_same_inference, assert_same_training, placements_of
+from ipu_dynamo.testing import (
+    Reference,
+    assert_same_inference,
+    assert_same_training,
+    placements_of,
+    with_enough_digits,
+)
 from ipu_dynamo.testing.batchings import micro_batches
+from ipu_dynamo.testing.reference import named_tensors
 
 ENGINES = [
     pytest.param("eager"),
@@ -36,15 +45,35 @@ def calls(recipe, options, *, training=True, count=2):
     return [recipe.data(rows, seed=call) for call in range(count)]
 
 
+def loss_of(returned):
+    """The value that drawn models train."""
+    return returned["loss"]
+
+
+def plain(recipe, options, *, training=True):
+    """All that calls leave behind in plain PyTorch."""
+    model = recipe.build()
+    optimizer = slow(model) if training else None
+    reference = Reference(model, options, optimizer, loss_of)
+    left = []
+    for args in copy.deepcopy(calls(recipe, options, training=training)):
+        left += [reference(*args), args, copy.deepcopy(named_tensors(model))]
+        states = optimizer.state.values() if training else ()
+        left += [copy.deepcopy(dict(state)) for state in states]
+    return left
+
+
 def train(recipe, placement, options, *, optimizer=slow, **settings):
     """Assert that training agrees with plain PyTorch; return the trained program's owner."""
+    recipe = with_enough_digits(recipe, lambda one: plain(one, options))
     model, data = placement.place(recipe.build()), calls(recipe, options)
-    settings = {"loss": lambda returned: returned["loss"], "optimizer": optimizer, **settings}
+    settings = {"loss": loss_of, "optimizer": optimizer, **settings}
     return assert_same_training(model, data, options, **settings)
 
 
 def infer(recipe, placement, options, **settings):
     """Assert that inference agrees with plain PyTorch."""
+    recipe = with_enough_digits(recipe, lambda one: plain(one, options, training=False))
     model, data = placement.place(recipe.build()), calls(recipe, options, training=False)
     return assert_same_inference(model, data, options, **settings)
 

@@ -15,9 +15,10 @@ from ipu_dynamo.testing import (
     assert_same_training,
     options_for,
     recipes,
+    with_enough_digits,
 )
 from ipu_dynamo.testing.kinds import KINDS
-from tests.properties.running import ENGINES, calls, draw_placement, slow
+from tests.properties.running import ENGINES, calls, draw_placement, loss_of, plain, slow
 
 PLAIN = KINDS.keys() - {"lstm"}  # it keeps a second list of its weights
 
@@ -47,13 +48,12 @@ def test_groups_agree_with_pytorch(engine, recipe, training, data):
         options_for(engine=engine, placement=placement, training=training, max_replicas=4)
     )
     assume(options.replicas > 1)
+    recipe = with_enough_digits(recipe, lambda one: plain(one, options, training=training))
     model = placement.place(recipe.build())
     options = replace(options, replica_groups=draw_groups(data, model, options.replicas))
     given = calls(recipe, options, training=training)
     if training:
-        program = assert_same_training(
-            model, given, options, optimizer=slow, loss=lambda returned: returned["loss"]
-        ).program
+        program = assert_same_training(model, given, options, optimizer=slow, loss=loss_of).program
     else:
         program = assert_same_inference(model, given, options).program
     note(program.short())

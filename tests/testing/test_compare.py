@@ -7,10 +7,13 @@ from torch.nn import functional as F
 
 from ipu_dynamo import InputError, Options, identity_loss
 from ipu_dynamo.testing import (
+    Recipe,
+    Step,
     assert_close,
     assert_same_bits,
     assert_same_inference,
     assert_same_training,
+    with_enough_digits,
 )
 
 EAGER = {"engine": "eager"}
@@ -183,3 +186,18 @@ def test_bits_distinguish_zeros_and_neighbours():
     with pytest.raises(AssertionError, match="3 of 3 elements"):
         assert_same_bits(one, after)
     assert_same_bits(torch.arange(6).view(2, 3).t(), torch.arange(6).view(2, 3).t().contiguous())
+
+
+def test_a_recipe_whose_gradients_cancel_gets_more_digits():
+    """The bias of attention's key has no gradient but the rounding of its terms."""
+    steps = (*(Step("linear") for _ in range(4)), Step("lstm", x=1, y=1), Step("attention", y=1))
+    recipe = Recipe(steps, width=3, losses=("squares",))
+
+    def gradients(one):
+        model = one.build()
+        model(*one.data(1))["loss"].backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert with_enough_digits(recipe, gradients).dtype == torch.float64
+    steady = Recipe(steps[:2], width=3, losses=("squares",))
+    assert with_enough_digits(steady, gradients) == steady
