@@ -24,6 +24,7 @@ from ipu_dynamo.passes.group_convolutions import group_convolutions
 from ipu_dynamo.passes.half_partials import HalfPartials
 from ipu_dynamo.passes.identity_loss import IdentityLoss
 from ipu_dynamo.passes.mark_convolutions import mark_convolutions
+from ipu_dynamo.passes.one_sweep import one_sweep
 from ipu_dynamo.passes.outline import Outline
 from ipu_dynamo.passes.overlap_io import OverlapIO
 from ipu_dynamo.passes.partition import Accumulation, Partition
@@ -134,6 +135,7 @@ def lower(
     partitioned = Partition(_accumulation(options))(capture)
     for one in partitioned.parts:
         accumulate_in_loop(one.graph)
+        one_sweep(one.graph)
         accumulate_products(one.graph)
     if capture.training and options.strategy.schedule == "zero_bubble":
         partitioned = split_weight_gradients(partitioned)

@@ -20,6 +20,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.serialized import serialized_matmul_op
 from ipu_dynamo.passes.insert import call, replace
+from ipu_dynamo.passes.one_sweep import CUTS_ROWS
 from ipu_dynamo.passes.serialize_matmul import split_size
 from ipu_dynamo.program.serialized_loss import serialized_loss, serialized_loss_backward
 
@@ -111,9 +112,10 @@ def apply(graph: fx.Graph, head: Head) -> None:
     """Replace the product, its loss, and their backward.
 
     Parts are as large whichever dimension is cut. Fewer rows make products that take longer, so
-    the loop goes over classes unless there are more rows than these.
+    the loop goes over classes unless there are more rows than these. Which dimension the user cut
+    is noted: `one_sweep` may come back to it.
     """
-    x, rhs, _, factor, keep_precision = head.product.args
+    x, rhs, asked, factor, keep_precision = head.product.args
     rows, classes = head.product.meta["val"].shape
     mode = "output_channels" if classes >= rows else "input_channels"
     _, target, _, reduction, ignore_index = head.loss.args
@@ -124,6 +126,7 @@ def apply(graph: fx.Graph, head: Head) -> None:
             *(x, rhs, target, reduction, ignore_index, mode, factor),
             origin=head.loss,
         )
+        loop.meta[CUTS_ROWS] = asked == "input_channels"
         loss, total, log_sum = (call(graph, getitem, loop, i, origin=head.loss) for i in range(3))
     for old in list(head.loss.users):
         old.replace_all_uses_with((loss, total)[old.args[1]])  # type: ignore[index]
