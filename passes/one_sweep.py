@@ -76,9 +76,7 @@ def _blocks(loss: fx.Node) -> int:
 
 def _gradients(loss: fx.Node) -> fx.Node | None:
     """The loop that computes the gradients, if nothing else reads what the first one leaves."""
-    readers = {
-        reader for item in loss.users if item.args[1] != 0 for reader in item.users
-    }
+    readers = {reader for item in loss.users if item.args[1] != 0 for reader in item.users}
     if len(readers) != 1:
         return None
     (reader,) = readers
