@@ -1,28 +1,22 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ipu_dynamo.devices import Device, read_devices
-from ipu_dynamo.errors import OptionError as OptionError
-from ipu_dynamo.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
+from ipu_dynamo.errors import OptionError
+from ipu_dynamo.loss_scaling import AutomaticLossScaling
+from ipu_dynamo.options.checks import check_choice, check_names
+from ipu_dynamo.options.locations import Locations
+from ipu_dynamo.options.strategy import Strategy
 from ipu_dynamo.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
 Recomputation = Literal["auto", "off", "stages", "all"]
 Outlining = Literal["auto"] | bool
 OutputMode = Literal["default", "all", "every", "final", "sum"]
-StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
-Liveness = Literal[
-    "always_live",
-    "off_chip_after_fwd",
-    "off_chip_after_fwd_no_overlap",
-    "off_chip_after_each_phase",
-]
-Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
 _CHOICES = {
     "engine": ("auto", "inductor", "eager"),
     "output_mode": ("default", "all", "every", "final", "sum"),
@@ -32,12 +26,6 @@ _CHOICES = {
     "convolution_partials": ("float", "half"),
     "recompute": ("auto", "off", "stages", "all"),
 }
-PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
-_STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
-    "kind": get_args(StrategyKind),
-    "liveness": get_args(Liveness),
-    "schedule": ("grouped", "zero_bubble"),
-}
 _COUNTS = (
     "device_iterations",
     "gradient_accumulation",
@@ -46,176 +34,6 @@ _COUNTS = (
     "return_period",
     "partials_chunk",
 )
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise unless an option has one of a few values."""
-    if value not in choices:
-        raise OptionError(f"option {name} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def check_names(given: Iterable[object], known: Sequence[str]) -> None:
-    """Raise for an option that does not exist; say which ones have a name like it."""
-    for name in given:
-        if name not in known:
-            near = ", ".join(get_close_matches(str(name), known, n=3)) or ", ".join(known)
-            raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpec:
-    """One explicit stage: the ids of its blocks, and its IPU (None: the block's, or its number)."""
-
-    blocks: tuple[str, ...]
-    ipu: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """How blocks become stages, and stages run.
-
-    Args:
-        kind: `pipelined`: stages work on different micro-batches at once, and their order must
-            follow the data; `sharded`: one after the other, any order; `serial_phased` and
-            `parallel_phased`: in `phases`, which alternate between two groups of IPUs if parallel.
-        auto_stage: stage of a block when `stages` is empty: its IPU's number (`same_as_ipu`), or
-            the next number at its first appearance (`auto_increment`).
-        stages: explicit stages in order; of a strategy without phases.
-        weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
-            as PopTorch does; otherwise its home sends copies and sums the gradients.
-        phases: the stages of every phase, in order; of a phased strategy.
-        liveness: which activations leave the chip between phases: none (`always_live`); what the
-            backward pass reads, when the forward pass ends (`off_chip_after_fwd`), in phases of
-            its own or not (`..._no_overlap`); all, after each phase (`off_chip_after_each_phase`,
-            which, as `..._no_overlap`, is for serial phases).
-        separate_backward_phase: the backward pass begins in a phase of its own, also where
-            activations are always live.
-        schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
-            one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
-            waits, in a call of their own, so that others start sooner. The results are the same.
-        ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
-            long; pipelined or sharded. What each operator takes is measured once on this machine
-            and kept beside compiled code.
-        costs: what each operator takes, forward and backward, instead of measuring it: with
-            `CompiledModel.costs` of an earlier run the cut is the same on any machine.
-
-    Raises:
-        OptionError: phases and kind do not fit each other, or liveness or schedule
-            do not fit the kind.
-
-    Source: PopTorch user guide, "Parallel execution strategies".
-    """
-
-    kind: StrategyKind = "sharded"
-    auto_stage: Literal["same_as_ipu", "auto_increment"] = "auto_increment"
-    stages: tuple[StageSpec, ...] = ()
-    weights_on_one_ipu: bool = False
-    phases: tuple[tuple[StageSpec, ...], ...] = ()
-    liveness: Liveness = "always_live"
-    separate_backward_phase: bool = False
-    schedule: Literal["grouped", "zero_bubble"] = "grouped"
-    ipus: int | None = None
-    costs: Costs = ()
-
-    def __post_init__(self) -> None:
-        for name, choices in _STRATEGY_CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise OptionError(
-                    f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
-                )
-        if self.phased != bool(self.phases) or (self.phased and self.stages):
-            raise OptionError(
-                f"a strategy of kind {self.kind} has {len(self.phases)} phases and "
-                f"{len(self.stages)} stages; give a phased one its stages in `phases`, any other "
-                "one no phases"
-            )
-        if not self.phased and (self.liveness != "always_live" or self.separate_backward_phase):
-            raise OptionError(
-                f"liveness and separate_backward_phase are for phases, not for kind {self.kind}"
-            )
-        if self.kind == "parallel_phased" and self.liveness not in PARALLEL_LIVENESS:
-            raise OptionError(
-                f"liveness {self.liveness} is for serial phases; parallel ones have "
-                f"{' or '.join(PARALLEL_LIVENESS)}"
-            )
-        if self.ipus is not None:
-            if type(self.ipus) is not int or self.ipus < 1:
-                raise OptionError(f"strategy ipus is {self.ipus!r}; it counts from 1, or is None")
-            if self.stages or self.phased:
-                raise OptionError(
-                    "strategy ipus cuts the model by itself; leave out stages and phases"
-                )
-        elif self.costs:
-            raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
-        if self.schedule != "grouped" and self.kind != "pipelined":
-            raise OptionError(
-                f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"
-            )
-
-    @property
-    def phased(self) -> bool:
-        """Whether stages run in phases."""
-        return self.kind in ("serial_phased", "parallel_phased")
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where the tensors of one kind live.
-
-    Args:
-        off_chip: in streaming memory, and on an IPU only while it uses them.
-        min_elements: tensors of fewer elements stay on the chip in any case.
-        sharded: in parts, one on each replica, and whole only while an IPU uses them. Of weights
-            and of optimizer state.
-        min_sharded: tensors of fewer elements stay whole in any case.
-    """
-
-    off_chip: bool = False
-    min_elements: int = 0
-    sharded: bool = False
-    min_sharded: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("off_chip", "sharded"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise OptionError(f"location {name} is {value!r}; it is True or False")
-        for name in ("min_elements", "min_sharded"):
-            if type(value := getattr(self, name)) is not int or value < 0:
-                raise OptionError(f"location {name} is {value!r}; it counts from 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Locations:
-    """Where tensors live, by kind.
-
-    Args:
-        weights: parameters: loaded, and gathered, for every call that reads them; loaded and
-            stored around the update.
-        optimizer_state: loaded before the update and stored after it. In shards, each replica
-            updates its part.
-        accumulators: loaded when a step begins and stored when it ends.
-        activations: what the liveness of a phased strategy may move, by default all of them.
-
-    Raises:
-        OptionError: accumulators or activations in shards.
-
-    Source: PopTorch user guide, "poptorch.TensorLocationSettings".
-    """
-
-    weights: Location = Location()
-    optimizer_state: Location = Location()
-    accumulators: Location = Location()
-    activations: Location = Location(off_chip=True)
-
-    def __post_init__(self) -> None:
-        for name in ("accumulators", "activations"):
-            if getattr(self, name).sharded:
-                raise OptionError(
-                    f"locations has {name} in shards; they differ from replica to replica: shard "
-                    "weights and optimizer_state, whose gradients are then summed in shards"
-                )
-
-
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale": (int, float),
     "automatic_loss_scaling": (AutomaticLossScaling, type(None)),

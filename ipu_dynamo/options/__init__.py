@@ -1,0 +1,19 @@
+"""Hold the options of the core, checked once where they enter."""
+
+from ipu_dynamo.errors import OptionError as OptionError
+from ipu_dynamo.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
+from ipu_dynamo.options.checks import check_choice as check_choice
+from ipu_dynamo.options.checks import check_names as check_names
+from ipu_dynamo.options.locations import Location as Location
+from ipu_dynamo.options.locations import Locations as Locations
+from ipu_dynamo.options.options import Engine as Engine
+from ipu_dynamo.options.options import Options as Options
+from ipu_dynamo.options.options import Outlining as Outlining
+from ipu_dynamo.options.options import OutputMode as OutputMode
+from ipu_dynamo.options.options import Recomputation as Recomputation
+from ipu_dynamo.options.strategy import PARALLEL_LIVENESS as PARALLEL_LIVENESS
+from ipu_dynamo.options.strategy import Costs as Costs
+from ipu_dynamo.options.strategy import Liveness as Liveness
+from ipu_dynamo.options.strategy import StageSpec as StageSpec
+from ipu_dynamo.options.strategy import Strategy as Strategy
+from ipu_dynamo.options.strategy import StrategyKind as StrategyKind

@@ -1,0 +1,20 @@
+"""Check names and values of options."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from ipu_dynamo.errors import OptionError
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless an option has one of a few values."""
+    if value not in choices:
+        raise OptionError(f"option {name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def check_names(given: Iterable[object], known: Sequence[str]) -> None:
+    """Raise for an option that does not exist; say which ones have a name like it."""
+    for name in given:
+        if name not in known:
+            near = ", ".join(get_close_matches(str(name), known, n=3)) or ", ".join(known)
+            raise OptionError(f"there is no option {name!r}; did you mean: {near}?")

@@ -1,0 +1,117 @@
+"""Say on which IPUs stages run, and when."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ipu_dynamo.errors import OptionError
+
+StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
+Liveness = Literal[
+    "always_live",
+    "off_chip_after_fwd",
+    "off_chip_after_fwd_no_overlap",
+    "off_chip_after_each_phase",
+]
+Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
+PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
+_STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
+    "kind": get_args(StrategyKind),
+    "liveness": get_args(Liveness),
+    "schedule": ("grouped", "zero_bubble"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One explicit stage: the ids of its blocks, and its IPU (None: the block's, or its number)."""
+
+    blocks: tuple[str, ...]
+    ipu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How blocks become stages, and stages run.
+
+    Args:
+        kind: `pipelined`: stages work on different micro-batches at once, and their order must
+            follow the data; `sharded`: one after the other, any order; `serial_phased` and
+            `parallel_phased`: in `phases`, which alternate between two groups of IPUs if parallel.
+        auto_stage: stage of a block when `stages` is empty: its IPU's number (`same_as_ipu`), or
+            the next number at its first appearance (`auto_increment`).
+        stages: explicit stages in order; of a strategy without phases.
+        weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
+            as PopTorch does; otherwise its home sends copies and sums the gradients.
+        phases: the stages of every phase, in order; of a phased strategy.
+        liveness: which activations leave the chip between phases: none (`always_live`); what the
+            backward pass reads, when the forward pass ends (`off_chip_after_fwd`), in phases of
+            its own or not (`..._no_overlap`); all, after each phase (`off_chip_after_each_phase`,
+            which, as `..._no_overlap`, is for serial phases).
+        separate_backward_phase: the backward pass begins in a phase of its own, also where
+            activations are always live.
+        schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
+            one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
+            waits, in a call of their own, so that others start sooner. The results are the same.
+        ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
+            long; pipelined or sharded. What each operator takes is measured once on this machine
+            and kept beside compiled code.
+        costs: what each operator takes, forward and backward, instead of measuring it: with
+            `CompiledModel.costs` of an earlier run the cut is the same on any machine.
+
+    Raises:
+        OptionError: phases and kind do not fit each other, or liveness or schedule
+            do not fit the kind.
+
+    Source: PopTorch user guide, "Parallel execution strategies".
+    """
+
+    kind: StrategyKind = "sharded"
+    auto_stage: Literal["same_as_ipu", "auto_increment"] = "auto_increment"
+    stages: tuple[StageSpec, ...] = ()
+    weights_on_one_ipu: bool = False
+    phases: tuple[tuple[StageSpec, ...], ...] = ()
+    liveness: Liveness = "always_live"
+    separate_backward_phase: bool = False
+    schedule: Literal["grouped", "zero_bubble"] = "grouped"
+    ipus: int | None = None
+    costs: Costs = ()
+
+    def __post_init__(self) -> None:
+        for name, choices in _STRATEGY_CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise OptionError(
+                    f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
+                )
+        if self.phased != bool(self.phases) or (self.phased and self.stages):
+            raise OptionError(
+                f"a strategy of kind {self.kind} has {len(self.phases)} phases and "
+                f"{len(self.stages)} stages; give a phased one its stages in `phases`, any other "
+                "one no phases"
+            )
+        if not self.phased and (self.liveness != "always_live" or self.separate_backward_phase):
+            raise OptionError(
+                f"liveness and separate_backward_phase are for phases, not for kind {self.kind}"
+            )
+        if self.kind == "parallel_phased" and self.liveness not in PARALLEL_LIVENESS:
+            raise OptionError(
+                f"liveness {self.liveness} is for serial phases; parallel ones have "
+                f"{' or '.join(PARALLEL_LIVENESS)}"
+            )
+        if self.ipus is not None:
+            if type(self.ipus) is not int or self.ipus < 1:
+                raise OptionError(f"strategy ipus is {self.ipus!r}; it counts from 1, or is None")
+            if self.stages or self.phased:
+                raise OptionError(
+                    "strategy ipus cuts the model by itself; leave out stages and phases"
+                )
+        elif self.costs:
+            raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
+        if self.schedule != "grouped" and self.kind != "pipelined":
+            raise OptionError(
+                f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"
+            )
+
+    @property
+    def phased(self) -> bool:
+        """Whether stages run in phases."""
+        return self.kind in ("serial_phased", "parallel_phased")
