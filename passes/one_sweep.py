@@ -35,7 +35,7 @@ class Sweep:
     Args:
         loss: the loop that computes the loss.
         gradients: the loop that computes the gradients, and writes that of the weight.
-        earlier: what computes the gradient of the loss, which must be known before, in order.
+        earlier: operators behind `loss` that compute the gradient of its result, in order.
         blocks: of rows.
     """
 
@@ -45,19 +45,19 @@ class Sweep:
     blocks: int
 
 
-def plan(graph: fx.Graph) -> tuple[Sweep, ...]:
-    """The sweeps of a part's graph, where forward and backward pass are one. Reads it only."""
-    found = []
+def plan(graph: fx.Graph) -> Sweep | None:
+    """The first sweep of a part's graph, where forward and backward pass are one; reads it only.
+
+    One sweep may stand in the way of another: each of two losses that are multiplied is the
+    gradient of the other.
+    """
     for loss in graph.find_nodes(op="call_function", target=serialized_loss):
         blocks, gradients = _blocks(loss), _gradients(loss)
         if blocks and gradients is not None:
-            (start, *_) = gradients.args
-            assert isinstance(start, fx.Node)
-            needed = {node for node in _needed(start) if node.op == "call_function"}
-            if loss not in needed and not any(map(writes, needed)):
-                earlier = tuple(node for node in graph.nodes if node in needed)
-                found.append(Sweep(loss, gradients, earlier, blocks))
-    return tuple(found)
+            earlier = _earlier(loss, gradients.args[0])
+            if earlier is not None:
+                return Sweep(loss, gradients, earlier, blocks)
+    return None
 
 
 def _blocks(loss: fx.Node) -> int:
@@ -83,6 +83,15 @@ def _gradients(loss: fx.Node) -> fx.Node | None:
     return reader if reader.target is serialized_loss_backward_ else None
 
 
+def _earlier(loss: fx.Node, start: object) -> tuple[fx.Node, ...] | None:
+    """The operators behind `loss` that compute `start`; None where they cannot move before it."""
+    assert isinstance(start, fx.Node)
+    needed = set(_needed(start))
+    nodes = list(loss.graph.nodes)
+    earlier = tuple(node for node in nodes[nodes.index(loss) :] if node in needed)
+    return None if loss in needed or any(map(writes, earlier)) else earlier
+
+
 def _needed(node: fx.Node) -> Iterator[fx.Node]:
     """A node and all that it is computed from."""
     seen, todo = {node}, [node]
@@ -96,14 +105,8 @@ def _needed(node: fx.Node) -> Iterator[fx.Node]:
 
 def apply(graph: fx.Graph, one: Sweep) -> None:
     """Put the sweep in the place of the first loop."""
-    before = set()
-    for node in graph.nodes:
-        if node is one.loss:
-            break
-        before.add(node)
     for node in one.earlier:
-        if node not in before:
-            one.loss.prepend(node)
+        one.loss.prepend(node)
     start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = one.gradients.args
     with graph.inserting_before(one.loss):
         sweep = call(
@@ -126,9 +129,10 @@ def apply(graph: fx.Graph, one: Sweep) -> None:
 
 def one_sweep(gm: fx.GraphModule) -> bool:
     """The pass, on the graph of a part, after `accumulate_in_loop`."""
-    found = plan(gm.graph)
-    for one in found:
+    changed = False
+    while (one := plan(gm.graph)) is not None:
         apply(gm.graph, one)
-    if found:
+        changed = True
+    if changed:
         gm.recompile()
-    return bool(found)
+    return changed

@@ -6,6 +6,7 @@ complete answer stays, for all later processes, until its file is removed.
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from ipu_dynamo.runtime.stage_store import keep_first, replace_file
 
 log = logging.getLogger(__name__)
 Figures = Mapping[str, Mapping[str, float]]
+_one_at_a_time = threading.RLock()
 
 
 def kept_figures(
@@ -21,8 +23,16 @@ def kept_figures(
 ) -> Figures | None:
     """Seconds of each way to do each of `things`, from `path`, or measured now and written there.
 
-    None where nothing can be kept: another process would choose otherwise.
+    None where nothing can be kept: another process would choose otherwise. One thread at a time
+    measures, as others would disturb it.
     """
+    with _one_at_a_time:
+        return _kept(path, machine, things, measure)
+
+
+def _kept(
+    path: Path, machine: str, things: Collection[str], measure: Callable[[], Figures]
+) -> Figures | None:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return _read(path, machine, things)

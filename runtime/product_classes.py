@@ -82,8 +82,8 @@ def example_of(one: ProductClass) -> tuple[Tensor, Tensor]:
 def _laid_out(shape: Sequence[int], transposed: bool) -> Tensor:
     *batch, rows, columns = shape
     if transposed:
-        return torch.ones((*batch, columns, rows)).transpose(-1, -2)
-    return torch.ones((*batch, rows, columns))
+        return _laid_out((*batch, columns, rows), transposed=False).transpose(-1, -2)
+    return torch.ones(shape, dtype=torch.float32, device="cpu")
 
 
 def _is_plain_product(node: fx.Node) -> bool:

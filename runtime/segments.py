@@ -20,6 +20,7 @@ LOOPS = frozenset(
         serialized_loss.serialized_loss,
         serialized_loss.serialized_loss_backward,
         serialized_loss.serialized_loss_backward_,
+        serialized_loss.serialized_loss_step_,
     }
 )
 

@@ -62,7 +62,7 @@ class Head:
         target = self.target[top:bottom]
         inside = (target >= first) & (target < last) & self.valid[top:bottom]
         rows = inside.nonzero().flatten()
-        return rows, target[rows] - first
+        return rows, target[rows].long() - first
 
 
 def check_targets(head: Head) -> None:

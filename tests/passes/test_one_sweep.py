@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo import Options, compile_training, identity_loss, serialized_matmul
+from ipu_dynamo import (
+    BeginBlock,
+    Options,
+    Strategy,
+    compile_training,
+    identity_loss,
+    serialized_matmul,
+)
 from ipu_dynamo.passes import one_sweep
 from ipu_dynamo.program.serialized_loss import (
     serialized_loss,
@@ -121,6 +128,49 @@ def test_a_gradient_made_from_an_input_is_known_before():
 
     model = Weighted("input_channels", 4).double()
     step = assert_same_training(model, [rows_of(), rows_of(1)], EAGER, rtol=1e-9, atol=1e-9)
+    assert serialized_loss_step_ in targets_of(step.program)
+
+
+@pytest.mark.parametrize(
+    ("joined", "sweeps"),
+    [
+        (lambda a, b: a * b, 1),  # each is the gradient of the other
+        (lambda a, b: b * a.detach() + a, 2),
+        (lambda a, b: a * b.detach() + b, 2),
+        (lambda a, b: a + b, 2),
+        (lambda a, b: (a + b).square(), 0),
+    ],
+)
+def test_two_losses_that_wait_for_each_other(joined, sweeps):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.v, self.w = (torch.nn.Parameter(torch.randn(WIDTH, CLASSES)) for _ in range(2))
+
+        def forward(self, x, targets):
+            losses = [
+                torch.nn.functional.cross_entropy(
+                    serialized_matmul(x, weight, "input_channels", 4), targets
+                )
+                for weight in (self.v, self.w)
+            ]
+            return identity_loss(joined(*losses), "sum")
+
+    calls = [(torch.randn(ROWS, WIDTH).double(), rows_of()[1]) for _ in range(2)]
+    step = assert_same_training(Two().double(), calls, EAGER, rtol=1e-9, atol=1e-9)
+    assert targets_of(step.program).count(serialized_loss_step_) == sweeps
+
+
+def test_a_pipeline_without_bubbles_trains_as_plain_pytorch():
+    torch.manual_seed(0)
+    model = Head("input_channels", 4, tied=False).double()
+    BeginBlock(model.layer, ipu_id=1)
+    strategy = Strategy(kind="pipelined", schedule="zero_bubble")
+    options = Options(engine="eager", gradient_accumulation=4, strategy=strategy)
+    calls = [tuple(torch.cat([t] * 4) for t in rows_of(seed)) for seed in range(2)]
+    step = assert_same_training(model, calls, options, rtol=1e-9, atol=1e-9)
+    assert step.program.num_stages == 2
     assert serialized_loss_step_ in targets_of(step.program)
 
 
