@@ -175,8 +175,8 @@ def test_a_pipeline_without_bubbles_trains_as_plain_pytorch():
 
 
 @pytest.mark.parametrize("value", [60.0, 1e4])
-@pytest.mark.parametrize("blocks", [1, 512])
-def test_large_logits_train_as_plain_pytorch(value, blocks):
+@pytest.mark.parametrize("rows", [1, 512])
+def test_large_logits_train_as_plain_pytorch(value, rows):
     """Their softmax has subnormal shares, which count as 0, and its exponentials overflow."""
 
     class Large(torch.nn.Module):
@@ -190,6 +190,6 @@ def test_large_logits_train_as_plain_pytorch(value, blocks):
             return torch.nn.functional.cross_entropy(logits, targets)
 
     x, targets = torch.randn(ROWS, WIDTH), rows_of()[1]
-    with mock.patch.object(one_sweep, "_ROWS", blocks):
+    with mock.patch.object(one_sweep, "_ROWS", rows):
         for mode in LOOPS:
             assert_same_training(Large(mode), [(x, targets)], EAGER)

@@ -10,7 +10,7 @@ from ipu_dynamo.runtime import product_choice as chosen
 from ipu_dynamo.runtime import product_times
 from ipu_dynamo.runtime.machine_name import machine_name
 from ipu_dynamo.runtime.product_choice import MATMUL, ProductChoice, product_choice
-from ipu_dynamo.runtime.product_classes import MEASURED, ProductClass
+from ipu_dynamo.runtime.product_classes import MEASURED, ProductClass, example_of
 from ipu_dynamo.runtime.stage_store import CACHE_DIR, OFF
 
 MADE_UP = {one: {"torch": 3.0, "onednn": 2.0} for one in MEASURED}
@@ -46,6 +46,14 @@ def test_measures_every_class_by_every_library_and_leaves_no_trace():
         assert all(0 < seconds < 10 for seconds in ways.values())
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_default_device_is_not_measured():
+    with torch.device("meta"):
+        operands = [operand for one in MEASURED for operand in example_of(one)]
+    assert {(operand.device.type, operand.dtype) for operand in operands} == {
+        ("cpu", torch.float32)
+    }
 
 
 def test_what_was_measured_stays_for_later_processes(folder, measurements):
@@ -88,7 +96,7 @@ def test_a_damaged_file_is_measured_again(folder, measurements, caplog, damage):
     file.write_text(damage(file.read_text()))
     product_times.forget()
     again = product_times.product_times()
-    assert "is measured again" in caplog.text
+    assert "products are measured again" in caplog.text
     assert len(measurements) == 2
     product_times.forget()
     assert product_times.product_times() == again
