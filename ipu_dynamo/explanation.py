@@ -17,7 +17,9 @@ from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.program import Function, Program, Repeat
 from ipu_dynamo.region import Record
-from ipu_dynamo.runtime.choose_products import ProductUse, uses_of
+from ipu_dynamo.runtime import choose_convolutions, choose_products
+from ipu_dynamo.runtime.choose_convolutions import ConvolutionUse
+from ipu_dynamo.runtime.choose_products import ProductUse
 from ipu_dynamo.runtime.engines import ENGINE, InductorEngine
 
 
@@ -103,12 +105,14 @@ class Explanation:
         settings: options in force.
         products: which library computes the matrix products of a micro-batch; with the engine
             `inductor`, which asks.
+        convolutions: the same for small convolutions, one by one.
     """
 
     graphs: tuple[GraphExplanation, ...]
     skipped: tuple[str, ...]
     settings: tuple[Setting, ...]
     products: tuple[ProductUse, ...] = ()
+    convolutions: tuple[ConvolutionUse, ...] = ()
 
     @property
     def breaks(self) -> tuple[Break, ...]:
@@ -128,6 +132,8 @@ class Explanation:
             lines += [f"  {reason}" for reason in self.skipped]
         if self.products:
             lines += ["matrix products:", *(f"  {use}" for use in self.products)]
+        if self.convolutions:
+            lines += ["small convolutions:", *(f"  {use}" for use in self.convolutions)]
         return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
 
 
@@ -163,12 +169,14 @@ def explain(
         torch.compile(model, backend=backend)(*given, **named)
     graphs = tuple(map(_describe, records))
     called = [r.programs for r in records if r.engine == InductorEngine.name]
+    functions = [function for programs in called for function in _called(programs)]
     known = {graph.ended_by.reason for graph in graphs if graph.ended_by is not None}
     return Explanation(
         graphs=graphs,
         skipped=tuple(text for text in (_first_line(s) for s in skipped) if text not in known),
         settings=tuple(_settings(options, read, {record.engine for record in records} - {""})),
-        products=uses_of(function for programs in called for function in _called(programs)),
+        products=choose_products.uses_of(functions),
+        convolutions=choose_convolutions.uses_of(functions),
     )
 
 

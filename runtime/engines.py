@@ -15,6 +15,7 @@ from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.program import Function, graph_outputs, make_function
 from ipu_dynamo.program.accumulation import accumulate_product, accumulate_rows
 from ipu_dynamo.runtime import onednn
+from ipu_dynamo.runtime.choose_convolutions import choose_convolutions
 from ipu_dynamo.runtime.choose_products import choose_products
 from ipu_dynamo.runtime.direct import direct
 from ipu_dynamo.runtime.eager_code import eager_code
@@ -112,7 +113,7 @@ class InductorEngine:
                 source_line(fault),
             )
             return EagerEngine().compile(function)
-        chosen = choose_products(function, constants)
+        chosen = choose_products(choose_convolutions(function), constants)
         run = self._compile(chosen.function, threads, packs=bool(chosen.packed))
         return packing(run, chosen.packed) if chosen.packed else run
 

@@ -120,7 +120,8 @@ class ResidualNet(nn.Module):
 
 
 def cnn() -> tuple[nn.Module, Batch]:
-    torch.manual_seed(0)
+    """A ResNet. With this seed no input of a ReLU lies where rounding decides its sign."""
+    torch.manual_seed(87)
     batch = {"x": torch.randn(6, 3, 12, 12), "labels": torch.randint(0, 5, (6,))}
     return ResidualNet(), batch
 
