@@ -1,31 +1,32 @@
-"""Let each small convolution of a stage be computed by the code that is faster here.
+"""Let each small convolution of a stage be computed in the way that is faster here.
 
 Before   %y: f32[n,o,h,w] = aten.convolution(%x, %w, %b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-After    %y: f32[n,o,h,w] = ipu.native_convolution(%x, %w, %b, [1, 1], [0, 0])
+After    %p: f32[c*kh*kw,n*h*w] = aten.clone(%seen)   # patches of %x
+         %m: f32[o,n*h*w] = aten.mm(%flat, %p)
+         %y: f32[n,o,h,w] = aten.clone(%images)
 Keeps    shapes, layouts, source lines; values but for the order of the sums.
 
-Large ones stay with oneDNN: it is the faster one where the arithmetic counts.
+Large ones stay with the library that PyTorch calls: it is the faster one where arithmetic counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipu_dynamo.program import Function, make_function
 from ipu_dynamo.runtime.convolution_times import ConvolutionShape, convolution_times
-from ipu_dynamo.runtime.native_convolution import (
-    is_dense,
-    native_convolution,
-    native_convolution_backward,
-)
 from ipu_dynamo.runtime.product_choice import product_choice
 
 aten = torch.ops.aten
 _LARGE = 50_000_000  # operations (a multiplication and an addition are two)
+_PATCHES = 1_000_000  # elements of the patches, which take memory while the product runs
+_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
 _FASTER = 1.05  # PyTorch's choice stays where the other gains less
 _PLAIN = ([1, 1], False, [0, 0], 1)  # dilation, transposed, padding of the output, groups
 Times = Callable[[ConvolutionShape], Mapping[str, float] | None]
@@ -33,15 +34,15 @@ Times = Callable[[ConvolutionShape], Mapping[str, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionUse:
-    """A convolution of a program, the code that computes it, and what each took when measured."""
+    """A convolution of a program, whether products compute it, and what each way takes."""
 
     of: ConvolutionShape
-    native: bool
+    products: bool
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
         times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
-        return f"{self.of}: {'native' if self.native else 'torch'}  (measured: {times})"
+        return f"{self.of}: {'products' if self.products else 'torch'}  (measured: {times})"
 
 
 def plan(graph: fx.Graph, times: Times = convolution_times) -> dict[fx.Node, ConvolutionUse]:
@@ -53,8 +54,8 @@ def plan(graph: fx.Graph, times: Times = convolution_times) -> dict[fx.Node, Con
         of = _shape_of(node)
         seconds = times(of) if of is not None else None
         if of is not None and seconds:
-            native = seconds["native"] * _FASTER <= seconds["torch"]
-            found[node] = ConvolutionUse(of, native, seconds)
+            products = seconds["products"] * _FASTER <= seconds["torch"]
+            found[node] = ConvolutionUse(of, products, seconds)
     return found
 
 
@@ -64,7 +65,7 @@ def uses_of(functions: Iterable[Function]) -> tuple[ConvolutionUse, ...]:
 
 
 def _shape_of(node: fx.Node) -> ConvolutionShape | None:
-    """What a node computes, if it is a small convolution that the other code can do."""
+    """What a node computes, if it is a small convolution that products can compute."""
     mask: tuple[bool, ...] = ()
     if node.target is aten.convolution.default:
         x, weight, bias, stride, padding, *rest = node.args
@@ -93,38 +94,97 @@ def _shape_of(node: fx.Node) -> ConvolutionShape | None:
         mask,
         bias is not None,
     )
-    return of if 0 < _operations(of) < _LARGE else None
+    return of if _is_small(of) else None
 
 
-def _operations(of: ConvolutionShape) -> int:
-    """Of a forward pass."""
-    sides = zip(of.x[2:], of.weight[2:], of.stride, of.padding, strict=True)
-    places = prod((size + 2 * around - k) // step + 1 for size, k, step, around in sides)
-    return 2 * of.x[0] * places * prod(of.weight)
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has the strides of a new one; sizes of 1 hide it from `is_contiguous`."""
+    size = tensor.shape
+    return tensor.stride() == tuple(prod(size[dim + 1 :]) for dim in range(len(size)))
+
+
+def _is_small(of: ConvolutionShape) -> bool:
+    operations = 2 * of.patches * of.weight[0]
+    if of.mask and of.mask[0] and (of.stride != (1, 1) or prod(of.weight[2:]) > _PLACES):
+        return False
+    return 0 < operations < _LARGE and of.patches <= _PATCHES
 
 
 def choose_convolutions(function: Function, times: Times = convolution_times) -> Function:
-    """`function` with its small convolutions by the code that is faster here."""
-    chosen = {node for node, use in plan(function.graph.graph, times).items() if use.native}
+    """`function` with its small convolutions in the way that is faster here."""
+    chosen = {node for node, use in plan(function.graph.graph, times).items() if use.products}
     if not chosen:
         return function
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in function.graph.graph.nodes:
-        of[node] = (
-            _call(graph, node, of) if node in chosen else graph.node_copy(node, of.__getitem__)
-        )
+        backward = node.args[0] if node.target is getitem else None
+        if node in chosen and node.target is aten.convolution.default:
+            of[node] = _forward(graph, node, of)
+        elif backward in chosen:
+            of[node] = _gradient(graph, node, of)
+        elif node not in chosen:
+            of[node] = graph.node_copy(node, of.__getitem__)
     return make_function(function.name, fx.GraphModule(function.graph, graph))
 
 
-def _call(graph: fx.Graph, node: fx.Node, of: Mapping[Any, fx.Node]) -> fx.Node:
-    """The other code's call, as a copy of the convolution's node."""
-    if node.target is aten.convolution.default:
-        x, weight, bias, stride, padding, *_ = node.args
-        args: tuple[Any, ...] = (of[x], of[weight], of.get(bias), stride, padding)
-        call = graph.call_function(native_convolution, args)
-    else:
-        gradient, x, weight, _, stride, padding, *_, mask = node.args
-        args = (of[gradient], of[x], of[weight], stride, padding, mask)
-        call = graph.call_function(native_convolution_backward, args)
-    call.meta = dict(node.meta)
-    return call
+def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    from ipu_dynamo.runtime.convolution_products import convolution  # imports Inductor: a second
+
+    arguments: Any = node.args
+    x, weight, bias, stride, padding, *_ = arguments
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return convolution(x, weight, None, stride, padding)
+
+    def with_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return convolution(x, weight, bias, stride, padding)
+
+    if bias is None:
+        return _written(graph, node, plain, [x, weight], of)
+    return _written(graph, node, with_bias, [x, weight, bias], of)
+
+
+def _gradient(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """What `node` takes from a backward pass: the gradient of input, weight or bias."""
+    from ipu_dynamo.runtime.convolution_products import input_gradient, weight_gradient
+
+    arguments: Any = node.args
+    backward, which = arguments
+    gradient, x, weight, _, stride, padding, *_ = backward.args
+    size, kernel = x.meta["val"].shape[2:], weight.meta["val"].shape[2:]
+
+    def of_input(gradient: Tensor, weight: Tensor) -> Tensor:
+        return input_gradient(gradient, size, weight, padding)
+
+    def of_weight(gradient: Tensor, x: Tensor) -> Tensor:
+        return weight_gradient(gradient, x, kernel, stride, padding)
+
+    def of_bias(gradient: Tensor) -> Tensor:
+        return gradient.sum((0, 2, 3))
+
+    compute, *given = ((of_input, weight), (of_weight, x), (of_bias,))[which]
+    return _written(graph, node, compute, [gradient, *given], of)
+
+
+def _written(
+    graph: fx.Graph,
+    node: fx.Node,
+    compute: Callable[..., Tensor],
+    given: list[fx.Node],
+    of: Mapping[fx.Node, fx.Node],
+) -> fx.Node:
+    """The operators of `compute(*given)`, in the place of `node`, with its source line."""
+    values = [source.meta["val"] for source in given]
+    with values[0].fake_mode, torch.no_grad():
+        operators = make_fx(compute)(*values).graph
+    new = dict[fx.Node, fx.Node](
+        zip(operators.find_nodes(op="placeholder"), (of[g] for g in given), strict=True)
+    )
+    for operator in operators.nodes:
+        if operator.op == "call_function":
+            new[operator] = graph.node_copy(operator, new.__getitem__)
+            new[operator].meta |= {k: v for k, v in node.meta.items() if k != "val"}
+    (output,) = operators.output_node().all_input_nodes
+    result: fx.Node = new[output]
+    assert result.meta["val"].stride() == node.meta["val"].stride()
+    return result

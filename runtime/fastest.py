@@ -6,7 +6,8 @@ threads have to choose alike; so one thread is timed, by the time that it comput
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,31 +17,39 @@ _lock = threading.Lock()
 W = TypeVar("W", bound=str)
 
 
-def fastest(ways: Mapping[W, Callable[[], object]], seconds: float) -> dict[W, float]:
-    """The time of the fastest of several calls of each way, in seconds.
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, without gradients, while no other measurement runs.
 
-    The calls take turns, so that a busy machine slows all ways alike. One measurement at a time.
+    A thread's first operator belongs inside, else it may keep the number that it finds meanwhile.
+    """
+    with _lock, torch.no_grad():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def fastest(ways: Mapping[W, Callable[[], object]], seconds: float) -> dict[W, float]:
+    """The time of the fastest of several calls of each way, in seconds; within `one_thread`.
+
+    The calls take turns, so that a busy machine slows all ways alike.
 
     Args:
-        ways: calls without gradients.
         seconds: to spend on all of them, after one call of each.
     """
     fine = time.get_clock_info("thread_time").resolution < 1e-6
     clock = time.thread_time if fine else time.perf_counter
     spent: dict[W, list[float]] = {way: [] for way in ways}
-    with _lock, torch.no_grad():
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            for call in ways.values():
-                call()
-            end, rounds = clock() + seconds, 0
-            while clock() < end or rounds < _ROUNDS:
-                rounds += 1
-                for way, call in ways.items():
-                    start = clock()
-                    call()
-                    spent[way].append(clock() - start)
-        finally:
-            torch.set_num_threads(threads)
+    for call in ways.values():
+        call()
+    end, rounds = clock() + seconds, 0
+    while clock() < end or rounds < _ROUNDS:
+        rounds += 1
+        for way, call in ways.items():
+            start = clock()
+            call()
+            spent[way].append(clock() - start)
     return {way: min(times) for way, times in spent.items()}

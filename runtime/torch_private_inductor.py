@@ -19,6 +19,7 @@ import torch
 import torch._inductor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
+from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
@@ -153,3 +154,10 @@ def _library(kernel: Any) -> Path:
     """The file that a kernel, or a promise of one, was loaded from."""
     function: Any = kernel.result() if isinstance(kernel, LambdaFuture) else kernel
     return Path(function.__self__.__file__)
+
+
+def written_densely(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in row-major order; compiled code has it in memory, and computes it only once."""
+    meta = torch.empty(tensor.shape, device="meta")
+    dense: torch.Tensor = force_stride_order(tensor, meta.stride())
+    return dense

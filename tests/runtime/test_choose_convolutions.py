@@ -7,19 +7,26 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import ipu_dynamo
 from ipu_dynamo import Options, compile_training
 from ipu_dynamo.runtime import choose_convolutions, convolution_times
+from ipu_dynamo.runtime.choose_convolutions import is_dense
+from ipu_dynamo.runtime.convolution_products import (
+    convolution,
+    input_gradient,
+    weight_gradient,
+)
 from ipu_dynamo.runtime.convolution_times import ConvolutionShape
-from ipu_dynamo.runtime.native_convolution import native_convolution, native_convolution_backward
 from ipu_dynamo.runtime.product_choice import MATMUL
 from ipu_dynamo.runtime.stage_store import CACHE_DIR, OFF
 from ipu_dynamo.testing import assert_close, assert_same_inference, assert_same_training
 
 aten = torch.ops.aten
-NATIVE = {"torch": 2.0, "native": 1.0}
-TORCH = {"torch": 1.0, "native": 1.0}
+FOUR = [aten.convolution.default] * 2 + [aten.convolution_backward.default] * 2
+PRODUCTS = {"torch": 2.0, "products": 1.0}
+TORCH = {"torch": 1.0, "products": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +53,7 @@ def step_of(model, x):
 
 
 def chosen(model, x, times):
-    """Targets of the convolutions of a training step, after the choice."""
+    """The convolutions that stay in a training step, after the choice."""
     (function,) = step_of(model, x).program.functions
     function = choose_convolutions.choose_convolutions(function, lambda of: times)
     targets = [node.target for node in function.operators]
@@ -61,41 +68,35 @@ def chosen(model, x, times):
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    mask=st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any),
     bias=st.booleans(),
 )
-def test_the_other_code_computes_the_same(
-    n, channels, filters, size, kernel, stride, padding, mask, bias
-):
+def test_products_compute_the_same(n, channels, filters, size, kernel, stride, padding, bias):
     assume(all(s + 2 * p >= k for s, p, k in zip(size, padding, kernel, strict=True)))
     torch.manual_seed(0)
     x, weight = torch.randn(n, channels, *size), torch.randn(filters, channels, *kernel)
     b = torch.randn(filters) if bias else None
     rest = [[1, 1], False, [0, 0], 1]
     expected = aten.convolution(x, weight, b, stride, padding, *rest)
-    assert_close(native_convolution(x, weight, b, stride, padding), expected)
+    made = convolution(x, weight, b, stride, padding)
+    assert is_dense(made)
+    assert_close(made, expected, atol=1e-5)
     grad = torch.randn_like(expected)
-    theirs = aten.convolution_backward(
-        grad, x, weight, [filters], stride, padding, *rest, list(mask)
+    of_x, of_weight, _ = aten.convolution_backward(
+        grad, x, weight, [filters], stride, padding, *rest, [True, True, False]
     )
-    ours = native_convolution_backward(grad, x, weight, stride, padding, list(mask))
-    meta = native_convolution_backward(
-        *(t.to("meta") for t in (grad, x, weight)), stride, padding, list(mask)
-    )
-    for one, other, shape, wanted in zip(ours, theirs, meta, mask, strict=True):
-        assert shape.shape == one.shape
-        assert shape.stride() == one.stride()
-        if wanted:
-            assert_close(one, other, atol=1e-5)
+    assert_close(weight_gradient(grad, x, kernel, stride, padding), of_weight, atol=1e-5)
+    if stride == (1, 1):
+        made = input_gradient(grad, size, weight, padding)
+        assert is_dense(made)
+        assert_close(made, of_x, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"padding": 1}, {"stride": 2}, {"bias": False}])
 def test_measurements_decide(settings):
     x = torch.randn(2, 2, 12, 12)
-    found = chosen(Small(**settings), x, NATIVE)
-    assert found == [native_convolution] * 2 + [native_convolution_backward] * 2
-    assert native_convolution not in chosen(Small(**settings), x, TORCH)
-    assert native_convolution not in chosen(Small(**settings), x, None)
+    assert chosen(Small(**settings), x, PRODUCTS) == []
+    assert chosen(Small(**settings), x, TORCH) == FOUR
+    assert chosen(Small(**settings), x, None) == FOUR
 
 
 @pytest.mark.parametrize(
@@ -110,19 +111,19 @@ def test_measurements_decide(settings):
 def test_other_convolutions_stay(settings, x):
     model = Small(**settings)
     model.second.to(x.dtype)
-    assert aten.convolution.default in chosen(model, x, NATIVE)
+    assert aten.convolution.default in chosen(model, x, PRODUCTS)
 
 
 def test_a_weight_with_its_channels_last_stays():
     model = Small().to(memory_format=torch.channels_last)
-    assert native_convolution not in chosen(model, torch.randn(2, 2, 12, 12), NATIVE)
+    assert chosen(model, torch.randn(2, 2, 12, 12), PRODUCTS) == FOUR
 
 
 @pytest.mark.inductor
 def test_a_weight_of_one_pixel_with_its_channels_last_stays(monkeypatch):
     """Its strides are another order, though PyTorch calls it contiguous."""
     monkeypatch.setattr(
-        choose_convolutions.choose_convolutions, "__defaults__", (lambda of: NATIVE,)
+        choose_convolutions.choose_convolutions, "__defaults__", (lambda of: PRODUCTS,)
     )
     model = nn.Conv2d(2, 4, 1).to(memory_format=torch.channels_last)
     assert model.weight.is_contiguous()
@@ -131,36 +132,25 @@ def test_a_weight_of_one_pixel_with_its_channels_last_stays(monkeypatch):
     assert_same_inference(model, [(x[:, :, :1, :1],)], {"engine": "inductor"})
 
 
-@pytest.mark.parametrize("last", ["x", "weight", "both", "grad"])
-@pytest.mark.parametrize("kernel", [1, 2])
-@pytest.mark.parametrize("size", [1, 5])
-def test_results_lie_as_the_shape_functions_say(last, kernel, size):
-    def of(name, *shape):
-        made = torch.randn(*shape)
-        turns = last in (name, "both")
-        return made.to(memory_format=torch.channels_last) if turns else made
+@pytest.mark.parametrize("mask", [(), (True, True, True), (False, True, False)])
+def test_the_default_dtype_and_device_are_not_measured(mask, monkeypatch):
+    def results(ways, seconds):
+        seen.extend(way() for way in ways.values())
+        return dict.fromkeys(ways, 1.0)
 
-    x, weight = (
-        of("x", 2, 3, size + kernel - 1, size + kernel - 1),
-        of("weight", 4, 3, kernel, kernel),
-    )
-    grad = of("grad", 2, 4, size, size)
-    given = [
-        (native_convolution, (x, weight, None, [1, 1], [0, 0])),
-        (native_convolution_backward, (grad, x, weight, [1, 1], [0, 0], [True, True, True])),
-    ]
-    for op, args in given:
-        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_the_default_dtype_and_device_are_not_measured():
-    one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0), (True, True, True))
-    with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "get_default_dtype", lambda: torch.float64)
-        ways = convolution_times._ways(one)
-        results = [result for way in ways.values() for result in way()]
-    assert {result.device.type for result in results} == {"cpu"}
-    assert {result.dtype for result in results} == {torch.float32}
+    seen = []
+    monkeypatch.setattr(convolution_times, "fastest", results)
+    one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0), mask)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            convolution_times.measure(one)
+    finally:
+        torch.set_default_dtype(before)
+    tensors = [t for t in tree_leaves(seen) if isinstance(t, torch.Tensor)]
+    assert tensors
+    assert {(t.device.type, t.dtype) for t in tensors} == {("cpu", torch.float32)}
 
 
 def test_threads_that_measure_at_once_leave_the_number_of_threads(tmp_path, monkeypatch):
@@ -180,11 +170,11 @@ def test_threads_that_measure_at_once_leave_the_number_of_threads(tmp_path, monk
 
 def test_a_forced_library_is_not_measured(monkeypatch):
     monkeypatch.setenv(MATMUL, "torch")
-    assert native_convolution not in chosen(Small(), torch.randn(2, 2, 12, 12), NATIVE)
+    assert chosen(Small(), torch.randn(2, 2, 12, 12), PRODUCTS) == FOUR
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("times", [NATIVE, TORCH])
+@pytest.mark.parametrize("times", [PRODUCTS, TORCH])
 @pytest.mark.parametrize("only", ["forward", "backward", "all"])
 def test_trains_as_plain_pytorch(monkeypatch, times, only):
     """Also where one of the two passes stays with oneDNN, in whose layout Inductor keeps values."""
@@ -204,7 +194,7 @@ def test_what_was_measured_stays(tmp_path, monkeypatch):
     for mask in ((), (True, True, True)):
         one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0), mask)
         first = convolution_times.convolution_times(one)
-        assert set(first) == {"torch", "native"}
+        assert set(first) == {"torch", "products"}
         assert all(0 < seconds < 10 for seconds in first.values())
         monkeypatch.setattr(convolution_times, "measure", None)  # must not be called again
         convolution_times.forget()

@@ -1,0 +1,81 @@
+"""Compute convolutions of images as matrix products: the patches of the image times the weight.
+
+Compilers fuse the copying of patches with what is around it. Where images are small or have few
+channels, that takes less time than a library of convolutions, which rearranges the weight first.
+Source: Chellapilla, Puri and Simard, High performance convolutional neural networks (2006).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipu_dynamo.runtime.torch_private_inductor import written_densely
+
+_DENSE = torch.contiguous_format  # a clone has the strides of a new tensor, sizes of 1 included
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """f32[n, c, h, w] with f32[o, c, kh, kw], dense."""
+    o, _, *kernel = weight.shape
+    y = weight.reshape(o, -1) @ patches(written_densely(x), kernel, stride, padding)
+    if bias is not None:
+        y = y + bias[:, None]
+    sides = zip(x.shape[2:], kernel, stride, padding, strict=True)
+    size = [(of + 2 * around - k) // step + 1 for of, k, step, around in sides]
+    return y.view(o, len(x), *size).transpose(0, 1).clone(memory_format=_DENSE)
+
+
+def input_gradient(
+    gradient: Tensor, size: Sequence[int], weight: Tensor, padding: Sequence[int]
+) -> Tensor:
+    """The gradient of images of `size` [h, w], for a stride of 1; dense.
+
+    Each place of the kernel gave the image, moved by that place, a part of the result. Sums of rows
+    and columns apart are fewer operators, of which Inductor makes slower code.
+    """
+    o, c, *kernel = weight.shape
+    products = weight.reshape(o, -1).t() @ by_channel(gradient)
+    parts = products.view(c, *kernel, len(gradient), *gradient.shape[2:])
+    behind = [of - made for of, made in zip(size, parts.shape[4:], strict=True)]
+    total = None
+    for i, j in product(*map(range, kernel)):
+        up, left = i - padding[0], j - padding[1]
+        moved = F.pad(parts[:, i, j], (left, behind[1] - left, up, behind[0] - up))
+        total = moved if total is None else total + moved
+    assert total is not None
+    return total.transpose(0, 1).clone(memory_format=_DENSE)
+
+
+def weight_gradient(
+    gradient: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """f32[o, c, kh, kw]."""
+    made = by_channel(gradient) @ patches(written_densely(x), kernel, stride, padding).t()
+    return made.view(-1, x.shape[1], *kernel)
+
+
+def patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """f32[c * kh * kw, n * rows * columns]: what each place of the kernel sees.
+
+    In compiled code, what makes an element of `x` that is not in memory is repeated for each place.
+    """
+    if any(padding):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    seen = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+    return seen.permute(1, 4, 5, 0, 2, 3).contiguous().view(x.shape[1] * kernel[0] * kernel[1], -1)
+
+
+def by_channel(images: Tensor) -> Tensor:
+    """f32[n, c, h, w] as f32[c, n * h * w]."""
+    return images.transpose(0, 1).contiguous().view(images.shape[1], -1)
