@@ -64,7 +64,7 @@ def forget() -> None:
 def _load_or_compile(
     key: str, function: Function, examples: list[torch.Tensor], settings: Mapping[str, object]
 ) -> Run:
-    store = open_store()
+    store = None if torch.compiler.config.force_disable_caches else open_store()
     with inductor_folder(store.scratch if store else None):
         if store and (run := _loaded(store, key)):
             return _counted("disk", function, run)

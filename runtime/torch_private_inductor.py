@@ -46,8 +46,11 @@ def compile_artifact(
         artifact = _compile(bare, examples, settings)
     if not isinstance(artifact, AOTCompiledArtifact):
         return _taking_a_list(artifact._compiled_fn), None
+    run = _within(artifact.inner_fn.compiled_fn)
+    if torch.compiler.config.force_disable_caches:  # nothing was made to be saved
+        return run, None
     libraries = {source: _library(kernel) for source, kernel in kernels.items()}
-    return _within(artifact.inner_fn.compiled_fn), (artifact.serialize(), libraries)
+    return run, (artifact.serialize(), libraries)
 
 
 def load_artifact(code: bytes, kernels: Mapping[str, Path]) -> Run:

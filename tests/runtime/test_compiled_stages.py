@@ -87,6 +87,18 @@ def test_nothing_is_kept_on_disk_when_switched_off(folder, monkeypatch):
 
 
 @pytest.mark.inductor
+def test_nothing_is_read_or_kept_where_pytorch_disables_its_caches(folder, monkeypatch):
+    assert origin() == "compiler"
+    kept = sorted(folder.rglob("*"))
+    compiled_stages.forget()
+    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
+    assert origin() == "compiler"
+    compiled_stages.forget()
+    assert origin(lambda x: model(x) + 1) == "compiler"
+    assert sorted(folder.rglob("*")) == kept
+
+
+@pytest.mark.inductor
 def test_changed_variables_and_views_are_right_from_disk(folder):
     """In-place changes and results that alias inputs are done around the generated code."""
 
