@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.capture.overlap import set_overlap_for_input, set_overlap_for_output
     from ipu_dynamo.capture.serialized import serialized_matmul
-    from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
+    from ipu_dynamo.compiled import CompiledModel
+    from ipu_dynamo.compiling import compile_inference, compile_training
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.explanation import Explanation, explain
@@ -64,7 +65,8 @@ _HOMES = {
     "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.capture.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
     "ipu_dynamo.capture.serialized": ("serialized_matmul",),
-    "ipu_dynamo.compiled": ("CompiledModel", "compile_inference", "compile_training"),
+    "ipu_dynamo.compiled": ("CompiledModel",),
+    "ipu_dynamo.compiling": ("compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
     "ipu_dynamo.explanation": ("Explanation", "explain"),

@@ -1,29 +1,20 @@
-"""Offer compiled models to users: `compile_training`, `compile_inference`."""
+"""Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ipu_dynamo.capture.swap import Model
-from ipu_dynamo.capture.torch_private import mark_stepped, outside_modes
+from ipu_dynamo.capture.torch_private import outside_modes
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.checkpoints import follow_checkpoints
 from ipu_dynamo.driver import Compiled, batching, compile_model
-from ipu_dynamo.errors import CompileError, InputError, IpuError, OptionError
+from ipu_dynamo.errors import InputError, IpuError, OptionError
 from ipu_dynamo.expected import ExpectedArguments
-from ipu_dynamo.optimizers import (
-    Group,
-    States,
-    describe,
-    export_loss_scale,
-    export_state,
-    import_loss_scale,
-    import_state,
-    refresh,
-)
+from ipu_dynamo.optimizer_link import Describe, OptimizerLink, Reading, states_of
+from ipu_dynamo.optimizers import Group, States, describe
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
@@ -34,14 +25,7 @@ from ipu_dynamo.runtime.executable import Executable
 from ipu_dynamo.runtime.schedule import Schedule
 from ipu_dynamo.sharing import refuse_what_cannot_be_shared
 from ipu_dynamo.threads import micro_batches_apart, threads_for
-from ipu_dynamo.variables import (
-    initial_tensors,
-    loss_scale_states,
-    loss_scale_variable,
-    updates,
-)
-
-Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
+from ipu_dynamo.variables import initial_tensors, loss_scale_variable
 
 
 class CompiledModel:
@@ -76,16 +60,15 @@ class CompiledModel:
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
-        self._optimizer, self._loss, self._own_weights = optimizer, loss, own_weights
-        self._describe, self._live = describe, live
+        self._loss, self._own_weights = loss, own_weights
+        self._link: OptimizerLink | None = None
+        if optimizer is not None:
+            self._link = OptimizerLink(optimizer, model, describe, live=live)
         self._batching = batching(options, training=self.training)
-        self._groups: tuple[Group, ...] = ()
-        self._seen: list[list[Any]] = []
         self._expected: ExpectedArguments | None = None
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         self._engine: Engine | None = None
-        self._stepped = False
         self._changed_inputs: set[str] = set()  # inputs that the model changes in place
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
 
@@ -108,7 +91,7 @@ class CompiledModel:
     @property
     def has_newer_state(self) -> bool:
         """Whether the program has made steps that the torch optimiser knows nothing of."""
-        return self._stepped
+        return self._link is not None and self._link.has_newer_state
 
     @property
     def executable(self) -> Executable:
@@ -190,15 +173,13 @@ class CompiledModel:
                     f"{name} lies in other memory than when the program was compiled",
                     hint="change it in place (copy_, load_state_dict), or compile again",
                 )
-        if self._optimizer is not None and self._live:
-            self._follow_optimizer()
-            mark_stepped(self._optimizer)
-            self._stepped = True
+        if self._link is not None:
+            self._link.before_step()
         names = compiled.input_names
         fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
         if self._changed_inputs:
             _refuse_shared_inputs(names, tensors, self._changed_inputs)
-        results = executable(fed, [group.values for group in self._groups])
+        results = executable(fed, [group.values for group in self.groups])
         for output in compiled.program.outputs:
             if output.mutates:
                 tensors[names.index(output.name)].copy_(results[output.name])
@@ -211,12 +192,7 @@ class CompiledModel:
         Raises:
             InputError: the update itself would differ: another rule, or other groups.
         """
-        self._training_optimizer()
-        if self._compiled is not None:
-            parameters = self._parameters()
-            self._groups = refresh(self._groups, optimizer, parameters, read=self._describe)
-        self._optimizer = optimizer
-        self._seen = _numbers_of(optimizer)
+        self._training().set(optimizer)
 
     def read_weights(self) -> None:
         """Copy parameters and buffers from the program to the model."""
@@ -228,35 +204,21 @@ class CompiledModel:
 
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
-        optimizer = self._training_optimizer()
-        export_state(self.states(), self._groups, optimizer, self._parameters())
-        _, executable = self._ready()
-        names = loss_scale_states(self.program)
-        export_loss_scale({key: executable.whole(name) for key, name in names.items()}, optimizer)
-        self._stepped = False
+        link, (compiled, executable) = self._training(), self._ready()
+        link.read_state(compiled.program, executable)
 
     def write_optimizer_state(self) -> None:
         """Take over the state that the torch optimiser holds, for instance from a checkpoint."""
-        optimizer = self._training_optimizer()
-        known = import_state(self._groups, optimizer, self._parameters())
-        compiled, executable = self._ready()
-        scale = import_loss_scale(optimizer)
-        fresh = initial_tensors(compiled, known, private=True, loss_scale=scale)
-        states = [name for update in updates(compiled.program) for _, names in update.states
-                  for name in names]  # fmt: skip
-        for name in (*states, *loss_scale_states(compiled.program).values()):
-            executable.whole(name).copy_(fresh[name])
-        executable.reload_states()
-        self._stepped = False
+        self._training().write_state(*self._ready())
 
     def reload_states(self) -> None:
         """Take notice that tensors of `states` were overwritten."""
         self.executable.reload_states()
 
-    def _training_optimizer(self) -> torch.optim.Optimizer:
-        if self._optimizer is None:
+    def _training(self) -> OptimizerLink:
+        if self._link is None:
             raise IpuError("the model was compiled for inference: it has no optimizer")
-        return self._optimizer
+        return self._link
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)
@@ -270,23 +232,19 @@ class CompiledModel:
     def _compile(self, given: Arguments) -> None:
         options = self.options
         example = _first_micro_batch(given, self._batching.splits)
-        groups: tuple[Group, ...] = ()
-        if self._optimizer is not None:
-            if self._live and self._executable is not None:
+        link, reading = self._link, Reading((), [])
+        if link is not None:
+            if link.live and self._executable is not None:
                 self.read_optimizer_state()  # the new program goes on from there
-            groups = self._describe(self._optimizer, self._parameters())
-            self._seen = _numbers_of(self._optimizer)
+            reading = link.read()
+        groups = reading.groups
         compiled = compile_model(
             self.model, example, options, groups, training=self.training, loss=self._loss
         )
         engine = self._engine or make_engine(options.stage_engine)
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
-        known: States = {}
-        scale: dict[str, Tensor] = {}
-        if self._optimizer is not None and self._live:
-            known = import_state(groups, self._optimizer, self._parameters())
-            scale = import_loss_scale(self._optimizer)
+        known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = _seed(compiled.program) if options.seed is None else options.seed
         workers, threads = threads_for(compiled.program, options)
@@ -310,33 +268,21 @@ class CompiledModel:
             for name, given in compiled.tensors.items()
             if name in tensors and tensors[name].data_ptr() == given.data_ptr() != 0
         ]
-        self._engine, self._groups, self._expected = engine, groups, ExpectedArguments(given)
+        if link is not None:
+            link.take(reading)
+        self._engine, self._expected = engine, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
-
-    def _follow_optimizer(self) -> None:
-        """Take over new numbers from the optimiser's groups, as after a scheduler's step."""
-        assert self._optimizer is not None
-        if _numbers_of(self._optimizer) != self._seen:
-            self.set_optimizer(self._optimizer)
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters()) if isinstance(self.model, nn.Module) else {}
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The optimiser's groups, with the numbers that are in force."""
-        return self._groups
+        return self._link.groups if self._link is not None else ()
 
     def states(self) -> States:
         """The tensors of the optimiser's state, by parameter and name; after a change of them
         call `reload_states`."""
-        states: States = {}
         compiled, executable = self._ready()
-        for update in updates(compiled.program):
-            for state, names in update.states:
-                for parameter, name in zip(update.parameters, names, strict=True):
-                    states.setdefault(parameter, {})[state] = executable.whole(name)
-        return states
+        return states_of(compiled.program, executable)
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
         compiled, executable = self._ready()
@@ -359,62 +305,6 @@ class CompiledModel:
         if self._compiled is None or self._executable is None:
             raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
         return self._compiled, self._executable
-
-
-def compile_training(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    options: Options | dict[str, Any] | None = None,
-    *,
-    loss: int | None = None,
-) -> CompiledModel:
-    """Make a whole training step one program: forward, loss, backward, accumulation, update.
-
-    Each call trains the model's parameters in place.
-
-    Args:
-        model: its forward computes the loss, with a torch loss function or `identity_loss`.
-        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over the model's parameters. Changes of
-            its numbers, by a scheduler for instance, act from the next call on.
-        options: see `ipu_dynamo.Options`.
-        loss: index of the returned tensor to minimise, instead of the marked value.
-
-    Example:
-        step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for x, y in data:
-            loss = step(x, y)
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise CompileError(
-            f"training needs an optimizer, got {optimizer!r}",
-            hint="pass torch.optim.SGD, Adam, AdamW or RMSprop, or use compile_inference",
-        )
-    if loss is not None and not isinstance(loss, int):
-        raise CompileError(
-            f"loss is {loss!r}, not the index of a returned tensor",
-            hint="count the returned tensors from 0, nested ones in order",
-        )
-    step = CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
-    follow_checkpoints(step, optimizer)
-    return step
-
-
-def compile_inference(
-    model: Model,
-    options: Options | dict[str, Any] | None = None,
-    *,
-    own_weights: bool = False,
-) -> CompiledModel:
-    """Make the forward pass one program, on the model's own parameters or on copies of them.
-
-    Args:
-        model: a module or a function on tensors; its train or eval mode is read when compiling.
-        options: see `ipu_dynamo.Options`.
-        own_weights: compute on copies of parameters and buffers, which `write_weights` renews
-            when the model's have changed. What only the program can write may also be kept in the
-            order that its matrix products read fastest.
-    """
-    return CompiledModel(model, Options.read(options), optimizer=None, own_weights=own_weights)
 
 
 def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
@@ -447,18 +337,3 @@ def _seed(program: Program) -> int:
     """A seed from torch's generator, for a program that draws random numbers."""
     draws = any(stream.source == "random" for stream in program.inputs)
     return int(torch.randint(2**62, ()).item()) if draws else 0
-
-
-def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
-    """Everything in the optimiser's groups but the parameters, tensors as their present value."""
-    return [
-        [_present(value) for key, value in group.items() if key != "params"]
-        for group in optimizer.param_groups
-    ]
-
-
-def _present(value: Any) -> Any:
-    """`value` as it is now: a tensor may change in place later."""
-    if isinstance(value, tuple):
-        return tuple(map(_present, value))
-    return value.tolist() if isinstance(value, Tensor) else value

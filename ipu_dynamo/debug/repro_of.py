@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.compiled import compile_inference
+from ipu_dynamo.compiling import compile_inference
 from ipu_dynamo.debug.mismatch import Mismatch, Values
 from ipu_dynamo.debug.repro import Repro, drawn
 from ipu_dynamo.debug.snapshots import Snapshot, arguments

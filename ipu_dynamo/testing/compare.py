@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.compiled import CompiledModel, compile_inference, compile_training
+from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.compiling import compile_inference, compile_training
 from ipu_dynamo.options import Options
 from ipu_dynamo.testing.reference import Loss, Reference, named_tensors
 from ipu_dynamo.testing.torch_private import pytree

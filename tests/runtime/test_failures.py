@@ -93,7 +93,7 @@ def tripping(stages, accumulation, **options):
 def state(step):
     """All that a step leaves behind: parameters, buffers, the optimiser's state."""
     step.read_optimizer_state()
-    states = [v for of in step._optimizer.state.values() for v in of.values()]
+    states = [v for of in step._link.optimizer.state.values() for v in of.values()]
     return [torch.as_tensor(v).clone() for v in (*step.model.state_dict().values(), *states)]
 
 
@@ -137,7 +137,7 @@ def test_a_failure_names_its_place_and_leaves_no_trace(workers, replicas, count)
     if replicas == 1:  # else the second replica's buffers are its own
         fresh.model.load_state_dict(unharmed.model.state_dict())
         unharmed.read_optimizer_state()
-        fresh._optimizer.load_state_dict(unharmed._optimizer.state_dict())
+        fresh._link.optimizer.load_state_dict(unharmed._link.optimizer.state_dict())
         data = torch.randn(rows, 8, generator=random)
         assert torch.equal(step(data), fresh(data))
         assert same(state(step), state(fresh))
@@ -289,7 +289,7 @@ def test_a_large_update_is_completed_before_an_interrupt():
         steps.append(step_of(Wide(), 1))
         steps[-1].compile(data)
     interrupted, other = steps
-    numbers = Interrupting(group.values for group in interrupted._groups)
+    numbers = Interrupting(group.values for group in interrupted.groups)
     with pytest.raises(KeyboardInterrupt):
         interrupted.executable({"x": data}, numbers)
     other(data)
