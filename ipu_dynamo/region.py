@@ -19,6 +19,7 @@ from ipu_dynamo.capture.dynamo import (
     read_pass,
     specialise,
 )
+from ipu_dynamo.capture.idle_dropout import remove_idle_dropout
 from ipu_dynamo.capture.markers import begin_block
 from ipu_dynamo.capture.torch_private import (
     allow_retain_graph,
@@ -90,6 +91,7 @@ def compile_region(
         tell_of_break(gm, markers)
     if found := find(gm, examples):
         return _fall_back(gm, options, UnplaceableError(found), record)
+    remove_idle_dropout(gm)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     engine = make_engine(options.core().stage_engine)

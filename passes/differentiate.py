@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import BACKWARD, START, Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.checks import call_checks
+from ipu_dynamo.capture.idle_dropout import remove_idle_dropout
+from ipu_dynamo.capture.markers import recomputation_checkpoint_op
 from ipu_dynamo.capture.torch_private import (
     ForwardTokenAOTOutput,
     GradAOTOutput,
@@ -71,7 +73,7 @@ class Differentiate:
                 [OutputRole("value", "loss"), *capture.outputs],
             )
         refuse_graphs_in_graphs(capture.graph.graph)
-        _remove_idle_dropout(capture.graph.graph)
+        remove_idle_dropout(capture.graph)
         write_stages(capture.graph.graph)
         joint = _export(capture)
         for token in call_checks(joint.graph):
@@ -81,7 +83,8 @@ class Differentiate:
         capture.loss = None
         _remove_detach(joint.graph)
         _start_backward(capture, self.start)
-        joint.graph.eliminate_dead_code()
+        _remove_idle_marks(joint.graph)
+        joint.graph.eliminate_dead_code(_has_effects)
         for node in joint.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
         _trace_repeated_views(joint.graph)
@@ -108,14 +111,24 @@ def _as_number(graph: fx.Graph, loss: fx.Node) -> fx.Node:
         return call(graph, aten.sum.default, loss, origin=loss)
 
 
-def _remove_idle_dropout(graph: fx.Graph) -> None:
-    """Remove dropout that drops nothing: it returns its input, where AOTAutograd makes a copy,
-    so that a change in place of the result would not reach the input."""
-    for node in graph.find_nodes(op="call_function", target=aten.dropout.default):
-        source, probability, training = node.args
-        if probability == 0 or not training:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
+def _remove_idle_marks(graph: fx.Graph) -> None:
+    """Remove marks for recomputation from values that nothing else needs. They would stay, and what
+    draws random numbers for them would count, so that a mark changed the numbers of others."""
+    marks = graph.find_nodes(op="call_function", target=recomputation_checkpoint_op)
+    needed = set(filter(_has_effects, graph.nodes)).difference(marks)
+    found = [*needed, graph.output_node()]
+    while found:
+        sources = set(found.pop().all_input_nodes) - needed
+        needed |= sources
+        found += sources
+    for mark in marks:
+        if mark.args[0] not in needed:
+            graph.erase_node(mark)
+
+
+def _has_effects(node: fx.Node) -> bool:
+    """Whether a node stays though nobody reads it; one that only draws random numbers goes."""
+    return node.is_impure(impure_random=False)
 
 
 def _check_loss(capture: Capture, loss: fx.Node) -> None:

@@ -8,7 +8,6 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.torch_private import fake_mode_of
-from ipu_dynamo.passes.views import is_view
 from ipu_dynamo.program import GROUP
 
 aten = torch.ops.aten
@@ -50,16 +49,23 @@ def keep_group(convolution: fx.Node, *products: fx.Node) -> None:
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Let the readers of `old` read `new`. It may be laid out in another way: so are its views."""
+    """Let the readers of `old` read `new`. It may be laid out in another way: so is then what they
+    make of it, views and results of operators that follow their arguments."""
     old.replace_all_uses_with(new)
-    if new.meta["val"].stride() == old.meta["val"].stride():
-        return
-    seen = [new]
-    while seen:
-        views = [user for user in seen.pop().users if is_view(user)]
-        for view in views:
-            view.meta["val"] = evaluate(view)
-        seen += views
+    changed = [new] if _strides(new) != _strides(old) else []
+    while changed:
+        for user in changed.pop().users:
+            if user.op == "call_function":
+                before = _strides(user)
+                user.meta["val"] = evaluate(user)
+                changed += [user] if _strides(user) != before else []
+
+
+def _strides(node: fx.Node) -> list[tuple[int, ...]]:
+    """Of every tensor that a node makes."""
+    values = node.meta["val"]
+    values = values if isinstance(values, tuple | list) else [values]
+    return [value.stride() for value in values if isinstance(value, torch.Tensor)]
 
 
 def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.serialized import serialized_matmul_op
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.insert import call
+from ipu_dynamo.passes.insert import call, replace
 from ipu_dynamo.program.parts import parts
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def apply(graph: fx.Graph, split: Split) -> None:
         if wide:
             dtype = node.meta["val"].dtype
             whole = call(graph, aten._to_copy.default, whole, dtype=dtype, origin=node)
-    node.replace_all_uses_with(whole)
+    replace(node, whole)
     graph.erase_node(node)
 
 

@@ -297,6 +297,32 @@ def test_frozen_parameters_and_buffers_of_batch_norm():
     assert kinds["1.weight"] == "parameter"
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, p=0.0),
+        lambda x: torch.dropout(x, 0.5, train=False),
+        nn.Dropout(0.5).eval(),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_dropout_that_drops_nothing_is_its_input(idle, grad):
+    """PyTorch's aot_eager makes a copy, and loses the change."""
+
+    def change(x, weight):
+        idle(x).add_(1)
+        return (x * weight).sum()
+
+    x, weight = torch.zeros(2, 3), torch.ones(2, 3, requires_grad=grad)
+    result = compiled(change)(x, weight)
+    assert torch.equal(x, torch.ones(2, 3))
+    assert result.item() == 6
+    if grad:
+        result.backward()
+        assert torch.equal(weight.grad, torch.ones(2, 3))
+
+
 def test_dropout_draws_torchs_random_numbers():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(3, 4)
     call = compiled(model)

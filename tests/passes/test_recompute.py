@@ -205,6 +205,28 @@ def test_inductor_trains_alike():
 
 
 @pytest.mark.parametrize("mode", ["off", "all"])
+def test_a_mark_on_what_nobody_reads_changes_no_random_number(mode):
+    class Model(nn.Module):
+        def __init__(self, mark):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.mark = nn.Linear(3, 3), mark
+
+        def forward(self, x):
+            self.mark(x + torch.rand_like(x))
+            h = self.layer(x + torch.rand_like(x))
+            return ipu_dynamo.identity_loss(h * h, "sum")
+
+    losses = []
+    for mark in (recomputation_checkpoint, lambda x: x):
+        model = Model(mark)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = compile_training(model, optimizer, Options("eager", recompute=mode, seed=1))
+        losses.append(step(torch.ones(2, 3)))
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("mode", ["off", "all"])
 def test_a_marked_value_may_be_changed_in_place(mode):
     class Model(nn.Module):
         def __init__(self):

@@ -21,6 +21,7 @@ from ipu_dynamo.passes.place_gradients import place_gradients, stage_of_slot
 from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
 from ipu_dynamo.passes.views import root
 from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
+from ipu_dynamo.testing.recipe import Recipe, Step
 from tests.properties.evaluate import (
     captured,
     evaluate,
@@ -159,3 +160,14 @@ def test_parts_compute_the_model(accumulation, recipe, training, data):
     partitioned = Partition(accumulation)(capture)
     assert_close(evaluate_parts(capture, partitioned, inputs), expected)
     assert_splits_well(capture, partitioned, inputs)
+
+
+def test_the_sum_of_a_serialised_gradient_and_another_lies_as_promised():
+    steps = (Step("linear"), Step("serialized_rows", shares="tied"), Step("linear", x=1))
+    recipe = Recipe(steps, width=2, rows=2, losses=("sum", "sum", "cross_entropy"))
+    model, inputs = recipe.build(), recipe.data(1)
+    capture, _ = captured(model, inputs, Options(), training=True)
+    values = named_inputs(model, recipe.data(1))
+    expected = evaluate(capture, values)
+    partitioned = Partition("store")(capture)
+    assert_close(evaluate_parts(capture, partitioned, values), expected)
