@@ -19,6 +19,7 @@ from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.narrowing import narrowed
 from ipu_dynamo.recent import remember
+from ipu_dynamo.recorded_casts import recorded_casts_only
 from ipu_dynamo.runtime.batching import micro_batch_size
 from ipu_dynamo.runtime.engines import Engine, make_engine
 from ipu_dynamo.runtime.executable import Executable
@@ -179,7 +180,8 @@ class CompiledModel:
         fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
         if self._changed_inputs:
             _refuse_shared_inputs(names, tensors, self._changed_inputs)
-        results = executable(fed, [group.values for group in self.groups])
+        with recorded_casts_only():
+            results = executable(fed, [group.values for group in self.groups])
         for output in compiled.program.outputs:
             if output.mutates:
                 tensors[names.index(output.name)].copy_(results[output.name])
@@ -248,19 +250,20 @@ class CompiledModel:
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = _seed(compiled.program) if options.seed is None else options.seed
         workers, threads = threads_for(compiled.program, options)
-        executable = Executable(
-            compiled.program,
-            tensors,
-            engine,
-            self._batching,
-            seed=seed,
-            workers=workers,
-            threads=threads,
-            devices=compiled.devices,
-            numbers=[group.values for group in groups],
-            apart=micro_batches_apart(compiled.program, options),
-            own_tensors=self._own_weights,
-        )
+        with recorded_casts_only():
+            executable = Executable(
+                compiled.program,
+                tensors,
+                engine,
+                self._batching,
+                seed=seed,
+                workers=workers,
+                threads=threads,
+                devices=compiled.devices,
+                numbers=[group.values for group in groups],
+                apart=micro_batches_apart(compiled.program, options),
+                own_tensors=self._own_weights,
+            )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
         self._watched = [

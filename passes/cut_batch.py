@@ -18,8 +18,7 @@ from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.torch_private import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.batch_placements import Kind, Rows
-from ipu_dynamo.passes.insert import evaluate
-from ipu_dynamo.passes.partition import identifier
+from ipu_dynamo.passes.insert import evaluate, new_input
 from ipu_dynamo.passes.split_batch import Split
 from ipu_dynamo.passes.views import is_view, makes_constant, root
 from ipu_dynamo.program.values import blocks
@@ -249,9 +248,7 @@ class _Cutter:
         elif phase == "loop" and kind == "input":
             kind = "whole"
         last = next(reversed(draft.inputs.values()), None)
-        with draft.graph.inserting_after(last[0] if last else None):
-            new = draft.graph.placeholder(identifier(name))
-        new.target = new.name
+        new = new_input(draft.graph, name, last[0] if last else None)
         new.meta["val"] = value if rows is None else _block(value, rows, self.split.n)
         draft.inputs[name] = new, replace(role, name=name, kind=kind)
         draft.sources[name] = role.name

@@ -32,6 +32,20 @@ def call(
     return node
 
 
+def new_input(graph: fx.Graph, name: str, last: fx.Node | None) -> fx.Node:
+    """A placeholder behind the `last` one, or if there is none yet before all operators."""
+    with graph.inserting_after(last) if last is not None else graph.inserting_before():
+        node = graph.placeholder(identifier(name))
+    node.target = node.name  # unique, as an argument of Python code has to be
+    return node
+
+
+def identifier(name: str) -> str:
+    """`name` as a Python identifier, for a node."""
+    text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
+    return f"v{text}" if text[0].isdigit() else text
+
+
 def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
     """The fake value of a call, from the fake values of its arguments, or in `origin`'s mode."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])

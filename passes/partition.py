@@ -21,6 +21,7 @@ from ipu_dynamo.capture.capture import (
     Capture,
     Placeholder,
 )
+from ipu_dynamo.passes.insert import new_input
 from ipu_dynamo.passes.place_gradients import slot, stage_of_slot
 from ipu_dynamo.passes.views import is_view, makes_constant, numel, root
 from ipu_dynamo.program import MUTATED, RECOMPUTED, Direction
@@ -99,9 +100,8 @@ class Draft:
     def take(self, name: str, value: torch.Tensor) -> fx.Node:
         """The placeholder for the input `name`, made on first use, before all operators."""
         if name not in self.inputs:
-            with self.graph.inserting_after(next(reversed(self.inputs.values()), None)):
-                node = self.graph.placeholder(identifier(name))
-            node.target = node.name  # unique, as an argument of Python code has to be
+            last = next(reversed(self.inputs.values()), None)
+            node = new_input(self.graph, name, last)
             node.meta["val"] = value
             self.inputs[name] = node
         return self.inputs[name]
@@ -332,9 +332,3 @@ def repeated(node: fx.Node) -> bool:
         return True  # a list of views, of which one is wanted
     base = root(node)
     return base.op == "placeholder" or numel(node.meta["val"]) >= numel(base.meta["val"])
-
-
-def identifier(name: str) -> str:
-    """`name` as a Python identifier, for a node."""
-    text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
-    return f"v{text}" if text[0].isdigit() else text

@@ -41,11 +41,13 @@ def input_gradient(
     o, c, *kernel = weight.shape
     products = weight.reshape(o, -1).t() @ by_channel(gradient)
     parts = products.view(c, *kernel, len(gradient), *gradient.shape[2:])
-    behind = [of - made for of, made in zip(size, parts.shape[4:], strict=True)]
+    rows, columns = parts.shape[4:]
     total = None
     for i, j in product(*map(range, kernel)):
         up, left = i - padding[0], j - padding[1]
-        moved = F.pad(parts[:, i, j], (left, behind[1] - left, up, behind[0] - up))
+        if not (-rows < up < size[0] and -columns < left < size[1]):
+            continue  # this place of the kernel sees padding only
+        moved = F.pad(parts[:, i, j], (left, size[1] - columns - left, up, size[0] - rows - up))
         total = moved if total is None else total + moved
     assert total is not None
     return total.transpose(0, 1).clone(memory_format=_DENSE)

@@ -65,7 +65,7 @@ class ConvolutionShape:
 
 
 def convolution_times(one: ConvolutionShape) -> Mapping[str, float] | None:
-    """Seconds of a convolution by each library; None where no folder keeps them."""
+    """Seconds of a convolution in each way; None where no folder keeps them."""
     store = open_store()
     return _times_in(store.folder, machine_name(), one) if store else None
 

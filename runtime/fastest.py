@@ -19,11 +19,11 @@ W = TypeVar("W", bound=str)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, without gradients, while no other measurement runs.
+    """Compute on one thread, without gradients or autocast, while no other measurement runs.
 
     A thread's first operator belongs inside, else it may keep the number that it finds meanwhile.
     """
-    with _lock, torch.no_grad():
+    with _lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

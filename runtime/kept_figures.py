@@ -25,6 +25,10 @@ def kept_figures(
     """
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        log.warning("nothing that is measured can be kept in %s: %s", path.parent, error)
+        return None
+    try:
         return _read(path, machine, things)
     except FileNotFoundError:
         keep = keep_first

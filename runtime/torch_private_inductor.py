@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from inspect import CO_VARARGS
+from math import prod
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -161,6 +162,8 @@ def _library(kernel: Any) -> Path:
 
 def written_densely(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` in row-major order; compiled code has it in memory, and computes it only once."""
-    meta = torch.empty(tensor.shape, device="meta")
-    dense: torch.Tensor = force_stride_order(tensor, meta.stride())
+    size = tensor.shape
+    dense: torch.Tensor = force_stride_order(
+        tensor, [prod(size[dim + 1 :]) for dim in range(len(size))]
+    )
     return dense

@@ -309,3 +309,28 @@ def test_weights_that_moved_are_noticed():
     weight.data = weight.data.clone()
     with pytest.raises(InputError, match="lies in other memory than when the program was compiled"):
         step(x, y)
+
+
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_what_a_model_computes_without_autocast_is_not_cast_around_it(
+    engine, tmp_path, monkeypatch
+):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cast, self.exact = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.cast(x)
+            with torch.autocast("cpu", enabled=False):
+                return y, self.exact(x).square().sum(1)
+
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(4, 8)
+    run = compile_inference(model, {"engine": engine})
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            (y, exact), (expected_y, expected) = run(x), model(x)
+        assert y.dtype == expected_y.dtype == torch.bfloat16
+        assert_close(exact, expected)

@@ -23,8 +23,9 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.repeats import LEAST, find_runs
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.turns import turns
-from ipu_dynamo.testing import assert_same_bits, assert_same_training, recipes
+from ipu_dynamo.testing import Placement, assert_same_bits, assert_same_training, recipes
 from ipu_dynamo.testing.kinds import KINDS
+from ipu_dynamo.testing.recipe import Recipe, Step
 from tests.properties.running import draw_placement, outcome
 
 EAGER = {"engine": "eager", "seed": 1}
@@ -112,6 +113,15 @@ def test_random_models_give_the_same_bits(recipe, repeats, training, data, recom
             assume("modified by an inplace operation" not in str(error))
             raise
         assert_same_bits(outcome(recipe, placement, on, training=training), expected)
+
+
+def test_a_part_may_begin_with_blocks_that_draw():
+    """What the blocks count from is made before the first of them, and behind the inputs."""
+    recipe = Recipe((Step("drop"), Step("add", y=2)) * 3, width=1)
+    on = Options(**EAGER, outline=True)
+    off = dataclasses.replace(on, outline=False)
+    ours, theirs = (outcome(recipe, Placement(), one, training=False) for one in (on, off))
+    assert_same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize(

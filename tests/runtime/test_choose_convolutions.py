@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import ipu_dynamo
-from ipu_dynamo import Options, compile_training
+from ipu_dynamo import Options, compile_inference, compile_training
 from ipu_dynamo.runtime import choose_convolutions, convolution_times
 from ipu_dynamo.runtime.choose_convolutions import is_dense
 from ipu_dynamo.runtime.convolution_products import (
@@ -65,9 +65,9 @@ def chosen(model, x, times):
     channels=st.integers(1, 3),
     filters=st.integers(1, 3),
     size=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     bias=st.booleans(),
 )
 def test_products_compute_the_same(n, channels, filters, size, kernel, stride, padding, bias):
@@ -166,6 +166,38 @@ def test_threads_that_measure_at_once_leave_the_number_of_threads(tmp_path, monk
     finally:
         torch.set_num_threads(before)
         convolution_times.forget()
+
+
+@pytest.mark.inductor
+def test_autocast_around_the_compilation_changes_no_product(tmp_path, monkeypatch):
+    class Exact(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Small()
+
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return self.inner(x)
+
+    monkeypatch.setattr(
+        choose_convolutions.choose_convolutions, "__defaults__", (lambda of: PRODUCTS,)
+    )
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
+    model, x = Exact(), torch.randn(2, 2, 12, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = compile_inference(model, {"engine": "inductor"})(x)
+    assert_close(found, model(x))
+
+
+def test_nothing_is_measured_where_nothing_can_be_kept(tmp_path, monkeypatch, caplog):
+    (tmp_path / "patches").touch()
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
+    monkeypatch.setattr(convolution_times, "measure", None)
+    convolution_times.forget()
+    one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0))
+    assert convolution_times.convolution_times(one) is None
+    assert "nothing that is measured can be kept" in caplog.text
+    convolution_times.forget()
 
 
 def test_a_forced_library_is_not_measured(monkeypatch):
