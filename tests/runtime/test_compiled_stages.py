@@ -87,14 +87,14 @@ def test_nothing_is_kept_on_disk_when_switched_off(folder, monkeypatch):
 
 
 @pytest.mark.inductor
-def test_nothing_is_read_or_kept_where_pytorch_disables_its_caches(folder, monkeypatch):
+def test_nothing_is_read_or_kept_where_pytorch_disables_its_caches(folder):
     assert origin() == "compiler"
     kept = sorted(folder.rglob("*"))
     compiled_stages.forget()
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
-    assert origin() == "compiler"
-    compiled_stages.forget()
-    assert origin(lambda x: model(x) + 1) == "compiler"
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert origin() == "compiler"
+        compiled_stages.forget()
+        assert origin(lambda x: model(x) + 1) == "compiler"
     assert sorted(folder.rglob("*")) == kept
 
 
