@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipu_dynamo.program import Function, make_function
+from ipu_dynamo.program.layout import dense_strides
 from ipu_dynamo.runtime.convolution_times import ConvolutionShape, convolution_times
 from ipu_dynamo.runtime.product_choice import product_choice
 
@@ -100,8 +101,7 @@ def _shape_of(node: fx.Node) -> ConvolutionShape | None:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor has the strides of a new one; sizes of 1 hide it from `is_contiguous`."""
-    size = tensor.shape
-    return tensor.stride() == tuple(prod(size[dim + 1 :]) for dim in range(len(size)))
+    return tensor.stride() == dense_strides(tensor.shape)
 
 
 def _is_small(of: ConvolutionShape) -> bool:
@@ -117,64 +117,60 @@ def choose_convolutions(function: Function, times: Times = convolution_times) ->
     if not chosen:
         return function
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
+    gradients: dict[fx.Node, list[fx.Node | None]] = {}
     for node in function.graph.graph.nodes:
-        backward = node.args[0] if node.target is getitem else None
         if node in chosen and node.target is aten.convolution.default:
-            of[node] = _forward(graph, node, of)
-        elif backward in chosen:
-            of[node] = _gradient(graph, node, of)
-        elif node not in chosen:
+            (result,) = _forward(graph, node, of)
+            assert result is not None
+            of[node] = result
+        elif node in chosen:
+            gradients[node] = _backward(graph, node, of)
+        elif node.target is getitem and node.args[0] in gradients:
+            of[node] = gradients[node.args[0]][node.args[1]]
+        else:
             of[node] = graph.node_copy(node, of.__getitem__)
     return make_function(function.name, fx.GraphModule(function.graph, graph))
 
 
-def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> fx.Node:
+def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> list[fx.Node | None]:
     from ipu_dynamo.runtime.convolution_products import convolution  # imports Inductor: a second
 
     arguments: Any = node.args
     x, weight, bias, stride, padding, *_ = arguments
 
-    def plain(x: Tensor, weight: Tensor) -> Tensor:
-        return convolution(x, weight, None, stride, padding)
+    def plain(x: Tensor, weight: Tensor) -> list[Tensor | None]:
+        return [convolution(x, weight, None, stride, padding)]
 
-    def with_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return convolution(x, weight, bias, stride, padding)
+    def with_bias(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor | None]:
+        return [convolution(x, weight, bias, stride, padding)]
 
     if bias is None:
         return _written(graph, node, plain, [x, weight], of)
     return _written(graph, node, with_bias, [x, weight, bias], of)
 
 
-def _gradient(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """What `node` takes from a backward pass: the gradient of input, weight or bias."""
-    from ipu_dynamo.runtime.convolution_products import input_gradient, weight_gradient
+def _backward(
+    graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]
+) -> list[fx.Node | None]:
+    from ipu_dynamo.runtime.convolution_products import gradients
 
     arguments: Any = node.args
-    backward, which = arguments
-    gradient, x, weight, _, stride, padding, *_ = backward.args
-    size, kernel = x.meta["val"].shape[2:], weight.meta["val"].shape[2:]
+    gradient, x, weight, _, stride, padding, *_, mask = arguments
 
-    def of_input(gradient: Tensor, weight: Tensor) -> Tensor:
-        return input_gradient(gradient, size, weight, padding)
+    def compute(gradient: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
+        return gradients(gradient, x, weight, stride, padding, mask)
 
-    def of_weight(gradient: Tensor, x: Tensor) -> Tensor:
-        return weight_gradient(gradient, x, kernel, stride, padding)
-
-    def of_bias(gradient: Tensor) -> Tensor:
-        return gradient.sum((0, 2, 3))
-
-    compute, *given = ((of_input, weight), (of_weight, x), (of_bias,))[which]
-    return _written(graph, node, compute, [gradient, *given], of)
+    return _written(graph, node, compute, [gradient, x, weight], of)
 
 
 def _written(
     graph: fx.Graph,
     node: fx.Node,
-    compute: Callable[..., Tensor],
+    compute: Callable[..., list[Tensor | None]],
     given: list[fx.Node],
     of: Mapping[fx.Node, fx.Node],
-) -> fx.Node:
-    """The operators of `compute(*given)`, in the place of `node`, with its source line."""
+) -> list[fx.Node | None]:
+    """The results of `compute(*given)`, whose operators stand for `node`, with its source line."""
     values = [source.meta["val"] for source in given]
     with values[0].fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
         operators = make_fx(compute)(*values).graph
@@ -185,8 +181,14 @@ def _written(
         if operator.op == "call_function":
             new[operator] = graph.node_copy(operator, new.__getitem__)
             new[operator].meta |= {k: v for k, v in node.meta.items() if k != "val"}
-    (output,) = operators.output_node().all_input_nodes
-    result: fx.Node = new[output]
-    made, wanted = result.meta["val"], node.meta["val"]
-    assert (made.dtype, made.shape, made.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
-    return result
+    results: Any = operators.output_node().args[0]
+    wanted = node.meta["val"]
+    for result, one in zip(
+        results, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True
+    ):
+        assert result is None or _layout(result.meta["val"]) == _layout(one)
+    return [None if result is None else new[result] for result in results]
+
+
+def _layout(value: Tensor) -> tuple[object, ...]:
+    return value.dtype, value.shape, value.stride()

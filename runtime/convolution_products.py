@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipu_dynamo.runtime.convolution_times import result_size
 from ipu_dynamo.runtime.torch_private_inductor import written_densely
 
 _DENSE = torch.contiguous_format  # a clone has the strides of a new tensor, sizes of 1 included
@@ -25,23 +26,43 @@ def convolution(
     y = weight.reshape(o, -1) @ patches(written_densely(x), kernel, stride, padding)
     if bias is not None:
         y = y + bias[:, None]
-    sides = zip(x.shape[2:], kernel, stride, padding, strict=True)
-    size = [(of + 2 * around - k) // step + 1 for of, k, step, around in sides]
+    size = result_size(x.shape[2:], kernel, stride, padding)
     return y.view(o, len(x), *size).transpose(0, 1).clone(memory_format=_DENSE)
 
 
-def input_gradient(
-    gradient: Tensor, size: Sequence[int], weight: Tensor, padding: Sequence[int]
+def gradients(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    mask: Sequence[bool],
+) -> list[Tensor | None]:
+    """Those of input, weight and bias that `mask` wants; that of the input for a stride of 1."""
+    by_channels = by_channel(gradient)
+    made = len(gradient), *gradient.shape[2:]
+    return [
+        _of_input(by_channels, made, x.shape[2:], weight, padding) if mask[0] else None,
+        _of_weight(by_channels, x, weight.shape[2:], stride, padding) if mask[1] else None,
+        gradient.sum((0, 2, 3)) if mask[2] else None,
+    ]
+
+
+def _of_input(
+    gradient: Tensor,
+    made: Sequence[int],
+    size: Sequence[int],
+    weight: Tensor,
+    padding: Sequence[int],
 ) -> Tensor:
-    """The gradient of images of `size` [h, w], for a stride of 1; dense.
+    """f32[n, c, h, w], dense, from f32[o, n * rows * columns], which are `made`; `size` is [h, w].
 
     Each place of the kernel gave the image, moved by that place, a part of the result. Sums of rows
     and columns apart are fewer operators, of which Inductor makes slower code.
     """
     o, c, *kernel = weight.shape
-    products = weight.reshape(o, -1).t() @ by_channel(gradient)
-    parts = products.view(c, *kernel, len(gradient), *gradient.shape[2:])
-    rows, columns = parts.shape[4:]
+    parts = (weight.reshape(o, -1).t() @ gradient).view(c, *kernel, *made)
+    _, rows, columns = made
     total = None
     for i, j in product(*map(range, kernel)):
         up, left = i - padding[0], j - padding[1]
@@ -53,15 +74,15 @@ def input_gradient(
     return total.transpose(0, 1).clone(memory_format=_DENSE)
 
 
-def weight_gradient(
+def _of_weight(
     gradient: Tensor,
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """f32[o, c, kh, kw]."""
-    made = by_channel(gradient) @ patches(written_densely(x), kernel, stride, padding).t()
+    """f32[o, c, kh, kw], from f32[o, n * rows * columns]."""
+    made = gradient @ patches(written_densely(x), kernel, stride, padding).t()
     return made.view(-1, x.shape[1], *kernel)
 
 

@@ -4,7 +4,7 @@ As with products, the figures decide which code a stage runs.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -23,9 +23,8 @@ from ipu_dynamo.runtime.stage_store import open_store
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
 _SECONDS = 0.03  # for each convolution
-_COMPILED = (
-    0.4  # the time of compiled copies, fused with others, in that of PyTorch's; 0.35 measured
-)
+# What compiled copies, fused with others, need of the time of PyTorch's; 0.35 was measured.
+_COMPILED = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +46,23 @@ class ConvolutionShape:
     bias: bool = False
 
     @property
-    def result(self) -> tuple[int, int]:
-        """Rows and columns of the forward pass's result."""
-        sides = zip(self.x[2:], self.weight[2:], self.stride, self.padding, strict=True)
-        rows, columns = ((of + 2 * around - k) // step + 1 for of, k, step, around in sides)
-        return rows, columns
-
-    @property
     def patches(self) -> int:
         """Elements of all patches."""
-        return self.x[0] * prod(self.result) * prod(self.weight[1:])
+        result = result_size(self.x[2:], self.weight[2:], self.stride, self.padding)
+        return self.x[0] * prod(result) * prod(self.weight[1:])
 
     def __str__(self) -> str:
         direction = "backward" if self.mask else "forward"
         x, weight = (" x ".join(map(str, size)) for size in (self.x, self.weight))
         return f"{direction} of {x} with {weight}"
+
+
+def result_size(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> list[int]:
+    """Rows and columns of a convolution's result."""
+    sides = zip(size, kernel, stride, padding, strict=True)
+    return [(of + 2 * around - k) // step + 1 for of, k, step, around in sides]
 
 
 def convolution_times(one: ConvolutionShape) -> Mapping[str, float] | None:
@@ -97,11 +98,11 @@ def measure(one: ConvolutionShape) -> dict[str, float]:
     weight = torch.ones(one.weight, dtype=torch.float32, device="cpu")
     bias = weight[:, 0, 0, 0] if one.bias else None
     rest: list[Any] = [*map(list, where), [1, 1], False, [0, 0], 1]
-    y = torch.ops.aten.convolution(x, weight, bias, *rest)
+    y = aten.convolution(x, weight, bias, *rest)
     flat, seen, made = weight.flatten(1), patches(x, kernel, *where), by_channel(y)
     back = (*rest, list(one.mask))
     ways = {
-        "torch": lambda: torch.ops.aten.convolution(x, weight, bias, *rest),
+        "torch": lambda: aten.convolution(x, weight, bias, *rest),
         "products": lambda: flat @ seen,
         "patches": lambda: patches(x, kernel, *where),
         "channels": lambda: by_channel(y),
@@ -110,9 +111,7 @@ def measure(one: ConvolutionShape) -> dict[str, float]:
         parts = (flat.t() @ made).view(-1, len(x), made.shape[1] // len(x)).transpose(0, 1)
         parts = parts.contiguous()
         of_x, of_weight, _ = one.mask
-        ways["torch"] = lambda: torch.ops.aten.convolution_backward(
-            y, x, weight, [len(weight)], *back
-        )
+        ways["torch"] = lambda: aten.convolution_backward(y, x, weight, [len(weight)], *back)
         ways["products"] = lambda: (of_x and flat.t() @ made, of_weight and made @ seen.t())
         ways["patches"] = lambda: of_weight and patches(x, kernel, *where)
         ways["sums"] = lambda: of_x and F.fold(parts, one.x[2:], kernel, padding=one.padding)

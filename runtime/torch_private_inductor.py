@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from inspect import CO_VARARGS
-from math import prod
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -23,6 +22,8 @@ from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+from ipu_dynamo.program.layout import dense_strides
 
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 _MakeKernel = Callable[[list[str], str], object]
@@ -162,8 +163,5 @@ def _library(kernel: Any) -> Path:
 
 def written_densely(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` in row-major order; compiled code has it in memory, and computes it only once."""
-    size = tensor.shape
-    dense: torch.Tensor = force_stride_order(
-        tensor, [prod(size[dim + 1 :]) for dim in range(len(size))]
-    )
+    dense: torch.Tensor = force_stride_order(tensor, dense_strides(tensor.shape))
     return dense

@@ -43,7 +43,7 @@ class Layout:
         return cls(TensorType.of(tensor), stride, str(tensor.device))
 
     def __str__(self) -> str:
-        dense = self.stride == _dense(self.type.shape)
+        dense = self.stride == dense_strides(self.type.shape)
         stride = "" if dense else f"{{{','.join(map(str, self.stride))}}}"
         device = "" if self.device == "cpu" else f"@{self.device}"
         return f"{self.type}{stride}{device}"
@@ -57,7 +57,7 @@ class Layout:
         type_ = TensorType.parse(match[1])
         if type_.dtype in _QUANTIZED:
             raise ValueError(f"quantized tensors have more than strides: {text!r}")
-        stride = _dense(type_.shape)
+        stride = dense_strides(type_.shape)
         if match[2] is not None:
             stride = tuple(int(step) for step in match[2].split(",") if step)
         if len(stride) != len(type_.shape):
@@ -83,6 +83,6 @@ def device_named(text: str) -> torch.device:
     return torch.device(text)
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a contiguous tensor."""
     return tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
