@@ -113,15 +113,20 @@ def _contenders(
     """Each trains its own copy of `model`, `steps` steps in a call."""
     x, y = torch.randn(rows * steps, *shape), torch.randint(CLASSES, (rows * steps,))
 
-    def loop(compile_model: Callable[[nn.Module], Callable[..., torch.Tensor]]) -> Step:
+    def loop(
+        compile_model: Callable[[nn.Module], Callable[..., torch.Tensor]],
+        *,
+        optimizer_too: bool = False,
+    ) -> Step:
         own = copy.deepcopy(model)
         optimizer, forward = _sgd(own, momentum), compile_model(own)
+        update = torch.compile(optimizer.step) if optimizer_too else optimizer.step
 
         def step() -> None:
             for images, wanted in zip(x.split(rows), y.split(rows), strict=True):
                 optimizer.zero_grad()
                 forward(images, wanted).backward()
-                optimizer.step()
+                update()
 
         return step
 
@@ -132,6 +137,7 @@ def _contenders(
     return {
         "eager": lambda: loop(lambda module: module),
         "torch.compile, Inductor": lambda: loop(torch.compile),
+        "torch.compile, optimiser too": lambda: loop(torch.compile, optimizer_too=True),
         "torch.compile, ipu": lambda: loop(partial(torch.compile, backend=ipu)),
         "compile_training": whole,
     }

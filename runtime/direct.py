@@ -22,8 +22,8 @@ Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
 def direct(run: Run, graph: fx.Graph) -> Run:
     """`run`, or from the second call on only the code inside it.
 
-    The first call is watched: what is inside it must get the arguments as they are, and its
-    results must be what the caller gets. Grad mode has to be off, as the code expects it.
+    The first call outside a profiler is watched: what is inside it must get the arguments as they
+    are, and its results must be what the caller gets. Grad mode has to be off, as the code expects.
     """
     if any(_changes_in_place(node) for node in graph.nodes):
         return run
@@ -35,6 +35,8 @@ def direct(run: Run, graph: fx.Graph) -> Run:
         if inside is not None and not torch.is_grad_enabled():
             return inside(arguments)
         if watched:
+            return run(arguments)
+        if sys.getprofile() is not None:  # a C profiler's cannot be put back; watch a later call
             return run(arguments)
         results, found = _watch(run, arguments)
         watched, inside = True, found
@@ -61,12 +63,11 @@ def _watch(run: Run, arguments: list[Tensor]) -> tuple[Sequence[Tensor | None], 
         elif event == "return":
             returned.append(value)
 
-    before = sys.getprofile()
     sys.setprofile(note)
     try:
         results = run(arguments)
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
     if len(calls) == len(returned) == 1 and returned[0] is not None:
         ((inside, taken),) = calls
         if _same(taken, given) and _same(returned[0], results):

@@ -1,5 +1,6 @@
 """Check when Inductor's code is called without the wrappers around it, and that results stay."""
 
+import cProfile
 import sys
 
 import pytest
@@ -48,6 +49,20 @@ def test_pure_code_is_called_directly_from_the_second_call_on():
             assert_close(tuple(stage([x])), eager([x]))
         first, second = stage([x]), stage([x + 1])
     assert first[0].data_ptr() != second[0].data_ptr()
+
+
+def test_a_profiler_goes_on_and_the_call_after_it_is_watched():
+    x = torch.randn(3, 4)
+    stage, eager = stages(lambda x: (x.sin() * 2,), x)
+    profile = cProfile.Profile()
+    with torch.no_grad():
+        profile.enable()
+        assert_close(tuple(stage([x])), eager([x]))
+        assert sys.getprofile() is profile
+        profile.disable()
+        assert any(entry.code is wrapped_code() for entry in profile.getstats())
+        stage([x])
+        assert wrappers_in(lambda: stage([x])) == 0
 
 
 def test_wrappers_stay_where_gradients_are_recorded():
