@@ -1,6 +1,7 @@
 """Check compiled models as users call them: what goes in, what comes out, what is refused."""
 
 import collections
+import copy
 
 import pytest
 import torch
@@ -131,6 +132,34 @@ def test_autocast_regions_inside_and_around():
         run = compile_inference(model, EAGER)
         assert_close(run(batch()[0]), expected)
     assert_close(run(batch()[0]), expected)
+
+
+def test_backward_pass_of_a_part_without_autocast_is_not_cast():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x, y):
+            h = self.first(x)
+            with torch.autocast("cpu", enabled=False):
+                h = self.second(h.float())
+            return F.mse_loss(self.last(h)[:, :2].float(), y)
+
+    torch.manual_seed(0)
+    theirs = Mixed()
+    ours = copy.deepcopy(theirs)
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.5)
+    step = compile_training(ours, torch.optim.SGD(ours.parameters(), 0.5), EAGER)
+    for _ in range(3):
+        given = batch()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = theirs(*given)
+            assert_close(step(*given), loss.detach(), rtol=0, atol=0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
 
 
 # --- Losses ---------------------------------------------------------------------------------------

@@ -152,9 +152,12 @@ def export_joint(
 ) -> fx.GraphModule:
     """Functionalise `module`, and differentiate its first output where an input requires grad.
 
-    Placeholders and outputs of the result carry meta["desc"].
+    The backward pass has no autocast: its dtypes follow from those of the forward pass, as where
+    `backward()` is called outside autocast. Placeholders and outputs of the result carry
+    meta["desc"].
     """
     with ExitStack() as stack:
+        stack.enter_context(torch._functorch.config.patch(backward_pass_autocast="off"))
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
         if torch.is_grad_enabled() and _holds_lstm(module):
