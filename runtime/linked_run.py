@@ -78,7 +78,7 @@ class LinkedRun:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
         linked, function = self.prepare(numbers)
-        own = [self._tensors[name] for name in linked.state]
+        own: Sequence[Tensor] = [self._tensors[name] for name in linked.state]
         views = [received[name] for name in linked.received]
         constants = [self._tensors[name] for name in linked.constants]
         size, state, tail = len(own), own, self._numbers
@@ -87,15 +87,14 @@ class LinkedRun:
             for i, (keep, into) in enumerate(zip(kept, collected, strict=True))
         ]
         try:
-            for step in range(steps):
-                given = [view[step] for view in views]
+            for step, *given in zip(range(steps), *views, strict=True):
                 try:
                     results = function([*state, *constants, *given, *tail])
                 except Exception as error:
                     names = (*linked.state, *linked.constants, *linked.received)
                     values = dict(zip(names, (*state, *constants, *given), strict=True))
                     raise self._explained(error, values, step) from error
-                state = list(results[:size])  # type: ignore[arg-type]
+                state = results[:size]  # type: ignore[assignment]
                 for place, keep, into in wanted:
                     if keep[step]:
                         into[step] = results[place]

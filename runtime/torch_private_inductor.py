@@ -7,10 +7,8 @@ that needs it should pay. Checked on PyTorch 2.13.0.
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from inspect import CO_VARARGS
 from pathlib import Path
@@ -19,15 +17,14 @@ from typing import Any
 
 import torch
 import torch._inductor
-from torch._inductor import config, cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
-from torch._inductor.cpu_vec_isa import VecISA
 from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from ipu_dynamo.program.layout import dense_strides
+from ipu_dynamo.runtime.torch_private_compile_time import shortened_compiling
 
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 _MakeKernel = Callable[[list[str], str], object]
@@ -48,7 +45,7 @@ def compile_artifact(
     bare = copy.deepcopy(graph)
     for node in bare.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
-    with _kernels_noted() as kernels, vector_sets_tried():
+    with _kernels_noted() as kernels, shortened_compiling():
         artifact = _compile(bare, examples, settings)
     if not isinstance(artifact, AOTCompiledArtifact):
         return _taking_a_list(artifact._compiled_fn), None
@@ -108,40 +105,6 @@ def _compile(
             if "serialize method" not in str(error):
                 raise
         return compile_for(graph, list(examples))
-
-
-@contextmanager
-def vector_sets_tried() -> Iterator[None]:
-    """Let a thread find out which vector instructions the C++ compiler knows, meanwhile.
-
-    Inductor asks once in a process, when it has scheduled the loops; trying takes seconds where
-    nothing is cached.
-    """
-    original = cpu_vec_isa.valid_vec_isa_list
-    in_context = copy_context().run  # Inductor's settings are a thread's own
-    with ThreadPoolExecutor(1, "vector-instructions") as pool:
-        found = pool.submit(in_context, _vector_sets, original)
-        cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            cpu_vec_isa.valid_vec_isa_list = original
-
-
-def _vector_sets(find_all: Callable[[], list[VecISA]]) -> list[VecISA]:
-    """The sets that can be used, widest first; only the widest where no setting names another."""
-    if os.environ.get("ATEN_CPU_CAPABILITY") or config.cpp.simdlen is not None:
-        return find_all()
-    widest = _widest_x86_set()
-    return find_all() if widest is None else [widest]
-
-
-@cache
-def _widest_x86_set() -> VecISA | None:
-    """What `valid_vec_isa_list` would begin with; it tries every set, for seconds each."""
-    has = {*cpu_vec_isa.x86_isa_checker()}  # empty on other processors
-    sets = cpu_vec_isa.supported_vec_isa_list
-    return next((one for one in sets if {*str(one).split()} <= has and one), None)
 
 
 def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Run:

@@ -1,0 +1,83 @@
+"""Check that compiling takes the same decisions as without shortcuts."""
+
+import pytest
+import sympy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._inductor import config, cpu_vec_isa, sizevars
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from ipu_dynamo.runtime.torch_private_compile_time import (
+    polynomial_indices_kept,
+    vector_sets_tried,
+)
+from ipu_dynamo.runtime.torch_private_inductor import compile_artifact
+
+pytestmark = pytest.mark.inductor
+CAPABILITY = "ATEN_CPU_CAPABILITY"
+
+
+@pytest.fixture(autouse=True)
+def without_setting(monkeypatch):
+    monkeypatch.delenv(CAPABILITY, raising=False)
+
+
+def test_the_same_set_is_chosen():
+    with vector_sets_tried():
+        chosen = cpu_vec_isa.pick_vec_isa()
+    assert chosen == cpu_vec_isa.pick_vec_isa()
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_the_set_that_the_user_names_is_chosen(monkeypatch, capability):
+    with vector_sets_tried():
+        cpu_vec_isa.pick_vec_isa()
+    monkeypatch.setenv(CAPABILITY, capability)
+    with vector_sets_tried():
+        chosen = cpu_vec_isa.pick_vec_isa()
+    assert chosen == cpu_vec_isa.pick_vec_isa()
+
+
+def test_the_set_of_the_width_in_the_settings_is_chosen():
+    with config.patch({"cpp.simdlen": 256}):
+        with vector_sets_tried():
+            chosen = cpu_vec_isa.pick_vec_isa()
+        assert chosen == cpu_vec_isa.pick_vec_isa()
+
+
+VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
+TERMS = st.one_of(
+    st.sampled_from(VARIABLES),
+    st.builds(FloorDiv, st.sampled_from(VARIABLES), st.sampled_from([3, 16, 32])),
+    st.builds(
+        ModularIndexing,
+        st.sampled_from(VARIABLES),
+        st.sampled_from([1, 3, 16]),
+        st.sampled_from([5, 16, 64]),
+    ),
+)
+INDICES = st.lists(st.tuples(st.integers(1, 99), TERMS), min_size=1, max_size=4)
+
+
+@given(INDICES, st.integers(-99, 99), st.sampled_from(VARIABLES))
+def test_strides_are_the_same(parts, first, variable):
+    index = first + sum(factor * term for factor, term in parts)
+    stride_at = sizevars.stride_at_vec_range.__wrapped__  # without its cache
+    expected = stride_at(index, variable, 16)
+    with polynomial_indices_kept():
+        assert stride_at(index, variable, 16) == expected
+
+
+def test_pytorch_is_as_before_when_compiling_fails():
+    before = cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range
+
+    def fail(x):
+        raise ZeroDivisionError
+
+    graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    graph.graph.output((graph.graph.call_function(fail, (graph.graph.placeholder("x"),)),))
+    graph.recompile()
+    with pytest.raises(ZeroDivisionError):
+        compile_artifact(graph, [torch.ones(3)], {})
+    assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
