@@ -35,13 +35,18 @@ def training(layers: int, between: Activation = None) -> dict[str, Maker]:
     return {name: partial(_training, layers, between, given) for name, given in settings.items()}
 
 
-CASES: dict[str, Callable[[], dict[str, Maker]]] = {
-    "door_inference_1_layer": partial(inference, 1),
-    "door_inference_8_layers": partial(inference, 8),
-    "door_inference_mlp": partial(inference, 3, between=nn.ReLU),
-    "door_training_1_layer": partial(training, 1),
-    "door_training_8_layers": partial(training, 8),
-    "door_training_mlp": partial(training, 3, between=nn.ReLU),
+MODELS: dict[str, tuple[str, int, Activation]] = {
+    "1_layer": ("1 tiny layer", 1, None),
+    "8_layers": ("8 tiny layers", 8, None),
+    "mlp": ("a tiny perceptron of 3 layers", 3, nn.ReLU),
+}
+CASES: dict[str, tuple[str, Callable[[], dict[str, Maker]]]] = {
+    f"door_{kind.__name__}_{name}": (
+        f"{kind.__name__} through torch.compile, {what}",
+        partial(kind, layers, between),
+    )
+    for kind in (inference, training)
+    for name, (what, layers, between) in MODELS.items()
 }
 
 

@@ -20,7 +20,7 @@ from ipu_dynamo.program import Program
 from ipu_dynamo.program.torch_private import code_on_demand
 from ipu_dynamo.runtime.batching import Batching
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ipu_dynamo.program")
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(
                     "aten::item is only supported in eager mode, and a trace has no values: "
-                    f"{error}\nPython control flow on a tensor can be written with poptorch.cond "
-                    "or poptorch.for_loop"
+                    f"{error}\nPopTorch's control flow on tensors (poptorch.cond, poptorch.for_loop) "
+                    "does not exist here yet"
                 ) from error
             raise
 

@@ -92,14 +92,20 @@ class StageStore:
 
     def read_note(self, key: str) -> str | None:
         """What was measured under this key, or None."""
+        path = self._notes / key
         try:
-            return (self._notes / key).read_text(encoding="utf-8")
+            text, _, digest = path.read_bytes().rpartition(b"\n")
         except FileNotFoundError:
             return None
+        if sha256(text).hexdigest().encode() != digest:
+            log.warning("%s is damaged: it is measured again", path)
+            return None
+        return text.decode()
 
     def write_note(self, key: str, text: str) -> None:
         """Keep what was measured."""
-        replace_file(self._notes / key, text.encode())
+        content = text.encode()
+        replace_file(self._notes / key, content + b"\n" + sha256(content).hexdigest().encode())
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.

@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import IpuError
-
 _EMBEDDED_NBYTES = 2**20  # larger tensors go into a file beside the program
 _TEMPLATE = '''"""Show a difference that ipu_dynamo.bisect found: {title}
 
@@ -103,11 +101,10 @@ class Repro:
                 made = f"saved[{name!r}]"
             lines.append(f"    given[{name!r}] = {_strided(made, tensor)}")
         if saved:
-            other = path.with_suffix(".safetensors")
-            _save(saved, other)
-            load = f"saved = load_file(Path(__file__).with_name({other.name!r}))"
-            imports = ["from pathlib import Path", "from safetensors.torch import load_file"]
-            lines = [f"    {line}" for line in (*imports, load)] + lines
+            other = path.with_suffix(".pt")
+            torch.save(saved, other)
+            load = f"saved = torch.load(Path(__file__).with_name({other.name!r}))"
+            lines = ["    from pathlib import Path", f"    {load}", *lines]
         return "\n".join([*lines, "    return given"])
 
 
@@ -147,11 +144,3 @@ def _strided(made: str, tensor: Tensor) -> str:
         return made
     layout = f"{tuple(tensor.shape)}, {tuple(tensor.stride())}, dtype={tensor.dtype}"
     return f"torch.empty_strided({layout}).copy_({made})"
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise IpuError("the repro holds large tensors\n  try:  pip install safetensors") from error
-    save_file(tensors, path)

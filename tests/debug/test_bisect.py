@@ -285,7 +285,7 @@ def test_large_inputs_lie_beside_the_repro(plant, tmp_path, shown):
     plant("round_scalars", double)
     x = torch.randint(100, (600, 600))  # whole numbers are not drawn from a seed
     found = bisect(lambda x: x * 2, x, options=EAGER, repro=tmp_path / "repro.py")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["repro.py", "repro.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repro.pt", "repro.py"]
     assert shown(found.repro) == 1.0
 
 
