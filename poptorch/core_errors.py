@@ -41,8 +41,8 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(
                     "aten::item is only supported in eager mode, and a trace has no values: "
-                    f"{error}\nPopTorch's control flow on tensors (poptorch.cond, poptorch.for_loop) "
-                    "does not exist here yet"
+                    f"{error}\nPopTorch's control flow on tensors, poptorch.cond and "
+                    "poptorch.for_loop, does not exist here yet"
                 ) from error
             raise
 

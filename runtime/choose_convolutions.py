@@ -156,6 +156,8 @@ def _backward(
 
     arguments: Any = node.args
     gradient, x, weight, _, stride, padding, *_, mask = arguments
+    read = {user.args[1] for user in node.users}
+    mask = [wanted and index in read for index, wanted in enumerate(mask)]
 
     def compute(gradient: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
         return gradients(gradient, x, weight, stride, padding, mask)

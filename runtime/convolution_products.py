@@ -49,7 +49,7 @@ def gradients(
 
 
 def _of_input(
-    gradient: Tensor,
+    by_channels: Tensor,
     made: Sequence[int],
     size: Sequence[int],
     weight: Tensor,
@@ -61,7 +61,7 @@ def _of_input(
     and columns apart are fewer operators, of which Inductor makes slower code.
     """
     o, c, *kernel = weight.shape
-    parts = (weight.reshape(o, -1).t() @ gradient).view(c, *kernel, *made)
+    parts = (weight.reshape(o, -1).t() @ by_channels).view(c, *kernel, *made)
     _, rows, columns = made
     total = None
     for i, j in product(*map(range, kernel)):
@@ -75,14 +75,14 @@ def _of_input(
 
 
 def _of_weight(
-    gradient: Tensor,
+    by_channels: Tensor,
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
     """f32[o, c, kh, kw], from f32[o, n * rows * columns]."""
-    made = gradient @ patches(written_densely(x), kernel, stride, padding).t()
+    made = by_channels @ patches(written_densely(x), kernel, stride, padding).t()
     return made.view(-1, x.shape[1], *kernel)
 
 

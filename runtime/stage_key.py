@@ -17,7 +17,9 @@ from ipu_dynamo.program import Function
 from ipu_dynamo.runtime.torch_private import compiler_settings, cpp_compiler_names, mkldnn_enabled
 from ipu_dynamo.version import __version__
 
-_COMPILES = Path(__file__).with_name("torch_private_inductor.py")  # hands graphs to Inductor
+_COMPILES = [  # hand graphs to Inductor
+    Path(__file__).with_name(f"torch_private_{name}.py") for name in ("inductor", "compile_time")
+]
 _KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of known versions
 
 
@@ -54,7 +56,7 @@ def _is_described(node: fx.Node) -> bool:
 def this_machine() -> tuple[object, ...]:
     """Versions, compiler and processor: what does not change while a process runs."""
     return (
-        sha256(_COMPILES.read_bytes()).hexdigest(),
+        sha256(b"".join(file.read_bytes() for file in _COMPILES)).hexdigest(),
         __version__,
         torch.__version__,
         torch.version.git_version,

@@ -7,7 +7,7 @@ that needs it should pay. Checked on PyTorch 2.13.0.
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from inspect import CO_VARARGS
@@ -45,7 +45,8 @@ def compile_artifact(
     bare = copy.deepcopy(graph)
     for node in bare.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
-    with _kernels_noted() as kernels, shortened_compiling():
+    on_cpu = any(example.device.type == "cpu" for example in examples)
+    with _kernels_noted() as kernels, shortened_compiling() if on_cpu else nullcontext():
         artifact = _compile(bare, examples, settings)
     if not isinstance(artifact, AOTCompiledArtifact):
         return _taking_a_list(artifact._compiled_fn), None

@@ -54,12 +54,11 @@ def test_pure_code_is_called_directly_from_the_second_call_on():
 def test_a_profiler_goes_on_and_the_call_after_it_is_watched():
     x = torch.randn(3, 4)
     stage, eager = stages(lambda x: (x.sin() * 2,), x)
-    profile = cProfile.Profile()
     with torch.no_grad():
-        profile.enable()
-        assert_close(tuple(stage([x])), eager([x]))
-        assert sys.getprofile() is profile
-        profile.disable()
+        with cProfile.Profile() as profile:
+            before = sys.getprofile()
+            assert_close(tuple(stage([x])), eager([x]))
+            assert sys.getprofile() is before
         assert any(entry.code is wrapped_code() for entry in profile.getstats())
         stage([x])
         assert wrappers_in(lambda: stage([x])) == 0

@@ -1,5 +1,7 @@
 """Check that compiling takes the same decisions as without shortcuts."""
 
+import platform
+
 import pytest
 import sympy
 import torch
@@ -29,6 +31,11 @@ def test_the_same_set_is_chosen():
     assert chosen == cpu_vec_isa.pick_vec_isa()
 
 
+def test_only_one_set_is_tried():
+    with vector_sets_tried():
+        assert cpu_vec_isa.valid_vec_isa_list()[1:] == [] or platform.machine() != "x86_64"
+
+
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_the_set_that_the_user_names_is_chosen(monkeypatch, capability):
     with vector_sets_tried():
@@ -44,6 +51,38 @@ def test_the_set_of_the_width_in_the_settings_is_chosen():
         with vector_sets_tried():
             chosen = cpu_vec_isa.pick_vec_isa()
         assert chosen == cpu_vec_isa.pick_vec_isa()
+
+
+def test_polynomials_are_not_simplified(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        sizevars, "simplify_index_in_vec_range", lambda index, *_: seen.append(index) or index
+    )
+    stride_at = sizevars.stride_at_vec_range.__wrapped__  # without its cache
+    first, second, _ = VARIABLES
+    with polynomial_indices_kept():
+        assert stride_at(3 * first * second + second, second, 16) == 3 * first + 1
+        assert seen == []
+        quotient, relation = FloorDiv(first, 3), sympy.Ge(first, 3)
+        stride_at(quotient, first, 16)
+        sizevars.simplify_index_in_vec_range(relation, first, 16)
+        assert seen == [quotient, relation]
+
+
+def test_what_is_compiled_is_shortened(monkeypatch):
+    before = cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range
+    seen = []
+
+    def compile_for(*arguments, **settings):
+        seen.extend([cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", compile_for)
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    with pytest.raises(ZeroDivisionError):
+        compile_artifact(graph, [torch.ones(3)], {})
+    assert not set(seen) & set(before)
+    assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
 
 
 VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
@@ -67,17 +106,3 @@ def test_strides_are_the_same(parts, first, variable):
     expected = stride_at(index, variable, 16)
     with polynomial_indices_kept():
         assert stride_at(index, variable, 16) == expected
-
-
-def test_pytorch_is_as_before_when_compiling_fails():
-    before = cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range
-
-    def fail(x):
-        raise ZeroDivisionError
-
-    graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
-    graph.graph.output((graph.graph.call_function(fail, (graph.graph.placeholder("x"),)),))
-    graph.recompile()
-    with pytest.raises(ZeroDivisionError):
-        compile_artifact(graph, [torch.ones(3)], {})
-    assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
