@@ -15,6 +15,10 @@ class ReplicaGroups:
     {size, ..., 2 * size - 1}, ...; or orthogonal ones {0, m, 2m, ...}, {1, m + 1, 2m + 1, ...}, ...
     Prints as one of its groups, `group of 2 consecutive replicas`; `parse` is the inverse.
 
+    Args:
+        size: replicas in each group.
+        orthogonal: groups are strided, not consecutive replicas.
+
     Source: PopTorch user guide, "Grouping tensor weights across replicas".
     """
 

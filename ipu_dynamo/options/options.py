@@ -65,8 +65,9 @@ class Options:
         replica_groups: parameters and buffers of which each group of replicas has its own, by name.
             In the model such a tensor has a leading dimension over the groups; forward sees the
             slice of its replica's group. Its gradient is summed over the replicas of the group.
-        output_mode: which micro-batches are returned; `default` is `all` for inference and
-            `final` for training.
+        output_mode: which micro-batches are returned: `all`, the `final` one of each replica,
+            those of `every` n-th device iteration, or their `sum`; `default` is `all` for
+            inference and `final` for training.
         return_period: with `every`, return each n-th device iteration.
         reduction: gradients over micro-batches and replicas are averaged or summed.
         mean_strategy: when an average divides: after the sum (`post`), at every accumulation

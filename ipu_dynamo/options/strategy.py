@@ -23,7 +23,12 @@ _STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One explicit stage: the ids of its blocks, and its IPU (None: the block's, or its number)."""
+    """One explicit stage.
+
+    Args:
+        blocks: the ids of its blocks.
+        ipu: the number of its IPU. None: the one that its blocks name, or the stage's number.
+    """
 
     blocks: tuple[str, ...]
     ipu: int | None = None

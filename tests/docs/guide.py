@@ -1,4 +1,4 @@
-"""Run the pages of the user's guide, and write what they show: outputs, and the table of options.
+"""Run the pages of the user's guide, and write what they show: outputs, and tables of options.
 
 `python -m tests.docs.guide` brings the pages up to date, or those named; the tests compare.
 """
@@ -19,6 +19,7 @@ import torch
 
 from ipu_dynamo.backend import ipu
 from poptorch.options import OptionEffect, table
+from tests.docs.arguments import arguments_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -28,6 +29,9 @@ _PROGRAM = re.compile(
 )
 _TABLE = re.compile(
     r"(<!-- options: (?P<which>\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL
+)
+_ARGUMENTS = re.compile(
+    r"(<!-- arguments: (?P<name>\w+) -->\n).*?(<!-- end of arguments -->\n)", re.DOTALL
 )
 
 
@@ -57,7 +61,8 @@ def refreshed(text: str, name: str, folder: Path) -> str:
         return match[0][:start] + printed + match[0][end:]
 
     text = _PROGRAM.sub(with_output, text)
-    return _TABLE.sub(lambda match: match[1] + options_table(match["which"]) + match[3], text)
+    text = _TABLE.sub(lambda match: match[1] + options_table(match["which"]) + match[3], text)
+    return _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
 
 
 def options_table(which: str) -> str:
