@@ -34,9 +34,7 @@ def direct(run: Run, graph: fx.Graph) -> Run:
         nonlocal watched, inside
         if inside is not None and not torch.is_grad_enabled():
             return inside(arguments)
-        if watched:
-            return run(arguments)
-        if sys.getprofile() is not None:  # a C profiler's cannot be put back; watch a later call
+        if watched or sys.getprofile() is not None:  # a profiler in C could not be put back
             return run(arguments)
         results, found = _watch(run, arguments)
         watched, inside = True, found

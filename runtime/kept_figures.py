@@ -7,10 +7,9 @@ complete answer stays, for all later processes, until its file is removed.
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
-from hashlib import sha256
 from pathlib import Path
 
-from ipu_dynamo.runtime.stage_store import keep_first, replace_file
+from ipu_dynamo.runtime.stage_store import keep_first, replace_file, sealed, unsealed
 
 log = logging.getLogger(__name__)
 Figures = Mapping[str, Mapping[str, float]]
@@ -44,8 +43,7 @@ def kept_figures(
 
 
 def _written(figures: Figures, machine: str) -> bytes:
-    content = json.dumps({"machine": machine, "seconds": figures}, indent=1)
-    return f"{content}\n{sha256(content.encode()).hexdigest()}\n".encode()
+    return sealed(json.dumps({"machine": machine, "seconds": figures}, indent=1))
 
 
 def _read(path: Path, machine: str, things: Collection[str]) -> Figures:
@@ -54,10 +52,7 @@ def _read(path: Path, machine: str, things: Collection[str]) -> Figures:
     Raises:
         ValueError, KeyError, TypeError: it is not as it was written.
     """
-    text, _, digest = path.read_text(encoding="utf-8").rstrip("\n").rpartition("\n")
-    if sha256(text.encode()).hexdigest() != digest:
-        raise ValueError("its checksum differs")
-    content = json.loads(text)
+    content = json.loads(unsealed(path.read_bytes()))
     if content["machine"] != machine:
         raise ValueError("it is another machine's")
     return {one: content["seconds"][one] for one in things}

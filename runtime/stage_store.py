@@ -94,18 +94,16 @@ class StageStore:
         """What was measured under this key, or None."""
         path = self._notes / key
         try:
-            text, _, digest = path.read_bytes().rpartition(b"\n")
+            return unsealed(path.read_bytes())
         except FileNotFoundError:
             return None
-        if sha256(text).hexdigest().encode() != digest:
-            log.warning("%s is damaged: it is measured again", path)
+        except ValueError as error:
+            log.warning("%s is damaged (%s): it is measured again", path, error)
             return None
-        return text.decode()
 
     def write_note(self, key: str, text: str) -> None:
         """Keep what was measured."""
-        content = text.encode()
-        replace_file(self._notes / key, content + b"\n" + sha256(content).hexdigest().encode())
+        replace_file(self._notes / key, sealed(text))
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.
@@ -120,6 +118,23 @@ class StageStore:
 
     def _library(self, digest: str) -> Path:
         return self._kernels / f"{digest}.so"
+
+
+def sealed(text: str) -> bytes:
+    """What a file with `text` and its checksum holds."""
+    return f"{text}\n{sha256(text.encode()).hexdigest()}\n".encode()
+
+
+def unsealed(content: bytes) -> str:
+    """The text in a sealed file.
+
+    Raises:
+        ValueError: it is not as it was written.
+    """
+    text, _, digest = content.decode().rstrip("\n").rpartition("\n")
+    if sha256(text.encode()).hexdigest() != digest:
+        raise ValueError("its checksum differs")
+    return text
 
 
 def open_store() -> StageStore | None:

@@ -18,6 +18,18 @@ from ipu_dynamo.runtime.torch_private_inductor import compile_artifact
 
 pytestmark = pytest.mark.inductor
 CAPABILITY = "ATEN_CPU_CAPABILITY"
+VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
+TERMS = st.one_of(
+    st.sampled_from(VARIABLES),
+    st.builds(FloorDiv, st.sampled_from(VARIABLES), st.sampled_from([3, 16, 32])),
+    st.builds(
+        ModularIndexing,
+        st.sampled_from(VARIABLES),
+        st.sampled_from([1, 3, 16]),
+        st.sampled_from([5, 16, 64]),
+    ),
+)
+INDICES = st.lists(st.tuples(st.integers(1, 99), TERMS), min_size=1, max_size=4)
 
 
 @pytest.fixture(autouse=True)
@@ -83,20 +95,6 @@ def test_what_is_compiled_is_shortened(monkeypatch):
         compile_artifact(graph, [torch.ones(3)], {})
     assert not set(seen) & set(before)
     assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
-
-
-VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
-TERMS = st.one_of(
-    st.sampled_from(VARIABLES),
-    st.builds(FloorDiv, st.sampled_from(VARIABLES), st.sampled_from([3, 16, 32])),
-    st.builds(
-        ModularIndexing,
-        st.sampled_from(VARIABLES),
-        st.sampled_from([1, 3, 16]),
-        st.sampled_from([5, 16, 64]),
-    ),
-)
-INDICES = st.lists(st.tuples(st.integers(1, 99), TERMS), min_size=1, max_size=4)
 
 
 @given(INDICES, st.integers(-99, 99), st.sampled_from(VARIABLES))
