@@ -12,6 +12,7 @@ from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.runtime.apart import Gradients, keep_apart, side_by_side
 from ipu_dynamo.runtime.batching import Batching, join
 from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.intra_op import intra_op_threads
 from ipu_dynamo.runtime.linked_run import LinkedRun
 from ipu_dynamo.runtime.linked_step import can_link
 from ipu_dynamo.runtime.packing import constant_variables
@@ -206,7 +207,8 @@ class Executable:
             try:
                 if self.linked and self.timeline is None:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
-                    self.linked(numbers, received, self._rounds, self._kept, collected)
+                    with intra_op_threads(self._threads):
+                        self.linked(numbers, received, self._rounds, self._kept, collected)
                 else:
                     self._run_rounds(numbers, chunks, collected)
             finally:
@@ -269,23 +271,18 @@ class Executable:
                             collected[index][position] = values[slot]
                     held[place] = []
 
-        before = torch.get_num_threads()
-        threads = self._threads or before
-        if threads != before:
-            torch.set_num_threads(threads)
         try:
-            run_side_by_side(
-                self.schedule,
-                work,
-                threads_each=threads,
-                timeline=self.timeline,
-                in_turn=self._gradients.add if self._gradients else None,
-            )
+            with intra_op_threads(self._threads):
+                run_side_by_side(
+                    self.schedule,
+                    work,
+                    threads_each=torch.get_num_threads(),
+                    timeline=self.timeline,
+                    in_turn=self._gradients.add if self._gradients else None,
+                )
         finally:
             if self._gradients:
                 self._gradients.forget()
-            if threads != before:
-                torch.set_num_threads(before)
 
     def _bind(self, replica: int) -> list[Any]:
         values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)

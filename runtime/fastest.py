@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch
 
+from ipu_dynamo.runtime.intra_op import intra_op_threads
+
 _ROUNDS = 3  # at least
 _lock = threading.Lock()
 W = TypeVar("W", bound=str)
@@ -23,13 +25,8 @@ def one_thread() -> Iterator[None]:
 
     A thread's first operator belongs inside, else it may keep the number that it finds meanwhile.
     """
-    with _lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    with _lock, torch.no_grad(), torch.autocast("cpu", enabled=False), intra_op_threads(1):
+        yield
 
 
 def fastest(ways: Mapping[W, Callable[[], object]], seconds: float) -> dict[W, float]:

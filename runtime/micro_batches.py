@@ -1,7 +1,6 @@
 """Bind a program to a call that runs it on one block of rows after the other, and joins results."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from ipu_dynamo.program import Output, Program, Send
 from ipu_dynamo.program.turns import as_one, turns
 from ipu_dynamo.program.values import blocks
 from ipu_dynamo.runtime.engines import Engine
+from ipu_dynamo.runtime.intra_op import intra_op_threads
 from ipu_dynamo.runtime.planning import draws, in_turn, pipelined
 from ipu_dynamo.runtime.schedule import Schedule, Task
 from ipu_dynamo.runtime.steps import in_turns, number_slots, prepare_steps, run_steps, sections
@@ -72,7 +72,7 @@ def bind_loop(
                     result.add(m, held[m][place])
                 held[m] = []
 
-        with _intra_op(threads):
+        with intra_op_threads(threads):
             run_side_by_side(schedule, work, threads_each=threads or torch.get_num_threads())
         return tuple(result.value for result in results)
 
@@ -131,16 +131,3 @@ def _schedule(n: int, workers: int, program: Program) -> Schedule:
     if workers == 1 or draws(program):
         return in_turn(calls, micro_batches=n)
     return pipelined(calls, micro_batches=n, workers=workers)
-
-
-@contextmanager
-def _intra_op(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if threads is None or threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

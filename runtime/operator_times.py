@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.program.work import has_products
+from ipu_dynamo.runtime.intra_op import intra_op_threads
 
 _REPETITIONS = 5
 _FUSED = 0.4  # of its own time: what an operator takes inside a compiled loop, about
@@ -20,13 +21,8 @@ def operator_times(graph: fx.GraphModule, *, threads: int, fused: bool) -> dict[
         threads: intra-op threads.
         fused: operators that a compiler fuses count as much as they then take, about.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.no_grad():
-            runs = [_times(graph) for _ in range(_REPETITIONS)]
-    finally:
-        torch.set_num_threads(before)
+    with intra_op_threads(threads), torch.no_grad():
+        runs = [_times(graph) for _ in range(_REPETITIONS)]
     return {
         node: min(run[node] for run in runs) * (_FUSED if fused and not has_products(node) else 1.0)
         for node in runs[0]
