@@ -32,8 +32,9 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
                 f"| {timing['first']:.1f} s |"
             )
             what = ""
-    for facts in content["facts"].values():
-        yield ""
+    for name, facts in content["facts"].items():
+        title = CASES[name].what if name in CASES else name
+        yield from ("", f"{title[0].upper()}{title[1:]}:", "")
         yield from (f"- {what}: {value:.2f}" for what, value in facts.items())
 
 

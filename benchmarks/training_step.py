@@ -89,8 +89,8 @@ def overhead(steps: int = 1000) -> dict[str, float]:
         bare, call = clock(loop), clock(lambda: whole(x, y))
         rounds = [(call(1) / steps, bare(1) / steps) for _ in range(75)]
     return {
-        "microseconds of an iteration": 1e6 * statistics.median(a for a, _ in rounds),
-        "microseconds beside its function": 1e6 * statistics.median(a - b for a, b in rounds),
+        "microseconds of a device iteration of the MLP": 1e6 * statistics.median(a for a, _ in rounds),
+        "microseconds of it beside its function": 1e6 * statistics.median(a - b for a, b in rounds),
     }
 
 

@@ -33,7 +33,14 @@ _STRATEGIES: dict[int, Any] = {
 }
 _ALS = "automaticLossScalingSettings."  # before the names of its settings
 _WATCHED: dict[int, Watched] = {0: "all", 1: "products"}  # gradientTensorTrackingMethod
-_RECOMPUTATION: dict[int | None, core.Recomputation] = {0: "off", 1: "all", 3: "stages"}
+_RECOMPUTATION: dict[int | None, core.Recomputation] = {  # by PopART's numbers
+    None: "auto",
+    0: "off",
+    1: "all",  # Standard: what to keep is chosen, or marked
+    2: "auto",  # NormOnly
+    3: "stages",  # Pipeline
+    4: "all",  # RecomputeAll: marks count here, too
+}
 
 
 def core_options(
@@ -76,7 +83,7 @@ def core_options(
         strategy=core_strategy(options),
         locations=core_locations(options, combined_accumulator=combined_accumulator),
         io_tiles=core_io_tiles(options),
-        recompute=_RECOMPUTATION.get(settings.get("autoRecomputation"), "auto"),
+        recompute=_recomputation(settings.get("autoRecomputation")),
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
         loss_scale=loss_scale,
@@ -198,6 +205,15 @@ def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
         period=settings.get(f"{_ALS}updatePeriod", 1),
         watch=_WATCHED[method],
     )
+
+
+def _recomputation(number: int | None) -> core.Recomputation:
+    if number not in _RECOMPUTATION:
+        raise createPoptorchError(
+            f"autoRecomputation is {number}: choose 0 (nothing), 1 (where little has to be kept), "
+            "2 (norms), 3 (in the stages of a pipeline) or 4 (everything)"
+        )
+    return _RECOMPUTATION[number]
 
 
 def _refuse_processes(options: Options, *, training: bool) -> None:

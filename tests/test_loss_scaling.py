@@ -81,6 +81,7 @@ def scaled(draw, options):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.examples(300)
 @given(mixed=st.booleans(), half_loss=st.booleans(), seed=st.integers(0, 99), data=st.data())
 def test_powers_of_two_change_no_bit(engine, mixed, half_loss, seed, data):
     placement = data.draw(placements_of(["first", "second", "last"]))

@@ -88,6 +88,7 @@ def blocks(program):
     return {name: times for name, times in called.items() if "_block" in name}
 
 
+@pytest.mark.examples(500)
 @given(
     recipe=recipes(kinds=KINDS.keys(), max_steps=3, random=True),
     repeats=st.integers(3, 5),

@@ -71,6 +71,7 @@ def saved(program):
     return sum(len(call.results) for call in program.calls if call.direction == "forward")
 
 
+@pytest.mark.examples(500)
 @given(
     recipe=recipes(kinds=KINDS.keys()),
     data=st.data(),

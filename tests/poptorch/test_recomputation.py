@@ -42,6 +42,13 @@ def test_a_pipeline_recomputes_unless_told_otherwise():
     assert repeated(0) == 0
 
 
+def test_numbers_are_those_of_popart():
+    assert repeated(1) == repeated(4) > 0
+    assert repeated(2) == repeated()
+    with pytest.raises(poptorch.Error, match="autoRecomputation is 5: choose 0"):
+        repeated(5)
+
+
 def test_gives_back_what_it_was_given():
     a, b = torch.ones(1), torch.ones(2)
     assert poptorch.recomputationCheckpoint(a) is a

@@ -89,6 +89,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=300)
 
 
+@pytest.mark.examples(500)
 @pytest.mark.parametrize(
     "engine", ["eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
 )
