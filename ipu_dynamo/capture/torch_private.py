@@ -68,6 +68,7 @@ __all__ = [
     "is_fake",
     "key_text",
     "marked_dynamic",
+    "masks_unread",
     "mkldnn_enabled",
     "moved",
     "outside_modes",
@@ -191,6 +192,20 @@ def seen_as_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def masks_unread() -> Iterator[None]:
+    """Keep `nn.Transformer` and its parts from reading whether a mask is a causal one.
+
+    The answer is a hint: without it they apply the mask that they were given.
+    """
+
+    def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    with replaced(torch.nn.modules.transformer, "_detect_is_causal_mask", detect):
+        yield
 
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]

@@ -27,6 +27,7 @@ from ipu_dynamo.capture.torch_private import (
     flatten_with_path,
     is_fake,
     key_text,
+    masks_unread,
     moved,
     pytree,
     quiet_fake_tensors,
@@ -138,6 +139,7 @@ def trace(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
+        stack.enter_context(masks_unread())
         if device is not None:
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
