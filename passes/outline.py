@@ -23,7 +23,7 @@ from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.cut_part import cut_part
 from ipu_dynamo.passes.partition import Part, Partitioned
-from ipu_dynamo.passes.random_streams import STREAM
+from ipu_dynamo.passes.random_numbers import STREAM
 from ipu_dynamo.passes.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.shift_streams import shift_streams
 from ipu_dynamo.passes.views import root

@@ -5,12 +5,10 @@ After    %r: i32[m,n] = mix(index + key + number of the operator);  %mask = %r >
 Keeps    shapes, dtypes, source lines, distributions. The values are a function of the seed, the
          call, the micro-batch, the replica, the operator's position in the whole graph and the
          element: placement, schedule, engine and recomputation change no bit.
-Source   the 32-bit mixing function is "lowbias32" (C. Wellons, hash-prospector), applied twice.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import pi, prod
+from math import log1p, pi
 from operator import getitem
 from typing import Any
 
@@ -20,90 +18,9 @@ from torch import fx
 from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
 from ipu_dynamo.capture.torch_private import fake_mode_of
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.insert import call
+from ipu_dynamo.passes.random_numbers import Drawing
 
 aten = torch.ops.aten
-
-_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-_SHIFTS = (16, 15, 16)
-_DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
-_NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
-STREAM = "ipu.stream"  # key of the meta of `key[word] + offset(word, stream)`: the two numbers
-
-
-@dataclass
-class Drawing:
-    """Operators that draw for one node; `number` is the node's position among random ones.
-
-    They go to the graph's insertion point.
-    """
-
-    graph: fx.Graph
-    key: fx.Node
-    node: fx.Node
-    number: int
-    draws: int = 0
-
-    def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Insert a call, placed and blamed where the node is."""
-        return call(self.graph, target, *args, origin=self.node, **kwargs)
-
-    def bits(self, shape: tuple[int, ...]) -> fx.Node:
-        """Uniform 32-bit integers of `shape`; every call gives others."""
-        stream = 8 * self.number + self.draws  # at most 8 draws for one operator
-        self.draws += 1
-        device = self.key.meta["val"].device
-        index = self.op(aten.arange.default, prod(shape), dtype=torch.int32, device=device)
-        value = self.op(aten.view.default, index, list(shape))
-        for word in range(len(_NUMBER_STEPS)):
-            part = self.op(aten.select.int, self.key, 0, word)
-            part = self.op(aten.add.Tensor, part, offset(word, stream))
-            part.meta[STREAM] = (word, stream)
-            value = self.mix(self.op(aten.add.Tensor, value, part))
-        return value
-
-    def mix(self, value: fx.Node) -> fx.Node:
-        for shift, factor in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
-            shifted = self.op(aten.bitwise_right_shift.Tensor_Scalar, value, shift)
-            shifted = self.op(aten.bitwise_and.Scalar, shifted, (1 << (32 - shift)) - 1)
-            value = self.op(aten.bitwise_xor.Tensor, value, shifted)
-            if factor != 1:
-                value = self.op(aten.mul.Tensor, value, _signed(factor))
-        return value
-
-    def fraction(self, shape: tuple[int, ...], digits: int = 24) -> fx.Node:
-        """Uniform float32 numbers k / 2**digits of [0, 1)."""
-        top = self.op(aten.bitwise_right_shift.Tensor_Scalar, self.bits(shape), 32 - digits)
-        top = self.op(aten.bitwise_and.Scalar, top, (1 << digits) - 1)
-        number = self.op(aten._to_copy.default, top, dtype=torch.float32)
-        return self.op(aten.mul.Tensor, number, 2.0**-digits)
-
-    def result_fraction(self) -> fx.Node:
-        """Fractions that the dtype of the result holds exactly: rounding would give 1."""
-        value = self.node.meta["val"]
-        return self.fraction(tuple(value.shape), _DIGITS.get(value.dtype, 24))
-
-    def normal(self, shape: tuple[int, ...]) -> fx.Node:
-        """Standard normal float32 numbers, by the method of Box and Muller."""
-        positive = self.op(aten.rsub.Scalar, self.fraction(shape), 1.0)  # of (0, 1]
-        squared = self.op(aten.mul.Tensor, self.op(aten.log.default, positive), -2.0)
-        angle = self.op(aten.mul.Tensor, self.fraction(shape), 2 * pi)
-        radius = self.op(aten.sqrt.default, squared)
-        return self.op(aten.mul.Tensor, radius, self.op(aten.cos.default, angle))
-
-    def happens(self, shape: tuple[int, ...], probability: float) -> fx.Node:
-        """Booleans that are true with `probability`, to 32 bits."""
-        threshold = round(probability * 2**32) - 2**31
-        if threshold >= 2**31:  # no int32: always
-            return self.op(aten.ge.Scalar, self.bits(shape), -(1 << 31))
-        return self.op(aten.lt.Scalar, self.bits(shape), threshold)
-
-    def as_result(self, value: fx.Node) -> fx.Node:
-        """`value` in the dtype that the operator gives."""
-        dtype = self.node.meta["val"].dtype
-        if value.meta["val"].dtype == dtype:
-            return value
-        return self.op(aten._to_copy.default, value, dtype=dtype)
 
 
 def _dropout(d: Drawing) -> tuple[fx.Node, ...]:
@@ -166,9 +83,50 @@ def _exponential(d: Drawing) -> tuple[fx.Node, ...]:
     return (d.as_result(scaled),)
 
 
+def _cauchy(d: Drawing) -> tuple[fx.Node, ...]:
+    median, scale = _completed(d.node.args[1:], (0.0, 1.0))
+    angle = d.op(aten.mul.Tensor, d.op(aten.sub.Tensor, d.fraction(_shape(d)), 0.5), pi)
+    scaled = d.op(aten.mul.Tensor, d.op(aten.tan.default, angle), scale)
+    return (d.as_result(d.op(aten.add.Tensor, scaled, median)),)
+
+
+def _log_normal(d: Drawing) -> tuple[fx.Node, ...]:
+    mean, deviation = _completed(d.node.args[1:], (1.0, 2.0))
+    scaled = d.op(aten.mul.Tensor, d.normal(_shape(d)), deviation)
+    power = d.op(aten.exp.default, d.op(aten.add.Tensor, scaled, mean))
+    return (d.as_result(power),)
+
+
+def _geometric(d: Drawing) -> tuple[fx.Node, ...]:
+    """How many trials it takes until one of probability p succeeds."""
+    p: Any = d.node.args[1]
+    positive = d.op(aten.rsub.Scalar, d.fraction(_shape(d)), 1.0)
+    time = d.op(aten.mul.Tensor, d.op(aten.log.default, positive), 1.0 / log1p(-p))
+    trials = d.op(aten.clamp_min.default, d.op(aten.ceil.default, time), 1.0)
+    return (d.as_result(trials),)
+
+
+def _random(d: Drawing) -> tuple[fx.Node, ...]:
+    """Integers below a number, from one on, or all that the dtype holds without gaps."""
+    bounds: list[Any] = [*d.node.args[1:]]
+    low, high = bounds if len(bounds) == 2 else (0, *bounds, None)[:2]
+    return _integers(d, low, _end(d.node.meta["val"].dtype) if high is None else high)
+
+
+def _end(dtype: torch.dtype) -> int:
+    """Below it, `dtype` holds all positive integers."""
+    if dtype.is_floating_point:
+        return 2 * round(1 / torch.finfo(dtype).eps)
+    return 2 if dtype == torch.bool else int(torch.iinfo(dtype).max) + 1
+
+
 def _randint(d: Drawing) -> tuple[fx.Node, ...]:
     numbers = [a for a in d.node.args if isinstance(a, int)]
-    low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    return _integers(d, *((0, numbers[0]) if len(numbers) == 1 else numbers[:2]))
+
+
+def _integers(d: Drawing, low: int, high: int) -> tuple[fx.Node, ...]:
+    """Integers of low to high - 1."""
     if high - low > 1 << 24:
         raise CompileError(
             f"a random integer of {high - low} values; the machine draws among at most 2**24",
@@ -231,6 +189,12 @@ _DRAW: dict[Any, Callable[[Drawing], tuple[fx.Node, ...]]] = {
     aten.normal.float_float: _normal,
     aten.normal_functional.default: _normal,
     aten.exponential.default: _exponential,
+    aten.cauchy.default: _cauchy,
+    aten.log_normal.default: _log_normal,
+    aten.geometric.default: _geometric,
+    aten.random.default: _random,
+    aten.random.to: _random,
+    getattr(aten.random, "from"): _random,
     aten.randint.default: _randint,
     aten.randint.low: _randint,
     aten.randint_like.default: _randint,
@@ -326,14 +290,3 @@ def _val(argument: Any) -> torch.Tensor:
 
 def _shape(d: Drawing) -> tuple[int, ...]:
     return tuple(d.node.meta["val"].shape)
-
-
-def offset(word: int, stream: int) -> int:
-    """What a stream adds to a word of the key; of the sum of two streams' offsets one is too much
-    by that of stream -1, which is 0."""
-    return _signed(_NUMBER_STEPS[word] * (stream + 1))
-
-
-def _signed(value: int) -> int:
-    """The int32 with the low 32 bits of `value`."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.passes.insert import call
-from ipu_dynamo.passes.random_streams import STREAM, offset
+from ipu_dynamo.passes.random_numbers import STREAM, offset
 
 aten = torch.ops.aten
 

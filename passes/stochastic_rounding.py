@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.passes.in_float import InFloat, is_half
 from ipu_dynamo.passes.insert import become
-from ipu_dynamo.passes.random_streams import Drawing, key_input
+from ipu_dynamo.passes.random_numbers import Drawing
+from ipu_dynamo.passes.random_streams import key_input
 from ipu_dynamo.passes.views import is_view
 from ipu_dynamo.program.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 

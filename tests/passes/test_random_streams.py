@@ -41,6 +41,25 @@ CONTINUOUS = {  # draws COUNT numbers; mean, standard deviation, least, largest
     "normal of deviation": (lambda x: torch.normal(1.0, x.expand(COUNT) + 2), 1, 2, -11, 13),
     "normal of both": (lambda x: torch.normal(x.expand(COUNT), x.expand(COUNT) + 1), 0, 1, -6, 6),
     "exponential": (lambda x: torch.empty(COUNT).exponential_(4.0), 0.25, 0.25, 0, 5),
+    "log_normal": (
+        lambda x: torch.empty(COUNT).log_normal_(0.5, 0.2),
+        math.exp(0.52), math.exp(0.52) * math.expm1(0.04) ** 0.5, 0.6, 5,
+    ),
+    "log of log_normal": (lambda x: torch.empty(COUNT).log_normal_().log(), 1, 2, -11, 13),
+    "geometric": (lambda x: torch.empty(COUNT).geometric_(0.4), 2.5, 0.6**0.5 / 0.4, 1, 60),
+    "arctan of cauchy": (
+        lambda x: ((torch.empty(COUNT).cauchy_(1, 3) - 1) / 3).atan(), 0, math.pi / 12**0.5, -2, 2,
+    ),
+    "random_": (lambda x: torch.empty(COUNT).random_(5, 100), 52, (95**2 / 12) ** 0.5, 5, 100),
+    "random_ to": (lambda x: torch.empty(COUNT).int().random_(7), 3, 2, 0, 7),
+    "random_ half": (
+        lambda x: torch.empty(COUNT).half().random_(), 1023.5, 2048 / 12**0.5, 0, 2048,
+    ),
+    "random_ from": (
+        lambda x: torch.empty(COUNT).to(torch.uint8).random_(200, None).int(),
+        227.5, 56 / 12**0.5, 200, 256,
+    ),
+    "random_ bool": (lambda x: torch.empty(COUNT).bool().random_().int(), 0.5, 0.5, 0, 2),
     "bernoulli": (lambda x: torch.bernoulli(x.expand(COUNT) + 0.3), 0.3, 0.21**0.5, 0, 1.1),
     "bernoulli p": (lambda x: torch.bernoulli(torch.empty(COUNT), 0.3), 0.3, 0.21**0.5, 0, 1.1),
     "bernoulli_": (lambda x: torch.empty(COUNT).bernoulli_(0.9), 0.9, 0.3, 0, 1.1),
@@ -68,6 +87,12 @@ def test_numbers_have_the_mean_the_deviation_and_the_range(case):
     assert abs(found_deviation / deviation - 1) < 0.03
     assert values.min() >= least
     assert values.max() < largest
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
+def test_too_many_integers_are_refused(dtype):
+    with pytest.raises(CompileError, match="draws among at most"):
+        draw(lambda x: torch.empty(8, dtype=dtype).random_())
 
 
 def test_fractions_are_spread_evenly():
