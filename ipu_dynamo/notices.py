@@ -16,7 +16,8 @@ from ipu_dynamo.capture.torch_private import (
 )
 
 log = logging.getLogger(__name__)
-_shapes: dict[int, dict[str, tuple[int, ...]]] = {}  # of each frame's inputs, when first compiled
+Shapes = dict[str, tuple[int, ...]]
+_shapes: dict[object, Shapes] = {}  # of the inputs of a frame and module, when first compiled
 _said: set[object] = set()
 
 
@@ -61,12 +62,14 @@ def tell_of_new_shape(gm: fx.GraphModule, examples: Sequence[object]) -> None:
     """Say once per function that a new shape was compiled, and how many more will be."""
     frame, before = compile_count(gm)
     nodes = gm.graph.find_nodes(op="placeholder")
-    shapes = {
-        readable_source(source_name(node)): tuple(int(size) for size in example.shape)
-        for node, example in zip(nodes, examples, strict=True)
-        if isinstance(example, Tensor)
-    }
-    first = _shapes.setdefault(frame, shapes)
+    shapes: Shapes = {}
+    own: Shapes = {}  # of the module: another one may have the same forward
+    for node, example in zip(nodes, examples, strict=True):
+        if isinstance(example, Tensor):
+            source = source_name(node)
+            kind = own if "._parameters[" in source or "._buffers[" in source else shapes
+            kind[readable_source(source)] = tuple(int(size) for size in example.shape)
+    first = _shapes.setdefault((frame, frozenset(own.items())), shapes)
     changed = [name for name in shapes if first.get(name, shapes[name]) != shapes[name]]
     if not before or not changed or frame in _said:
         return

@@ -43,6 +43,8 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
+from ipu_dynamo.capture.checkpointed_draws import keep_draws
+
 __all__ = [
     "DATA_DEPENDENT",
     "ForwardTokenAOTOutput",
@@ -227,11 +229,17 @@ def compile_passes(
     Args:
         recompute: let backward repeat cheap operators of forward instead of saving their results.
     """
+    cut = min_cut_rematerialization_partition if recompute else default_partition
+
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        keep_draws(joint.graph)
+        return cut(joint, *args, **kwargs)
+
     compiler = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition if recompute else default_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=False,
     )
     with ExitStack() as stack:

@@ -91,6 +91,19 @@ def test_every_new_shape_is_one_program_and_said_once(n, caplog):
     assert "compiles a function 8 times" in said[0]
 
 
+def test_a_module_of_another_shape_is_not_called_a_new_batch(caplog):
+    """PyTorch counts them together where they share a forward, as that of Sequential."""
+    with caplog.at_level(logging.WARNING, logger="ipu_dynamo"):
+        for width in (4, 6):
+            model = nn.Sequential(nn.Linear(width, 3), nn.BatchNorm1d(3))
+            assert compiled(model)(torch.randn(2, width)).shape == (2, 3)
+        assert not caplog.records
+        compiled(model)(torch.randn(5, 6))
+    (record,) = caplog.records
+    assert "[5, 6]" in record.getMessage()
+    assert ", after [2, 6]" in record.getMessage()
+
+
 def test_the_limit_of_recompiles_is_respected():
     call = compiled(lambda x: x * 2)
     with torch._dynamo.config.patch(recompile_limit=2):
