@@ -66,7 +66,8 @@ def overhead(steps: int = 1000) -> dict[str, float]:
     """What a device iteration takes beside its compiled function, in microseconds.
 
     The function is called in a Python loop on the same micro-batches, cut before; their rows come
-    from main memory in both. One thread computes, as it does for operators that are this small.
+    from main memory in both. One thread computes, since several would wait for each other after
+    every operator.
     """
     torch.set_num_threads(1)
     model = _perceptron()

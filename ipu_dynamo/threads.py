@@ -9,7 +9,6 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.turns import turns
 from ipu_dynamo.program.work import BYTES_PER_SECOND, estimated_seconds
-from ipu_dynamo.program.work import seconds as seconds_of
 from ipu_dynamo.runtime.apart import can_keep_apart
 from ipu_dynamo.runtime.planning import independent
 
@@ -18,17 +17,13 @@ _WORTH_APART = 2e-3  # seconds of a micro-batch; a thread lives for one step and
 # Of a micro-batch's time, which adding its gradients may take: in turn, products add themselves. A
 # language model with a share of 0.13 took 1.14 times as long side by side on two cores.
 _SMALL_SHARE = 0.05
-# Seconds of an operator, from which it gains from several threads: that they wait for each other
-# costs microseconds, and much more while others use the cores.
-_WORTH_SHARING = 2e-5
 _PASSES = 3  # over the memory of a gradient, when it is kept and added later
 
 
 def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
     """Threads that run IPUs side by side, and the intra-op threads of each.
 
-    The second number decides the order of some sums, so it does not depend on the first. It is 1
-    where every operator is too small to be shared.
+    The second number decides the order of some sums, so it does not depend on the first.
     """
     if micro_batches_apart(program, options):
         return options.workers or torch.get_num_threads(), 1
@@ -36,8 +31,8 @@ def threads_for(program: Program, options: Options) -> tuple[int, int | None]:
     if places == 1 and options.device_iterations > 1 and _on_cpu(program) and independent(program):
         return _spread(program, options)
     if options.strategy.kind not in ("pipelined", "parallel_phased") or places == 1:
-        return 1, 1 if _is_small(program) else None
-    intra_op = _share_of_threads(program, places)
+        return 1, None
+    intra_op = max(1, torch.get_num_threads() // places)
     if options.workers is not None:
         return options.workers, intra_op
     seconds = _seconds_of_turns(program)
@@ -88,20 +83,11 @@ def _on_cpu(program: Program) -> bool:
 def _spread(program: Program, options: Options) -> tuple[int, int]:
     """Device iterations of inference are shared by threads, rather than operators by threads:
     they wait for each other once a call, and not once an operator."""
-    most = min(options.device_iterations, torch.get_num_threads())
+    available = torch.get_num_threads()
+    most = min(options.device_iterations, available)
     seconds = sum(_seconds_of_turns(program))
     workers = options.workers or (min(most, _cores()) if seconds > _WORTH_A_THREAD else 1)
-    return min(workers, options.device_iterations), _share_of_threads(program, most)
-
-
-def _share_of_threads(program: Program, workers: int) -> int:
-    return 1 if _is_small(program) else max(1, torch.get_num_threads() // workers)
-
-
-def _is_small(program: Program) -> bool:
-    """Whether no operator gains from a second thread."""
-    operators = (node for function in program.functions for node in function.operators)
-    return _on_cpu(program) and all(seconds_of(node) < _WORTH_SHARING for node in operators)
+    return min(workers, options.device_iterations), max(1, available // most)
 
 
 def _cores() -> int:

@@ -210,8 +210,8 @@ def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
 def _recomputation(number: int | None) -> core.Recomputation:
     if number not in _RECOMPUTATION:
         raise createPoptorchError(
-            f"autoRecomputation is {number}: choose 0 (nothing), 1 (where little has to be kept), "
-            "2 (norms), 3 (in the stages of a pipeline) or 4 (everything)"
+            f"autoRecomputation is {number}: choose 0 (nothing is computed again), 1 or 4 (all "
+            "but what is worth keeping), 3 (as much, in the stages of a pipeline) or 2 (automatic)"
         )
     return _RECOMPUTATION[number]
 

@@ -16,8 +16,8 @@ def intra_op_threads(number: int | None) -> Iterator[None]:
     if number is None or number == before:
         yield
         return
-    torch.set_num_threads(number)
     try:
+        torch.set_num_threads(number)
         yield
     finally:
         torch.set_num_threads(before)
