@@ -7,12 +7,11 @@ from pathlib import Path
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.dynamo import last_block, readable_source
+from ipu_dynamo.capture.dynamo import describe_inputs, last_block
 from ipu_dynamo.capture.torch_private import (
     compile_count,
     errors_are_swallowed,
     recompile_limit,
-    source_name,
 )
 
 log = logging.getLogger(__name__)
@@ -61,14 +60,12 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
 def tell_of_new_shape(gm: fx.GraphModule, examples: Sequence[object]) -> None:
     """Say once per function that a new shape was compiled, and how many more will be."""
     frame, before = compile_count(gm)
-    nodes = gm.graph.find_nodes(op="placeholder")
     shapes: Shapes = {}
     own: Shapes = {}  # of the module: another one may have the same forward
-    for node, example in zip(nodes, examples, strict=True):
+    for role, example in zip(describe_inputs(gm, examples), examples, strict=True):
         if isinstance(example, Tensor):
-            source = source_name(node)
-            kind = own if "._parameters[" in source or "._buffers[" in source else shapes
-            kind[readable_source(source)] = tuple(int(size) for size in example.shape)
+            kind = shapes if role.kind == "input" else own
+            kind[role.name] = tuple(int(size) for size in example.shape)
     first = _shapes.setdefault((frame, frozenset(own.items())), shapes)
     changed = [name for name in shapes if first.get(name, shapes[name]) != shapes[name]]
     if not before or not changed or frame in _said:

@@ -207,8 +207,7 @@ class Executable:
             try:
                 if self.linked and self.timeline is None:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
-                    with intra_op_threads(self._threads):
-                        self.linked(numbers, received, self._rounds, self._kept, collected)
+                    self.linked(numbers, received, self._rounds, self._kept, collected)
                 else:
                     self._run_rounds(numbers, chunks, collected)
             finally:

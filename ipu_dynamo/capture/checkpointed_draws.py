@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
-_POLICY = "recompute"  # key of the meta in which AOTAutograd's partitioners look for a policy
+_POLICY = "recompute"  # meta key where partitioners look for a policy; checked on PyTorch 2.13.0
 _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
