@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import Maker, Step
-from ipu_dynamo.backend import ipu
+from ipu_dynamo.torch_compile.backend import ipu
 
 ROWS, WIDTH = 4, 8
 Activation = type[nn.Module] | None

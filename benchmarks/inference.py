@@ -6,8 +6,8 @@ from torch import nn
 import ipu_dynamo
 from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
-from ipu_dynamo.runtime import onednn
-from ipu_dynamo.runtime.torch_private import onednn_pack
+from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.private.native import onednn_pack
 
 WIDTH, HEADS, LAYERS = 512, 8, 6
 BATCH, LENGTH, ITERATIONS = 4, 128, 4

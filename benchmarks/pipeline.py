@@ -12,7 +12,7 @@ import ipu_dynamo
 from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from benchmarks.torch_pipelining import torch_pipeline
-from ipu_dynamo.runtime.timeline import Timeline
+from ipu_dynamo.runtime.execute.timeline import Timeline
 
 WIDTH, HEADS, LENGTH, VOCABULARY = 256, 8, 128, 64
 LAYERS, MICRO_BATCH, ACCUMULATION = 4, 2, 8

@@ -27,7 +27,7 @@ import ipu_dynamo
 from benchmarks.layers import Layer
 from benchmarks.peak_memory import THRESHOLD, peak_bytes
 from benchmarks.provenance import provenance
-from ipu_dynamo.runtime.engines import make_engine
+from ipu_dynamo.runtime.engines.engines import make_engine
 
 LAYERS, WIDTH, LENGTH, BATCH, HEADS = 12, 256, 256, 4, 8
 CONTENDERS = ("torch", "torch checkpoint", "plain", "recompute", "budget")

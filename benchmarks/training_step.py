@@ -10,7 +10,7 @@ from torch import nn
 
 import ipu_dynamo
 from benchmarks.measure import Maker, Step, clock
-from ipu_dynamo.backend import ipu
+from ipu_dynamo.torch_compile.backend import ipu
 
 CLASSES = 10
 

@@ -54,7 +54,7 @@ def _step(door: str):  # type: ignore[no-untyped-def]
     from torch import nn
 
     import ipu_dynamo
-    from ipu_dynamo.backend import ipu
+    from ipu_dynamo.torch_compile.backend import ipu
 
     class Layer(nn.Module):
         def __init__(self, width: int, heads: int) -> None:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import ipu_dynamo
 import poptorch
-from ipu_dynamo.runtime.engines import make_engine
+from ipu_dynamo.runtime.engines.engines import make_engine
 
 MICRO_BATCH = 8
 ACCUMULATION = 8

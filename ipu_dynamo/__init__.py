@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from ipu_dynamo.version import __version__
 
 if TYPE_CHECKING:
-    from ipu_dynamo.backend_options import BackendOptions
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
-    from ipu_dynamo.capture.convolution_groups import ConvolutionGroup
-    from ipu_dynamo.capture.markers import identity_loss, recomputation_checkpoint
-    from ipu_dynamo.capture.overlap import set_overlap_for_input, set_overlap_for_output
-    from ipu_dynamo.capture.serialized import serialized_matmul
-    from ipu_dynamo.compiled import CompiledModel
-    from ipu_dynamo.compiling import compile_inference, compile_training
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
-    from ipu_dynamo.explanation import Explanation, explain
-    from ipu_dynamo.loss_scaling import AutomaticLossScaling
+    from ipu_dynamo.ops.convolution_groups import ConvolutionGroup
+    from ipu_dynamo.ops.markers import identity_loss, recomputation_checkpoint
+    from ipu_dynamo.ops.overlap import set_overlap_for_input, set_overlap_for_output
+    from ipu_dynamo.ops.serialized import serialized_matmul
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
-    from ipu_dynamo.recent import programs
-    from ipu_dynamo.replica_groups import ReplicaGroups
+    from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
+    from ipu_dynamo.options.replica_groups import ReplicaGroups
+    from ipu_dynamo.program_history import programs
+    from ipu_dynamo.torch_compile.backend_options import BackendOptions
+    from ipu_dynamo.torch_compile.explanation import Explanation, explain
+    from ipu_dynamo.whole_step.api import compile_inference, compile_training
+    from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
 __all__ = [
     "AutomaticLossScaling",
@@ -59,21 +59,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ipu_dynamo.backend_options": ("BackendOptions",),
+    "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
-    "ipu_dynamo.capture.convolution_groups": ("ConvolutionGroup",),
-    "ipu_dynamo.capture.markers": ("identity_loss", "recomputation_checkpoint"),
-    "ipu_dynamo.capture.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
-    "ipu_dynamo.capture.serialized": ("serialized_matmul",),
-    "ipu_dynamo.compiled": ("CompiledModel",),
-    "ipu_dynamo.compiling": ("compile_inference", "compile_training"),
+    "ipu_dynamo.ops.convolution_groups": ("ConvolutionGroup",),
+    "ipu_dynamo.ops.markers": ("identity_loss", "recomputation_checkpoint"),
+    "ipu_dynamo.ops.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
+    "ipu_dynamo.ops.serialized": ("serialized_matmul",),
+    "ipu_dynamo.whole_step.compiled_model": ("CompiledModel",),
+    "ipu_dynamo.whole_step.api": ("compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
-    "ipu_dynamo.explanation": ("Explanation", "explain"),
-    "ipu_dynamo.loss_scaling": ("AutomaticLossScaling",),
+    "ipu_dynamo.torch_compile.explanation": ("Explanation", "explain"),
+    "ipu_dynamo.options.loss_scaling": ("AutomaticLossScaling",),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
-    "ipu_dynamo.replica_groups": ("ReplicaGroups",),
-    "ipu_dynamo.recent": ("programs",),
+    "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
+    "ipu_dynamo.program_history": ("programs",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ipu_dynamo.capture.markers import NO_IPU
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.markers import NO_IPU
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -8,38 +8,38 @@ from pathlib import Path
 import torch
 
 from ipu_dynamo.capture.capture import Capture, Pass
-from ipu_dynamo.devices import devices_of_ipus
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import OptionError, Options
-from ipu_dynamo.passes.accumulate_in_loop import accumulate_in_loop
-from ipu_dynamo.passes.accumulate_products import accumulate_products
-from ipu_dynamo.passes.auto_partition import AutoPartition
-from ipu_dynamo.passes.carry_stages import read_stages
-from ipu_dynamo.passes.differentiate import Differentiate
-from ipu_dynamo.passes.emit import emit
-from ipu_dynamo.passes.emit_update import UpdateGroup
-from ipu_dynamo.passes.float_products import float_products
-from ipu_dynamo.passes.floating_point_exceptions import FloatingPointExceptions
-from ipu_dynamo.passes.group_convolutions import group_convolutions
-from ipu_dynamo.passes.half_partials import HalfPartials
-from ipu_dynamo.passes.identity_loss import IdentityLoss
-from ipu_dynamo.passes.mark_convolutions import mark_convolutions
-from ipu_dynamo.passes.one_sweep import one_sweep
-from ipu_dynamo.passes.outline import Outline
-from ipu_dynamo.passes.overlap_io import OverlapIO
-from ipu_dynamo.passes.partition import Accumulation, Partition
-from ipu_dynamo.passes.place_gradients import place_gradients
-from ipu_dynamo.passes.placement import Placement
-from ipu_dynamo.passes.precision import Precision
-from ipu_dynamo.passes.random_streams import random_streams
-from ipu_dynamo.passes.recompute import Recompute
-from ipu_dynamo.passes.retarget import retarget
-from ipu_dynamo.passes.round_scalars import round_scalars
-from ipu_dynamo.passes.scale_loss import ScaleLoss
-from ipu_dynamo.passes.serialize_loss import serialize_loss
-from ipu_dynamo.passes.serialize_matmul import serialize_matmul
-from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
-from ipu_dynamo.passes.stochastic_rounding import StochasticRounding
+from ipu_dynamo.options.devices import devices_of_ipus
+from ipu_dynamo.passes.host.accumulate_in_loop import accumulate_in_loop
+from ipu_dynamo.passes.host.accumulate_matmuls import accumulate_products
+from ipu_dynamo.passes.host.fuse_loss import one_sweep
+from ipu_dynamo.passes.host.set_stage_device import retarget
+from ipu_dynamo.passes.joint.annotate_stages import read_stages
+from ipu_dynamo.passes.joint.assign_gradient_stages import place_gradients
+from ipu_dynamo.passes.joint.counter_random import random_streams
+from ipu_dynamo.passes.joint.floating_point_exceptions import FloatingPointExceptions
+from ipu_dynamo.passes.joint.half_partials import HalfPartials
+from ipu_dynamo.passes.joint.partition import Accumulation, Partition
+from ipu_dynamo.passes.joint.recompute import Recompute
+from ipu_dynamo.passes.joint.round_scalars import round_scalars
+from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
+from ipu_dynamo.passes.joint.schedule_convolution_groups import group_convolutions
+from ipu_dynamo.passes.joint.serialize_loss import serialize_loss
+from ipu_dynamo.passes.joint.serialize_matmul import serialize_matmul
+from ipu_dynamo.passes.joint.stochastic_rounding import StochasticRounding
+from ipu_dynamo.passes.joint.upcast_half_matmuls import float_products
+from ipu_dynamo.passes.program.emit import emit
+from ipu_dynamo.passes.program.emit_update import UpdateGroup
+from ipu_dynamo.passes.program.outline import Outline
+from ipu_dynamo.passes.program.split_weight_gradients import split_weight_gradients
+from ipu_dynamo.passes.traced.auto_partition import AutoPartition
+from ipu_dynamo.passes.traced.differentiate import Differentiate
+from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
+from ipu_dynamo.passes.traced.narrow_types import Precision
+from ipu_dynamo.passes.traced.overlap_io import OverlapIO
+from ipu_dynamo.passes.traced.placement import Placement
+from ipu_dynamo.passes.traced.tag_convolution_groups import mark_convolutions
 from ipu_dynamo.program import Program
 
 log = logging.getLogger(__name__)

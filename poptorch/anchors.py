@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.enums import OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options

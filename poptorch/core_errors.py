@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ipu_dynamo.capture.torch_private import DATA_DEPENDENT
+from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.passes.block_places import BlockError
-from ipu_dynamo.passes.mark_convolutions import EmptyGroup, NestedGroups
-from ipu_dynamo.passes.placement import PipelineSizeError
-from ipu_dynamo.passes.scale_loss import NothingToWatch
+from ipu_dynamo.passes.joint.scale_loss import NothingToWatch
+from ipu_dynamo.passes.traced.block_places import BlockError
+from ipu_dynamo.passes.traced.placement import PipelineSizeError
+from ipu_dynamo.passes.traced.tag_convolution_groups import EmptyGroup, NestedGroups
 from poptorch.checks import check_ipus
 from poptorch.errors import Error, wrapped
 from poptorch.options import Options

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.anchors import anchored, check_anchors
 from poptorch.arguments import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.optim import GroupReading, Reading
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.torch_private import is_fake
+from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch._logging import logger
 from poptorch.arg_parsers import rebuilt, tensors_of
 from poptorch.arguments import Call

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ipu_dynamo import options as core
-from ipu_dynamo.loss_scaling import AutomaticLossScaling, Watched
+from ipu_dynamo.options.loss_scaling import AutomaticLossScaling, Watched
 from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require

@@ -71,7 +71,7 @@ def forget_compiled_code() -> Iterator[None]:
     """Reset Dynamo after a test that used it, so that none meets the guards of another; forget
     the programs that were compiled."""
     yield
-    if recent := sys.modules.get("ipu_dynamo.recent"):
+    if recent := sys.modules.get("ipu_dynamo.program_history"):
         recent.forget()
     utils = sys.modules.get("torch._dynamo.utils")
     if utils and (utils.counters["frames"] or utils.counters["stats"]):  # "stats": fullgraph

@@ -8,7 +8,7 @@ Keeps    the check, at its place: a singular matrix is an error when the program
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.torch_private import with_effects
+from ipu_dynamo.capture.private.tracing import with_effects
 
 _CHECKS = (torch.ops.aten._linalg_check_errors.default,)
 

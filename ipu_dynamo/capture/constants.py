@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, unused
+from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
 from ipu_dynamo.capture.swap import Attribute
-from ipu_dynamo.capture.torch_private import fake_mode, is_fake, to_fake
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ipu_dynamo.capture.markers import CustomCall, register_function
-from ipu_dynamo.capture.torch_private import FunctionBase, flatten, pytree, replaced, run_backward
+from ipu_dynamo.capture.private.tracing import FunctionBase, flatten, pytree, replaced, run_backward
 from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.markers import CustomCall, register_function
 
 
 @contextmanager

@@ -12,9 +12,7 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
 from ipu_dynamo.capture.checks import call_checks
-from ipu_dynamo.capture.markers import begin_block, end_block
-from ipu_dynamo.capture.read_values import avoid_reading_values
-from ipu_dynamo.capture.torch_private import (
+from ipu_dynamo.capture.private.tracing import (
     PlainAOTInput,
     TangentAOTInput,
     fake_mode,
@@ -25,9 +23,11 @@ from ipu_dynamo.capture.torch_private import (
     to_fake,
     unbacked_symbols,
 )
+from ipu_dynamo.capture.read_values import avoid_reading_values
 from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
 from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.markers import begin_block, end_block
 
 aten = torch.ops.aten
 _MARKERS = {torch.ops.ipu.begin_block: begin_block, torch.ops.ipu.end_block: end_block}

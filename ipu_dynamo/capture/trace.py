@@ -13,14 +13,7 @@ from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structu
 from ipu_dynamo.capture.constants import lift_constants
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
-from ipu_dynamo.capture.swap import (
-    Model,
-    attributes_swapped,
-    copied_attributes,
-    named_tensors,
-    swapped,
-)
-from ipu_dynamo.capture.torch_private import (
+from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
     fake_mode,
     flatten,
@@ -35,6 +28,13 @@ from ipu_dynamo.capture.torch_private import (
     seen_as_compiling,
     to_fake,
     trace_once,
+)
+from ipu_dynamo.capture.swap import (
+    Model,
+    attributes_swapped,
+    copied_attributes,
+    named_tensors,
+    swapped,
 )
 from ipu_dynamo.errors import CompileError, raised_at
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.torch_private import pytree, unbacked_symbols
+from ipu_dynamo.capture.private.tracing import pytree, unbacked_symbols
 from ipu_dynamo.errors import CompileError, source_line
 
 _OWN = frozenset(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, RANDOM_KEY, STAGE, Capture
+from ipu_dynamo.capture.private.tracing import flatten
 from ipu_dynamo.capture.swap import Model, named_tensors, swapped
-from ipu_dynamo.capture.torch_private import flatten
 from ipu_dynamo.capture.trace import Arguments, read_arguments, trace
 from ipu_dynamo.debug.mismatch import faulty_backward, mismatch
 from ipu_dynamo.debug.repro import Repro
@@ -35,8 +35,8 @@ from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.pipeline import lower, pipeline, start_gradient
 from ipu_dynamo.program import Program
-from ipu_dynamo.runtime.engines import make_engine
-from ipu_dynamo.runtime.random_keys import random_keys
+from ipu_dynamo.program.random_keys import random_keys
+from ipu_dynamo.runtime.engines.engines import make_engine
 
 REPRO = "bisect_repro.py"
 

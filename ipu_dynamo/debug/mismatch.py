@@ -9,8 +9,8 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug.snapshots import Snapshot, origin
 from ipu_dynamo.debug.values import comparable, differ
-from ipu_dynamo.passes.views import is_view
-from ipu_dynamo.program.torch_private import OpOverload
+from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.graph.aliasing import is_view
 
 Values = Mapping[fx.Node, Any]
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.compiling import compile_inference
 from ipu_dynamo.debug.mismatch import Mismatch, Values
 from ipu_dynamo.debug.repro import Repro, drawn
 from ipu_dynamo.debug.snapshots import Snapshot, arguments
@@ -15,6 +14,7 @@ from ipu_dynamo.debug.sources import cut, python
 from ipu_dynamo.debug.stepping import WrongCall, result_node
 from ipu_dynamo.debug.values import differ, kept
 from ipu_dynamo.debug.values import tensors as flat
+from ipu_dynamo.whole_step.api import compile_inference
 
 _ENGINE = """def found(*given):
     return ipu_dynamo.compile_inference(expected, {{"engine": "{engine}"}})(*given)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Pass, Placeholder
 from ipu_dynamo.debug.values import kept
-from ipu_dynamo.passes.random_streams import draws
+from ipu_dynamo.passes.joint.counter_random import draws
 
 NAME = "ipu.name"  # key of node.meta: name after the last pass, which copies in stages keep
 _ORIGIN = "ipu_origin"  # key of meta["custom"]: name in the traced graph, which AOTAutograd copies

@@ -22,8 +22,8 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
-from ipu_dynamo.runtime.engines import EagerEngine, Engine, Stage
-from ipu_dynamo.runtime.steps import sections
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine, Stage
 
 _RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy
 

@@ -1,11 +1,11 @@
 """Hold the options of the core, checked once where they enter."""
 
 from ipu_dynamo.errors import OptionError as OptionError
-from ipu_dynamo.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
 from ipu_dynamo.options.checks import check_choice as check_choice
 from ipu_dynamo.options.checks import check_names as check_names
 from ipu_dynamo.options.locations import Location as Location
 from ipu_dynamo.options.locations import Locations as Locations
+from ipu_dynamo.options.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
 from ipu_dynamo.options.options import Engine as Engine
 from ipu_dynamo.options.options import Options as Options
 from ipu_dynamo.options.options import Outlining as Outlining

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from ipu_dynamo.devices import Device, read_devices
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.loss_scaling import AutomaticLossScaling
 from ipu_dynamo.options.checks import check_choice, check_names
+from ipu_dynamo.options.devices import Device, read_devices
 from ipu_dynamo.options.locations import Locations
+from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
+from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.options.strategy import Strategy
-from ipu_dynamo.replica_groups import ReplicaGroups
 
 Engine = Literal["auto", "inductor", "eager"]
 Recomputation = Literal["auto", "off", "stages", "all"]

@@ -1,8 +1,9 @@
 """The language that passes and runtime share: programs, their values, functions, instructions."""
 
-from ipu_dynamo.program.function import Function, graph_outputs, make_function
-from ipu_dynamo.program.graph_text import GROUP, MUTATED, RECOMPUTED
-from ipu_dynamo.program.instructions import (
+from ipu_dynamo.ops.overlap import OVERLAPS, Overlap
+from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.ir.function import Function, graph_outputs, make_function
+from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     Call,
     Copy,
@@ -19,13 +20,13 @@ from ipu_dynamo.program.instructions import (
     Store,
     Update,
 )
-from ipu_dynamo.program.phases import PhaseNumbers
-from ipu_dynamo.program.pipeline import Stash
-from ipu_dynamo.program.program import Program
+from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
+from ipu_dynamo.program.schedule.phases import PhaseNumbers
+from ipu_dynamo.program.schedule.pipeline_clock import Stash
+from ipu_dynamo.program.text.graph_text import GROUP, MUTATED, RECOMPUTED
 from ipu_dynamo.program.traffic import Traffic
-from ipu_dynamo.program.types import TensorType
-from ipu_dynamo.program.values import OVERLAPS, Input, Output, Overlap, Returns, Variable
-from ipu_dynamo.replica_groups import ReplicaGroups
 
 __all__ = [
     "GROUP",

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ipu_dynamo.program.instructions import Copy, Instruction, Repeat
+from ipu_dynamo.program.ir.instructions import Copy, Instruction, Repeat
 
 Links = Counter[tuple[int, int]]  # (from, to): bytes
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.compiled import CompiledModel
-from ipu_dynamo.compiling import compile_inference, compile_training
 from ipu_dynamo.options import Options
+from ipu_dynamo.testing.private.testing_names import pytree
 from ipu_dynamo.testing.reference import Loss, Reference, named_tensors
-from ipu_dynamo.testing.torch_private import pytree
+from ipu_dynamo.whole_step.api import compile_inference, compile_training
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 Call = Sequence[Any] | Mapping[str, Any] | Tensor

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.swap import swapped
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
-from ipu_dynamo.testing.torch_private import pytree
+from ipu_dynamo.testing.private.testing_names import pytree
 
 Loss = int | Callable[[Any], Tensor] | None
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import ipu_dynamo
-from ipu_dynamo.backend import ipu
+from ipu_dynamo.torch_compile.backend import ipu
 
 
 class Inverse(nn.Module):

@@ -7,7 +7,7 @@ from hypothesis import given
 from torch import Tensor
 
 import ipu_dynamo
-from ipu_dynamo.backend import ipu
+from ipu_dynamo.torch_compile.backend import ipu
 
 
 def compare(call, *inputs):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_dynamo import Options, compile_inference, compile_training
-from ipu_dynamo.capture.torch_private import masks_unread
+from ipu_dynamo.capture.private.tracing import masks_unread
 
 LENGTH, WIDTH = 5, 16
 SIZES = {"d_model": WIDTH, "nhead": 2, "dim_feedforward": 32, "dropout": 0.0, "batch_first": True}

@@ -15,9 +15,9 @@ from ipu_dynamo import Block, Options, ReplicaGroups, Strategy, bisect
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug import bisect as module
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.passes import partition
-from ipu_dynamo.passes.insert import call
-from ipu_dynamo.runtime import engines
+from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.joint import partition
+from ipu_dynamo.runtime.engines import engines
 
 aten = torch.ops.aten
 

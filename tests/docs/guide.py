@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ipu_dynamo.backend import ipu
+from ipu_dynamo.torch_compile.backend import ipu
 from poptorch.options import OptionEffect, table
 from tests.docs.arguments import arguments_table
 

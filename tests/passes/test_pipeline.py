@@ -7,8 +7,8 @@ from torch import nn
 
 from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.passes.differentiate import Differentiate
 from ipu_dynamo.passes.pipeline import DUMP, lower, pipeline
+from ipu_dynamo.passes.traced.differentiate import Differentiate
 
 
 class Net(nn.Module):

@@ -15,8 +15,8 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
-from ipu_dynamo.backend import ipu
 from ipu_dynamo.program import Program
+from ipu_dynamo.torch_compile.backend import ipu
 
 
 class Net(nn.Module):

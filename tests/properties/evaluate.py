@@ -9,7 +9,7 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.partition import ACCUMULATION_WEIGHT, Partitioned, accumulator
+from ipu_dynamo.passes.joint.partition import ACCUMULATION_WEIGHT, Partitioned, accumulator
 from ipu_dynamo.passes.pipeline import pipeline
 
 

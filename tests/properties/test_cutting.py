@@ -16,10 +16,10 @@ from ipu_dynamo.capture.capture import (
     pytree,
 )
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.partition import Partition
-from ipu_dynamo.passes.place_gradients import place_gradients, stage_of_slot
-from ipu_dynamo.passes.split_weight_gradients import split_weight_gradients
-from ipu_dynamo.passes.views import root
+from ipu_dynamo.passes.graph.aliasing import root
+from ipu_dynamo.passes.joint.assign_gradient_stages import place_gradients, stage_of_slot
+from ipu_dynamo.passes.joint.partition import Partition
+from ipu_dynamo.passes.program.split_weight_gradients import split_weight_gradients
 from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
 from ipu_dynamo.testing.recipe import Recipe, Step
 from tests.properties.evaluate import (

@@ -59,5 +59,5 @@ def test_the_installed_entry_point_is_the_backend():
     if not points:
         pytest.skip("ipu_dynamo is not installed; the tests run from the checkout")
     (point,) = points
-    assert point.value == "ipu_dynamo.backend:ipu"
+    assert point.value == "ipu_dynamo.torch_compile.backend:ipu"
     assert callable(point.load())

@@ -74,5 +74,5 @@ def test_json_report_keeps_the_worst_phase_and_sums_the_time(tmp_path):
 
 def test_the_operator_database_keeps_the_profile():
     before = settings.get_current_profile_name()
-    importlib.import_module("tests.doors.database")
+    importlib.import_module("tests.torch_compile.database")
     assert settings.get_current_profile_name() == before

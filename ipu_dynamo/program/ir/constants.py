@@ -1,0 +1,16 @@
+"""Identify tensors by what they hold."""
+
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program.ir.types import TensorType
+
+
+def digest(tensor: Tensor) -> str:
+    """A digest of a tensor's dtype, shape and values, whatever its strides and device."""
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    found = sha256(f"{TensorType.of(tensor)} ".encode())
+    found.update(values.view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]

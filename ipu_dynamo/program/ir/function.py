@@ -1,0 +1,144 @@
+"""Hold the flat graph of a stage; equal graphs are one function, compiled once."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED, node_text
+from ipu_dynamo.program.text.literals import write
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A pure stage of computation: tensors in, tensors out; variables are passed like inputs.
+
+    A placeholder with meta["ipu.mutated"] is written in place (an accumulator, a buffer).
+
+    Args:
+        name: unique within the program.
+        key: digest of everything that decides what is computed: operators, their arguments, which
+            inputs are written, and dtype, shape, stride and device of every value. Equal keys
+            compute equal results.
+        inputs, outputs: types in calling order.
+        graph: the computation; not part of comparisons, `key` stands for it.
+    """
+
+    name: str
+    key: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType | None, ...]
+    graph: fx.GraphModule = field(compare=False, repr=False)
+
+    @property
+    def operators(self) -> list[fx.Node]:
+        """The computing nodes, in order."""
+        return [n for n in self.graph.graph.nodes if n.op not in ("placeholder", "output")]
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs that it writes in place."""
+        position = {node: i for i, node in enumerate(_placeholders(self.graph))}
+        written = (node.args[0] for node in self.operators if _writes(node) and node.args)
+        return tuple(sorted({position[n] for n in written if n in position}))  # type: ignore[index]
+
+    @property
+    def repetitions(self) -> int:
+        """How many operators of the forward pass it computes again, views aside."""
+        return sum(bool(n.meta.get(RECOMPUTED)) and not _only_looks(n) for n in self.operators)
+
+    def listing(self) -> str:
+        """One operator per line, with its type and the user's source line behind it."""
+        lines = []
+        for node in self.operators:
+            call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
+            again = "again: " if node.meta.get(RECOMPUTED) else ""
+            group = f"group, {node.meta[GROUP]}: " if GROUP in node.meta else ""
+            lines.append(f"{call:<88}  # {again}{group}{source_line(node)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        takes = ", ".join(
+            f"%{n.name}: {t}" for n, t in zip(_placeholders(self.graph), self.inputs, strict=True)
+        )
+        gives = ", ".join(str(t) for t in self.outputs)
+        return f"function @{self.name}({takes}) -> ({gives})"
+
+
+def make_function(name: str, graph: fx.GraphModule) -> Function:
+    """Describe `graph`, whose nodes carry meta["val"] and whose output is a flat tuple."""
+    values = [node.meta["val"] for node in _placeholders(graph)]
+    results = [n.meta["val"] if isinstance(n, fx.Node) else None for n in graph_outputs(graph)]
+    return Function(
+        name=name,
+        key=structural_key(graph),
+        inputs=tuple(TensorType.of(v) for v in values),
+        outputs=tuple(None if v is None else TensorType.of(v) for v in results),
+        graph=graph,
+    )
+
+
+def structural_key(graph: fx.GraphModule) -> str:
+    """A digest of what `graph` computes from which layouts; names and source lines do not count."""
+    number: dict[fx.Node, str] = {}
+    text = partial(write, name_of=lambda node: number[node], otherwise=repr)
+    digest = sha256()
+    for node in graph.graph.nodes:
+        digest.update(f"{node_text(node, text, str)}\n".encode())
+        number[node] = str(len(number))
+    return digest.hexdigest()[:16]
+
+
+def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """The values that `graph` returns, nodes or None."""
+    (result,) = graph.graph.find_nodes(op="output")
+    return tuple(result.args[0])
+
+
+class _Reference(str):
+    """A numbered value that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator writes its first argument in place."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    first = node.target._schema.arguments[:1]
+    return bool(first and first[0].alias_info and first[0].alias_info.is_write)
+
+
+def _only_looks(node: fx.Node) -> bool:
+    """Whether an operator computes nothing: a view, or one of several results."""
+    views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return bool(views) or node.target is getitem
+
+
+def _type_text(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    return f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
+
+
+def _call_text(node: fx.Node) -> str:
+    args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
+    parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
+    target = node.target
+    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.OpOverload):
+        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    return f"{name}({', '.join(parts)})"

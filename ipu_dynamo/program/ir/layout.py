@@ -1,0 +1,88 @@
+"""Describe where the elements of a tensor lie: its type, strides and device, in one word."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+import torch
+
+from ipu_dynamo.program.ir.types import DTYPES, TensorType
+
+_TEXT = re.compile(r"(\w+\[[\d,]*\])(?:\{((?:\d+(?:,\d+)*)?)\})?(?:@(\w+(?::\d+)?))?", re.ASCII)
+_DEVICE = re.compile(r"(?:cpu|cuda|meta|mps|xpu)(?::\d\d?)?", re.ASCII)
+_QUANTIZED = {dtype for name, dtype in DTYPES.items() if name.startswith(("qint", "quint"))}
+_LARGEST = 2**62  # bytes; more than any machine has, and what torch can count
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a program knows of a tensor before it runs.
+
+    Prints as its type, and as `f32[4,8]{1,4}@cuda:0` if it is not dense or not on the CPU.
+
+    Args:
+        stride: in elements, one for each dimension.
+        device: as torch prints it.
+    """
+
+    type: TensorType
+    stride: tuple[int, ...]
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        """The layout of a strided tensor.
+
+        Raises:
+            ValueError: it is sparse.
+        """
+        if tensor.layout != torch.strided:
+            raise ValueError(f"a tensor with the layout {tensor.layout} has no strides")
+        stride = tuple(int(step) for step in tensor.stride())
+        return cls(TensorType.of(tensor), stride, str(tensor.device))
+
+    def __str__(self) -> str:
+        dense = self.stride == dense_strides(self.type.shape)
+        stride = "" if dense else f"{{{','.join(map(str, self.stride))}}}"
+        device = "" if self.device == "cpu" else f"@{self.device}"
+        return f"{self.type}{stride}{device}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Inverse of `str`."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a tensor's type and layout: {text!r}")
+        type_ = TensorType.parse(match[1])
+        if type_.dtype in _QUANTIZED:
+            raise ValueError(f"quantized tensors have more than strides: {text!r}")
+        stride = dense_strides(type_.shape)
+        if match[2] is not None:
+            stride = tuple(int(step) for step in match[2].split(",") if step)
+        if len(stride) != len(type_.shape):
+            raise ValueError(f"{len(type_.shape)} sizes and {len(stride)} strides: {text!r}")
+        reach = 1 + sum(max(n - 1, 0) * step for n, step in zip(type_.shape, stride, strict=True))
+        elements = prod(max(size, 1) for size in type_.shape)
+        if max(reach, elements, *stride) * type_.dtype.itemsize > _LARGEST:
+            raise ValueError(f"too large for any machine: {text!r}")
+        return cls(type_, stride, str(device_named(match[3] or "cpu")))
+
+    def empty(self, device: str | None = None) -> torch.Tensor:
+        """A tensor with this layout, or one on another device."""
+        type_ = self.type
+        return torch.empty_strided(
+            type_.shape, self.stride, dtype=type_.dtype, device=device or self.device
+        )
+
+
+def device_named(text: str) -> torch.device:
+    """The device that prints as `text`; ValueError where torch has none of that kind."""
+    if not _DEVICE.fullmatch(text):
+        raise ValueError(f"not a device: {text!r}")
+    return torch.device(text)
+
+
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))

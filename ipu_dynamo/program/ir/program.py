@@ -1,0 +1,215 @@
+"""Define the program: what passes emit, what the runtime executes, and what users read."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal, Self
+
+from torch import Tensor
+
+from ipu_dynamo.program.exchange import exchanged
+from ipu_dynamo.program.ir.function import Function
+from ipu_dynamo.program.ir.instructions import (
+    Call,
+    Copy,
+    Gather,
+    Instruction,
+    Load,
+    Order,
+    Repeat,
+    Scatter,
+    Send,
+    Store,
+)
+from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.values import Input, Output, Variable
+from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
+from ipu_dynamo.program.text.program_text import parse_text, write_text
+from ipu_dynamo.program.text.short_text import folded
+from ipu_dynamo.program.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An explicit multi-IPU program: one replica's instructions.
+
+    Args:
+        kind: `training` updates parameters, `inference` does not; `forward` and `backward` are
+            the two passes of a model whose loss and update are outside.
+        num_ipus: IPUs of one replica.
+        replicas: how many replicas run the same instructions on different data.
+        variables: what lives between calls, in the order of the user's module.
+        inputs, outputs: host streams.
+        functions: distinct stage functions, by first call.
+        body: the instructions of one call.
+        io_tiles: tiles of each IPU that only transfer.
+    """
+
+    kind: Literal["training", "inference", "forward", "backward"]
+    num_ipus: int
+    replicas: int
+    variables: tuple[Variable, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    functions: tuple[Function, ...]
+    body: tuple[Instruction, ...]
+    io_tiles: int = 0
+
+    def walk(self) -> Iterator[Instruction]:
+        """Every instruction once, in program order, loops before their bodies."""
+        return _walk(self.body)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(i for i in self.walk() if isinstance(i, Call))
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple(i for i in self.walk() if isinstance(i, Copy))
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the program has; a stage's two passes count once."""
+        return len({call.stage for call in self.calls})
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes between IPUs and streaming memory, and between replicas, in one call; of all
+        replicas together."""
+        return _traffic(self.body) * self.replicas
+
+    @property
+    def order(self) -> Order:
+        """How micro-batches follow each other."""
+        loops = [i for i in self.walk() if isinstance(i, Repeat) and i.over == "micro_batch"]
+        return loops[0].order if loops else "in_turn"
+
+    @property
+    def stash(self) -> tuple[Stash, ...]:
+        """For each stage of a training pipeline, what it keeps for its backward pass."""
+        return stash(self)
+
+    def short(self) -> str:
+        """Variables by IPU, streams and instructions, without the operators of functions.
+
+        Of a long list it names the first and the last values.
+        """
+        return "\n".join(
+            [
+                self._header(),
+                *self._memory(),
+                *self._streams(),
+                *self._stage_lines(),
+                *_body_lines(self.body, "  ", short=True),
+            ]
+        )
+
+    def text(self) -> str:
+        """The full form, in ASCII: all of the program but the tensors of its variables."""
+        return write_text(self)
+
+    @classmethod
+    def parse(cls, text: str, constants: Mapping[str, Tensor] | None = None) -> Self:
+        """Inverse of `text`; nothing in it is run or imported.
+
+        Args:
+            constants: tensors by name, to be compared with those that the program was made with.
+
+        Raises:
+            ValueError: what is wrong, and in which line.
+        """
+        return parse_text(text, cls, constants)
+
+    def __str__(self) -> str:
+        functions = [f"{function}\n{function.listing()}" for function in self.functions]
+        variables = [f"  {variable}" for variable in self.variables]
+        return "\n".join(
+            [
+                self._header(),
+                *variables,
+                *self._streams(),
+                *self._stage_lines(),
+                *functions,
+                "body",
+                *_body_lines(self.body, "  "),
+            ]
+        )
+
+    def _header(self) -> str:
+        tiles = f", {self.io_tiles} IO tiles on each IPU" if self.io_tiles else ""
+        return (
+            f"program {self.kind}: {self.num_stages} stages on {self.num_ipus} IPUs, "
+            f"{self.replicas} replicas, {len(self.functions)} functions{tiles}"
+        )
+
+    def _streams(self) -> list[str]:
+        return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
+
+    def _stage_lines(self) -> list[str]:
+        """What stages keep for their backward passes, and what these compute again."""
+        functions = {function.name: function for function in self.functions}
+        lines = [f"  {one}" for one in self.stash]
+        for call in sorted(self.calls, key=attrgetter("stage")):
+            if count := functions[call.function].repetitions:
+                stage = f"stage {call.stage} on ipu{call.ipu}"
+                lines.append(f"  {stage} computes {count} operators again, in @{call.function}")
+        return lines
+
+    def _memory(self) -> list[str]:
+        lines = []
+        for ipu in range(self.num_ipus):
+            here = [v for v in self.variables if v.ipu == ipu and not v.off_chip]
+            lines.append(f"  ipu{ipu}: {_summary(here)}")
+        if away := [v for v in self.variables if v.off_chip]:
+            lines.append(f"  off chip: {_summary(away)}")
+        for (src, dst), nbytes in sorted(exchanged(self.body).items()):
+            lines.append(f"  ipu{src} -> ipu{dst}: {nbytes * self.replicas} bytes in a call")
+        if self.traffic.off_chip:
+            lines.append(f"  streaming memory: {self.traffic.off_chip} in a call")
+        if self.traffic.between_replicas:
+            lines.append(f"  between replicas: {self.traffic.between_replicas} in a call")
+        return lines
+
+
+def _summary(variables: list[Variable]) -> str:
+    """How much memory some variables take, and what they are."""
+    total = sum(v.held.nbytes for v in variables)
+    kinds = dict.fromkeys(v.kind for v in variables)
+    counts = ", ".join(f"{sum(v.kind == k for v in variables)} {k}" for k in kinds)
+    return f"{byte_text(total)} in {len(variables)} variables ({counts})"
+
+
+def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    for instruction in body:
+        yield instruction
+        if isinstance(instruction, Repeat):
+            yield from _walk(instruction.body)
+
+
+def _traffic(body: tuple[Instruction, ...]) -> Traffic:
+    total = Traffic()
+    for instruction in body:
+        match instruction:
+            case Store(type=moved):
+                total += Traffic(stored=moved.nbytes)
+            case Load(type=moved):
+                total += Traffic(loaded=moved.nbytes)
+            case Gather(nbytes=moved):
+                total += Traffic(gathered=moved)
+            case Scatter(nbytes=moved):
+                total += Traffic(scattered=moved)
+            case Repeat(count=count, body=inner):
+                total += _traffic(inner) * count
+    return total
+
+
+def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = False) -> list[str]:
+    lines = []
+    for instruction, line in folded(body) if short else ((i, str(i)) for i in body):
+        text = f"{indent}{line}"
+        if isinstance(instruction, Call | Copy | Send | Store | Load | Gather):
+            text = f"{text:<88}  # {instruction.source}"
+        lines.append(text)
+        if isinstance(instruction, Repeat):
+            lines += _body_lines(instruction.body, indent + "  ", short=short)
+    return lines

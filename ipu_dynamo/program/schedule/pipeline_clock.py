@@ -1,0 +1,80 @@
+"""Say when the calls of a pipelined micro-batch run, and how many copies of a value that keeps.
+
+Source: PopTorch user guide, "poptorch.PipelinedExecution": in a training pipeline of F forward
+stages micro-batch m is in slot t of its 2F - 1 slots in cycle m + t. A value that is made in slot
+t and last read in slot u lives in u - t + 1 copies: 2 (F - 1 - s) + 1 for what stage s < F - 1
+keeps for its backward pass, and 1, no stash, on the last stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ipu_dynamo.program.ir.instructions import Call
+from ipu_dynamo.program.ir.types import TensorType, byte_text
+from ipu_dynamo.program.schedule.stage_passes import as_one, turns
+
+if TYPE_CHECKING:
+    from ipu_dynamo.program.ir.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """What a stage keeps of each micro-batch between its forward and its backward pass.
+
+    Args:
+        copies: micro-batches of which it is kept at once.
+        values: names and types, in the order of their first use.
+    """
+
+    stage: int
+    ipu: int
+    copies: int
+    values: tuple[tuple[str, TensorType], ...]
+
+    def __str__(self) -> str:
+        place = f"stage {self.stage} on ipu{self.ipu} keeps"
+        if self.copies == 1:
+            return f"{place} 1 micro-batch"
+        names = ", ".join(f"%{name}: {type_}" for name, type_ in self.values) or "nothing"
+        total = byte_text(self.copies * sum(type_.nbytes for _, type_ in self.values))
+        return f"{place} {self.copies} micro-batches of {names}; {total} in all"
+
+
+def slots(calls: Sequence[Call]) -> list[int]:
+    """The slot of every call: consecutive calls of one IPU share a pipeline stage, and a slot.
+
+    Weight gradients that were split off belong to the slot of their stage's backward pass.
+    """
+    found: list[int] = []
+    slot, ipu = 0, calls[0].ipu if calls else 0
+    of_stage: dict[int, int] = {}
+    for call in calls:
+        if call.direction != "weights":
+            slot, ipu = slot + (call.ipu != ipu), call.ipu
+            of_stage[call.stage] = slot
+        found.append(of_stage[call.stage])
+    return found
+
+
+def stash(program: "Program") -> tuple[Stash, ...]:
+    """What the stages keep, by stage; nothing, when the program is no training pipeline."""
+    if program.kind != "training" or program.order == "in_turn":
+        return ()
+    functions = {function.name: function for function in program.functions}
+    variables = {variable.name for variable in program.variables}
+    in_turn = turns(program.calls)
+    calls = [as_one(turn) for turn in in_turn]
+    when = slots(calls)
+    found = []
+    for stage in sorted({call.stage for call in calls}):
+        passes = [i for i, call in enumerate(calls) if call.stage == stage]
+        first = calls[passes[0]]
+        there = {*first.arguments, *first.results} - variables
+        kept: dict[str, TensorType] = {}
+        for call in (call for i in passes[1:] for call in in_turn[i]):
+            types = zip(call.arguments, functions[call.function].inputs, strict=True)
+            kept |= {name: type_ for name, type_ in types if name in there}
+        copies = 1 + when[passes[-1]] - when[passes[0]]
+        found.append(Stash(stage, first.ipu, copies, tuple(kept.items())))
+    return tuple(found)

@@ -1,0 +1,80 @@
+"""Write values as text that `reader.py` reads back.
+
+A value is None, True, a number, a string, a list, a tuple, a dict, a `slice(...)`, a dtype, layout
+or memory format (`torch.float32`), a `device("cuda:0")`, the layout of a tensor (`f32[4,8]`), a
+node of a graph (`%mm`), or a record, which is any other dataclass: `Copy(value="mm", src=0)`.
+Strings are written as in JSON, so that all text is ASCII and a value is one line.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ipu_dynamo.program.ir.layout import Layout
+from ipu_dynamo.program.ir.types import TensorType
+
+
+def _refuse(value: object) -> str:
+    raise ValueError(f"a value of type {type(value).__name__} has no text: {value!r}")
+
+
+def write(
+    value: object,
+    name_of: Callable[[fx.Node], str] = lambda node: node.name,
+    otherwise: Callable[[object], str] = _refuse,
+) -> str:
+    """`value` as text.
+
+    Args:
+        name_of: what a node is called.
+        otherwise: writes what is no value; the default raises ValueError.
+    """
+
+    def text(value: Any) -> str:
+        match value:
+            case None | bool() | torch.dtype() | torch.layout() | torch.memory_format():
+                return str(value)
+            case TensorType() | Layout():
+                return str(value)
+            case fx.Node():
+                return f"%{name_of(value)}"
+            case int():
+                return int.__repr__(value)
+            case float():
+                return float.__repr__(value)
+            case str():
+                return json.dumps(value)
+            case complex():
+                return f"complex({text(value.real)}, {text(value.imag)})"
+            case torch.device():
+                return f'device("{value}")'
+            case slice():
+                return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
+            case list():
+                return f"[{', '.join(map(text, value))}]"
+            case tuple():
+                return f"({', '.join(map(text, value))}{',' if len(value) == 1 else ''})"
+            case dict() if all(isinstance(key, str) for key in value):
+                return f"{{{', '.join(f'{text(k)}: {text(v)}' for k, v in value.items())}}}"
+        if is_dataclass(value) and not isinstance(value, type):
+            return write_record(value, fields(value), text)
+        return otherwise(value)
+
+    return text(value)
+
+
+def write_record(
+    record: Any, among: Iterable[Field[Any]], text: Callable[[Any], str] = write
+) -> str:
+    """A dataclass on one line, with its fields `among` these that do not have their default."""
+    parts = []
+    for field in among:
+        written = text(getattr(record, field.name))
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if default is MISSING or written != text(default):
+            parts.append(f"{field.name}={written}")
+    return f"{type(record).__name__}({', '.join(parts)})"

@@ -1,0 +1,102 @@
+"""Write a whole program as text, and read it back: what saved files and caches hold.
+
+The text that a program gives is the only one that it is read from. So nothing in a text is without
+meaning, and whatever changed one on its way is found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TypeVar
+
+from torch import Tensor
+
+from ipu_dynamo.program.ir.constants import digest
+from ipu_dynamo.program.ir.function import Function, make_function
+from ipu_dynamo.program.ir.instructions import Call
+from ipu_dynamo.program.ir.values import Variable
+from ipu_dynamo.program.text.indented import LineError, outline, shortened
+from ipu_dynamo.program.text.records import read_lines, write_lines
+
+_FIRST, _LAST = "ipu_dynamo program, form 1", "end"
+T = TypeVar("T")
+
+
+def write_text(program: object) -> str:
+    """`program` as text, one value, operator or instruction a line.
+
+    Raises:
+        ValueError: an operator has an argument that cannot be written.
+    """
+    return "\n".join([_FIRST, *write_lines(program), _LAST, ""])
+
+
+def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None = None) -> T:
+    """Inverse of `write_text` for a program of class `kind`.
+
+    Args:
+        constants: tensors by name, to be compared with those that the program was made with.
+
+    Raises:
+        ValueError: `text` is no program as `write_text` writes it, or needs an operator that is not
+            registered, or constants differ; the line is named.
+    """
+    first, *roots = outline(text)
+    if first.text != _FIRST:
+        raise LineError(f"line 1: expected {_FIRST!r} and found {shortened(first.text)!r}")
+    if [line.text for line in roots[1:]] != [_LAST, ""]:
+        number = text.count("\n") + 1 if len(roots) < 2 else roots[1].number
+        raise LineError(f"line {number}: expected one program, {_LAST!r}, and nothing more")
+    result: T = read_lines(roots[0], kind, _Check(constants))
+    for number, (one, other) in enumerate(zip_longest(*map(_lines, (text, write_text(result)))), 1):
+        if one != other:
+            raise LineError(f"line {number}: it is written as {shortened(str(other))!r}")
+    return result
+
+
+@dataclass
+class _Check:
+    """Compare what a text says twice, and what it says of constants with those that are given."""
+
+    constants: Mapping[str, Tensor] | None
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    def __call__(self, record: object) -> None:
+        """Raise ValueError for a record that cannot be."""
+        match record:
+            case Function():
+                self.function(record)
+            case Call():
+                self.call(record)
+            case Variable(kind="constant") if self.constants is not None:
+                self.constant(record, self.constants)
+
+    def function(self, function: Function) -> None:
+        found = make_function(function.name, function.graph)
+        if found.key != function.key:
+            raise ValueError(f"its graph has the key {found.key}, so it was changed")
+        if found != function:
+            raise ValueError(f"its graph is another: {found}")
+        if function.name in self.functions:
+            raise ValueError(f"another function is called {function.name}")
+        self.functions[function.name] = function
+
+    def call(self, call: Call) -> None:
+        function = self.functions.get(call.function)
+        if function is None:
+            raise ValueError(f"no function is called {call.function}")
+        found = len(call.arguments), len(call.results)
+        if found != (len(function.inputs), len(function.outputs)):
+            raise ValueError(f"{found[0]} arguments and {found[1]} results do not fit {function}")
+
+    def constant(self, variable: Variable, constants: Mapping[str, Tensor]) -> None:
+        given = constants.get(variable.name)
+        if given is None:
+            raise ValueError(f"the constant {variable.name} is not given")
+        found = digest(given.to(variable.type.dtype))
+        if found != variable.digest:
+            raise ValueError(f"the constant {variable.name} is given with the values {found}")
+
+
+def _lines(text: str) -> list[str]:
+    return text.split("\n")

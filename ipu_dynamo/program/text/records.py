@@ -1,0 +1,168 @@
+"""Write frozen dataclasses as lines of text and read them back, as the types of their fields say.
+
+A record is one line, `Repeat(over="micro_batch", count=4)`; fields that have their default are left
+out. A field that holds several records, or a graph, stands below it under its name, indented. New
+dataclasses need nothing here as long as their fields have types that `field_kinds` accepts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import fx
+
+from ipu_dynamo.program.ir.layout import Layout
+from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.text.graph_text import read_graph, write_graph
+from ipu_dynamo.program.text.indented import Line, in_line, indented
+from ipu_dynamo.program.text.literals import write, write_record
+from ipu_dynamo.program.text.reader import Reader, Record
+
+_PLAIN = (str, int, float, bool, NoneType, torch.dtype, TensorType, Layout)
+Check = Callable[[Any], None]
+
+
+def write_lines(record: Any) -> list[str]:
+    """A dataclass as lines of text.
+
+    Raises:
+        ValueError: it holds something that cannot be written.
+    """
+    made: Any = type(record)
+    kinds = field_kinds(made)
+    below = [field for field in fields(record) if _is_block(kinds[field.name])]
+    lines = [write_record(record, [field for field in fields(record) if field not in below])]
+    for field in below:
+        value = getattr(record, field.name)
+        if field.default is MISSING or value != field.default:
+            parts = write_graph(value) if kinds[field.name] is fx.GraphModule else _each(value)
+            lines += indented([field.name, *indented(parts)])
+    return lines
+
+
+def read_lines(line: Line, kind: Any, check: Check) -> Any:
+    """Inverse of `write_lines`.
+
+    Args:
+        kind: what has to stand there: a dataclass, or a union of some.
+        check: is called with every record that has lines of its own, inner ones first; raises
+            ValueError for what cannot be.
+    """
+    with in_line(line):
+        reader = Reader(line.text)
+        record = reader.value()
+        reader.end()
+        made = _class_of(record, kind)
+        blocks: dict[str, Any] = {}
+        for block in line.below:
+            with in_line(block):
+                if block.text in blocks or block.text in record.fields:
+                    raise ValueError(f"{block.text} is there already")
+                blocks[block.text] = _read_block(block, made, check)
+        result = _make(made, record.fields, blocks)
+        check(result)
+    return result
+
+
+@cache
+def field_kinds(record: Any) -> dict[str, Any]:
+    """The type of every field.
+
+    Raises:
+        TypeError: a field has a type that cannot be read.
+    """
+    hints = get_type_hints(record)
+    kinds = {field.name: hints[field.name] for field in fields(record)}
+    for name, kind in kinds.items():
+        if not _is_known(kind):
+            raise TypeError(f"{record.__name__}.{name} is {kind}, which no text can be read as")
+    return kinds
+
+
+def _is_known(kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin in (tuple, Union, UnionType):
+        return all(part is ... or _is_known(part) for part in get_args(kind))
+    return origin is Literal or kind in _PLAIN or kind is fx.GraphModule or is_dataclass(kind)
+
+
+def _is_block(kind: Any) -> bool:
+    """Whether values of this type stand below the line: graphs, and tuples of records."""
+    match get_args(kind):
+        case (part, ellipsis) if ellipsis is ... and get_origin(kind) is tuple:
+            return all(is_dataclass(one) and one not in _PLAIN for one in _alternatives(part))
+    return kind is fx.GraphModule
+
+
+def _each(records: tuple[Any, ...]) -> list[str]:
+    return [line for record in records for line in write_lines(record)]
+
+
+def _read_block(block: Line, record: type, check: Check) -> Any:
+    """What stands below the name of a field."""
+    kind = field_kinds(record).get(block.text)
+    if not _is_block(kind):
+        raise ValueError(f"{record.__name__} has no part {block.text}")
+    if kind is fx.GraphModule:
+        return read_graph(block.below)
+    part, _ = get_args(kind)
+    return tuple(read_lines(line, part, check) for line in block.below)
+
+
+def _make(made: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> Any:
+    """A dataclass with these fields, of which `blocks` are built already."""
+    kinds = field_kinds(made)
+    if unknown := values.keys() - kinds.keys():
+        raise ValueError(f"{made.__name__} has no field {min(unknown)}")
+    built = {name: _build(value, kinds[name], name) for name, value in values.items()}
+    built.update(blocks)
+    for field in fields(made):
+        needed = field.default is MISSING and field.default_factory is MISSING
+        if needed and field.name not in built:
+            raise ValueError(f"{made.__name__} needs {field.name}")
+    return made(**built)
+
+
+def _build(value: Any, kind: Any, field: str) -> Any:
+    """`value` as a field of type `kind` holds it."""
+    if isinstance(value, Record):
+        return _make(_class_of(value, kind), value.fields, {})
+    for one in _alternatives(kind):
+        origin, args = get_origin(one), get_args(one)
+        if origin is tuple and isinstance(value, tuple):
+            kinds = args[:1] * len(value) if args[1:] == (...,) else args
+            if len(kinds) == len(value):
+                return tuple(_build(*pair, field) for pair in zip(value, kinds, strict=True))
+        elif origin is Literal:
+            if any(value == arg and type(value) is type(arg) for arg in args):
+                return value
+        elif type(value) is one or (type(value) is int and one is float):
+            return value
+        elif one is TensorType and isinstance(value, Layout) and str(value) == str(value.type):
+            return value.type
+    raise ValueError(f"{field} is {write(value)}, which is not {getattr(kind, '__name__', kind)}")
+
+
+def _class_of(record: object, kind: Any) -> type:
+    """The dataclass that a record is one of, among those that may stand there."""
+    if not isinstance(record, Record):
+        raise ValueError("not a record, such as Name(field=1)")
+    classes = {one.__name__: one for part in _alternatives(kind) for one in _leaves(part)}
+    if record.name not in classes:
+        raise ValueError(f"{record.name} cannot stand here; {', '.join(classes) or 'nothing'} can")
+    return classes[record.name]
+
+
+def _leaves(kind: Any) -> list[type]:
+    """The dataclasses that a dataclass stands for: itself, or all that derive from it."""
+    if not is_dataclass(kind) or not isinstance(kind, type) or kind in _PLAIN:
+        return []
+    below = [leaf for derived in kind.__subclasses__() for leaf in _leaves(derived)]
+    return below or [kind]
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

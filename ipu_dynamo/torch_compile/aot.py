@@ -1,0 +1,86 @@
+"""Make what `torch.compile(..., backend="ipu").aot_compile(...)` returns: it can be saved.
+
+What is saved is Dynamo's graph, and the options. The programs are made of it at the first call
+after loading, which finds the machine code of their stages where this package keeps it.
+"""
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ipu_dynamo.capture.private.saved_aot import (
+    SerializableCallable,
+    dump_graph,
+    load_graph,
+    own_cache_off,
+)
+from ipu_dynamo.capture.private.tracing import source_name
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], Any], Callable[..., Any]]
+_KEPT = ("stack_trace", "custom", "example_value")  # keys of node.meta that are saved
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where Dynamo found an input; stands for PyTorch's own class, which cannot be saved."""
+
+    name: str
+
+
+class SavableRegion(SerializableCallable):
+    """A compiled region that another process can load.
+
+    Args:
+        data: graph, names of inputs, and options, as `_saved` writes them.
+        run: calls the compiled programs; None: they are made at the first call.
+    """
+
+    def __init__(self, data: bytes, run: Callable[..., Any] | None = None) -> None:
+        self._data, self._run = data, run
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: "SavableRegion") -> bytes:
+        return fn._data
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> "SavableRegion":
+        return cls(data)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._run is None:
+            self._run = self._compile(args)
+        return self._run(*args, **kwargs)
+
+    def _compile(self, args: Sequence[Any]) -> Callable[..., Any]:
+        from ipu_dynamo.torch_compile.backend import ipu
+
+        graph, sources, options = pickle.loads(self._data)  # as PyTorch loads what is around it
+        gm = load_graph(graph)
+        for node, source in zip(gm.graph.find_nodes(op="placeholder"), sources, strict=True):
+            node._dynamo_source = _Source(source)
+        return ipu(gm, args, options=options)
+
+
+def savable(
+    gm: fx.GraphModule, examples: Sequence[Any], options: Any, compile_now: Compile
+) -> SavableRegion:
+    """Compile a region and keep what it takes to compile it again elsewhere.
+
+    Args:
+        compile_now: the backend, for this process; it may change `gm`.
+    """
+    data = _saved(gm, options)
+    with own_cache_off():
+        return SavableRegion(data, compile_now(gm, examples, options))
+
+
+def _saved(gm: fx.GraphModule, options: Any) -> bytes:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+    sources = [source_name(node) for node in gm.graph.find_nodes(op="placeholder")]
+    return pickle.dumps((dump_graph(fx.GraphModule(gm, graph)), sources, options))

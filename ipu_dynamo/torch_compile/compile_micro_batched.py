@@ -1,0 +1,198 @@
+"""Make the programs of a flat graph that runs on micro-batches, and a call of them in order."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.dynamo import FlatPass
+from ipu_dynamo.capture.private.tracing import TangentAOTInput
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.micro_batch.batch_placements import Kind, Placement, Rows
+from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
+from ipu_dynamo.passes.micro_batch.split_batch import plan
+from ipu_dynamo.passes.pipeline import lower, numeric_pipeline
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.bind_graph import Boxed, bind
+from ipu_dynamo.runtime.execute.bind_micro_batched import bind_loop
+from ipu_dynamo.torch_compile.backend_options import BackendOptions
+from ipu_dynamo.whole_step.thread_counts import threads_for
+
+
+@dataclass
+class MicroBatches:
+    """What forward decided on its values, for backward to go on with.
+
+    Args:
+        values: placement of forward's arguments and results, by the name of their node.
+        outputs: placement of what forward returns, by AOTAutograd's description.
+    """
+
+    options: BackendOptions
+    engine: Engine
+    values: dict[str, Placement] = field(default_factory=dict)
+    outputs: dict[object, Placement] = field(default_factory=dict)
+
+    def compile(
+        self,
+        flat: FlatPass,
+        descriptions: Sequence[object],
+        known: Mapping[str, int],
+        acted: list[str],
+    ) -> tuple[Boxed, list[Program]]:
+        """The programs of a placed graph, and a callable on its arguments.
+
+        Args:
+            descriptions: of each of its results, by AOTAutograd.
+            known: IPUs of variables that another program has placed.
+            acted: gets the names of passes that change a piece.
+        """
+        capture, n = flat.capture, self.options.micro_batches
+        backward = capture.alone == "backward"
+        returned = [node.name for node in capture.returned if node is not None]
+        seeds = self._known(capture) if backward else split_inputs(capture, n)
+        split = plan(capture, n, seeds)
+        placed = [split.of(node) for node in capture.returned if node is not None]
+        pieces, names = cut(capture, split)
+        if not backward:
+            self.values |= {node.name: split.of(node) for node in capture.placeholder_nodes}
+            self.values |= dict(zip(returned, placed, strict=True))
+            for description, result in zip(descriptions, flat.results, strict=False):
+                if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
+                    self.outputs[description] = placed[int(result)]
+        programs, calls = [], []
+        homes = dict(known)
+        places = {name: i for i, name in enumerate(flat.arguments)}
+        for piece in pieces:
+            piece.capture.homes = homes
+            program, run = self._bind(piece, acted)
+            homes |= {variable.name: variable.ipu for variable in program.variables}
+            sources = [places[source] for source in piece.sources.values()]
+            calls.append((_taker(sources), run))
+            places |= {name: len(places) + i for i, name in enumerate(piece.results)}
+            programs.append(program)
+        kept: list[str | float | None] = [
+            names[int(r)] if isinstance(r, str) and r not in flat.arguments else r
+            for r in flat.results
+        ]
+        return _in_order(calls, flat.constants, places, kept), programs
+
+    def _known(self, capture: Capture) -> dict[fx.Node, Placement]:
+        """What the forward pass split; the gradients of what it returned are split likewise."""
+        found: dict[fx.Node, Placement] = {}
+        for node in capture.placeholder_nodes:
+            placement = self.values.get(node.name)
+            tangent = node.meta.get("desc")
+            if placement is None and isinstance(tangent, TangentAOTInput):
+                placement = self.outputs.get(tangent.output)
+            if isinstance(placement, Rows) or placement is Kind.EACH:
+                found[node] = placement
+        return found
+
+    def _bind(
+        self, piece: Piece, acted: list[str]
+    ) -> tuple[Program, Callable[[list[Any]], Sequence[Any]]]:
+        n = self.options.micro_batches
+        core = self.options.core()
+        passes = numeric_pipeline(core)
+        if not piece.joins:
+            program = lower(piece.capture, core, passes=passes, part=_part(piece), acted=acted)
+            count = range(len(piece.results))
+            return program, bind(program, self.engine, [*piece.sources], (), [*map(str, count)])
+        core = replace(core, device_iterations=n)
+        program = lower(piece.capture, core, passes=passes, part=_part(piece), acted=acted)
+        program = replace(
+            program,
+            inputs=tuple(
+                replace(i, dim=rows.dim, outer=rows.outer)
+                for i in program.inputs
+                for rows in [piece.slices[i.name]]
+            ),
+            outputs=tuple(
+                replace(
+                    o,
+                    dim=join.rows.dim,
+                    outer=join.rows.outer,
+                    returns="sum" if join.how == "sum" else "all",
+                )
+                for o, join in zip(program.outputs, piece.joins, strict=True)
+            ),
+        )
+        workers, threads = threads_for(program, core)
+        run = bind_loop(
+            program,
+            self.engine,
+            [*piece.sources],
+            [join.like for join in piece.joins],
+            micro_batches=n,
+            workers=workers,
+            threads=threads,
+        )
+        return program, run
+
+
+def split_inputs(capture: Capture, n: int) -> dict[fx.Node, Placement]:
+    """The inputs that are split: those with the number of rows that most have, along dim 0.
+
+    Raises:
+        CompileError: there is nothing to split, or the rows do not divide.
+    """
+    inputs = {
+        node: role.name
+        for node, role in capture.roles().items()
+        if role.kind == "input" and node.meta["val"].dim() > 0
+    }
+    if not inputs:
+        raise CompileError(
+            "there is no batch to split: no input of the graph has a dimension",
+            hint="leave out micro_batches",
+        )
+    (rows, _), *_ = Counter(node.meta["val"].shape[0] for node in inputs).most_common()
+    split = {node: name for node, name in inputs.items() if node.meta["val"].shape[0] == rows}
+    if rows % n:
+        raise CompileError(
+            f"a batch of {rows} rows (dim 0 of {', '.join(split.values())}) does not divide into "
+            f"{n} micro-batches",
+            hint=f"pad it to a multiple of {n}, drop the last batch, or change micro_batches",
+        )
+    return dict.fromkeys(split, Rows(0))
+
+
+def _part(piece: Piece) -> str:
+    kind = piece.capture.alone or "inference"
+    return f"{kind}_{piece.phase}"
+
+
+def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that takes the values at `places` out of a list."""
+    if len(places) == 1:
+        return lambda values: [values[places[0]]]
+    if not places:
+        return lambda values: []
+    take = itemgetter(*places)
+    return lambda values: list(take(values))
+
+
+def _in_order(
+    calls: Sequence[tuple[Callable[..., list[Any]], Callable[[list[Any]], Sequence[Any]]]],
+    constants: Sequence[Tensor],
+    places: Mapping[str, int],
+    results: Sequence[str | float | None],
+) -> Boxed:
+    take = _taker([places[r] for r in results if isinstance(r, str)])
+    tensors = [isinstance(r, str) for r in results]
+
+    def run(given: list[Any]) -> tuple[Any, ...]:
+        values = [*given, *constants]
+        given.clear()
+        for pick, call in calls:
+            values += call(pick(values))
+        found = iter(take(values))
+        return tuple(next(found) if t else r for t, r in zip(tensors, results, strict=True))
+
+    return run

@@ -1,0 +1,240 @@
+"""Explain what `torch.compile(model, backend="ipu")` makes of a model, without changing it."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ipu_dynamo.capture.private.tracing import pytree, skipped_frames
+from ipu_dynamo.capture.unplaceable import Unplaceable
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.program import Function, Program, Repeat
+from ipu_dynamo.runtime.engines.engines import ENGINE, InductorEngine
+from ipu_dynamo.runtime.lower import choose_convolutions
+from ipu_dynamo.runtime.lower import choose_matmuls as choose_products
+from ipu_dynamo.runtime.lower.choose_convolutions import ConvolutionUse
+from ipu_dynamo.runtime.lower.choose_matmuls import ProductUse
+from ipu_dynamo.torch_compile.backend import compile_readably
+from ipu_dynamo.torch_compile.backend_options import BackendOptions
+from ipu_dynamo.torch_compile.compile_graph import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where PyTorch ended a graph, and why."""
+
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block went; `operators` are those of the captured graph in it."""
+
+    block: str
+    stage: int
+    ipu: int
+    operators: int
+
+    def __str__(self) -> str:
+        return f"{self.block} -> stage {self.stage} -> ipu{self.ipu}  ({self.operators} operators)"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExplanation:
+    """One captured graph.
+
+    Args:
+        operators: how many calls it holds.
+        first_line: where its first operator is in the model.
+        ended_by: the break at its end, or None.
+        blocks: in the order of the model.
+        passes: for `forward`, `backward` or `inference`, the passes that changed the graph.
+        programs: what was compiled, in the order in which it runs.
+        unplaceable: why PyTorch runs the graph itself, when it does.
+    """
+
+    operators: int
+    first_line: str
+    ended_by: Break | None
+    blocks: tuple[BlockPlace, ...]
+    passes: tuple[tuple[str, tuple[str, ...]], ...]
+    programs: tuple[Program, ...]
+    unplaceable: tuple[Unplaceable, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.operators} operators from {self.first_line}"]
+        lines += [f"  cannot be placed: {_first_line(str(one))}" for one in self.unplaceable]
+        lines += [f"  block {place}" for place in self.blocks]
+        lines += [f"  {kind}: changed by {', '.join(acted)}" for kind, acted in self.passes]
+        for program in self.programs:
+            count = max((i.count for i in program.walk() if isinstance(i, Repeat)), default=1)
+            times = f", for each of {count} micro-batches" if count > 1 else ""
+            lines.append(f"  {_first_line(str(program))}{times}")
+        if self.ended_by is not None:
+            lines.append(f"  ends at a graph break: {self.ended_by}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option in force, and who set it."""
+
+    name: str
+    value: object
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value!r}  ({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a model; `str` makes a report of it.
+
+    Args:
+        graphs: in the order of their capture.
+        skipped: reasons why PyTorch ran parts of the model itself, without a graph.
+        settings: options in force.
+        products: which library computes the matrix products of a micro-batch; with the engine
+            `inductor`, which asks.
+        convolutions: the same for small convolutions, one by one.
+    """
+
+    graphs: tuple[GraphExplanation, ...]
+    skipped: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    products: tuple[ProductUse, ...] = ()
+    convolutions: tuple[ConvolutionUse, ...] = ()
+
+    @property
+    def breaks(self) -> tuple[Break, ...]:
+        return tuple(graph.ended_by for graph in self.graphs if graph.ended_by is not None)
+
+    def __str__(self) -> str:
+        count = len(self.graphs)
+        programs = sum(len(graph.programs) for graph in self.graphs)
+        lines = [
+            f"{count} graph{'s' * (count != 1)}, {len(self.breaks)} breaks, {programs} programs"
+        ]
+        for number, graph in enumerate(self.graphs):
+            first, *rest = str(graph).split("\n")
+            lines += [f"graph {number}: {first}", *rest]
+        if self.skipped:
+            lines += ["not captured, so PyTorch runs it itself:"]
+            lines += [f"  {reason}" for reason in self.skipped]
+        if self.products:
+            lines += ["matrix products:", *(f"  {use}" for use in self.products)]
+        if self.convolutions:
+            lines += ["small convolutions:", *(f"  {use}" for use in self.convolutions)]
+        return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: BackendOptions | Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile `model` for these inputs and say what became of it.
+
+    The model runs once. Its parameters and buffers, the inputs and torch's generator are as before
+    afterwards.
+
+    Args:
+        model: a module or a function on tensors.
+        inputs, kwargs: what it is called with.
+        options: as `torch.compile(options=...)` takes them.
+
+    Raises:
+        CompileError: the model cannot be compiled, as `torch.compile` would say.
+    """
+    read = BackendOptions.read(options)
+    records: list[Record] = []
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        records.append(Record())
+        return compile_readably(gm, examples, read, record=records[-1])
+
+    given, named = _copies(inputs), _copies(kwargs)
+    with _left_as_it_was(model), skipped_frames() as skipped, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they say is in the explanation
+        torch.compile(model, backend=backend)(*given, **named)
+    graphs = tuple(map(_describe, records))
+    called = [r.programs for r in records if r.engine == InductorEngine.name]
+    functions = [function for programs in called for function in _called(programs)]
+    known = {graph.ended_by.reason for graph in graphs if graph.ended_by is not None}
+    return Explanation(
+        graphs=graphs,
+        skipped=tuple(text for text in (_first_line(s) for s in skipped) if text not in known),
+        settings=tuple(_settings(options, read, {record.engine for record in records} - {""})),
+        products=choose_products.uses_of(functions),
+        convolutions=choose_convolutions.uses_of(functions),
+    )
+
+
+def _called(programs: Sequence[Program]) -> Iterator[Function]:
+    """The function of every call in the loop over micro-batches."""
+    for program in programs:
+        functions = {function.name: function for function in program.functions}
+        yield from (functions[call.function] for call in program.calls)
+
+
+def _describe(record: Record) -> GraphExplanation:
+    lines = [line for line in map(source_line, record.operators) if line != "unknown source"]
+    return GraphExplanation(
+        operators=len(record.operators),
+        first_line=lines[0] if lines else "no line of the model",
+        ended_by=Break(*record.ended_by) if record.ended_by else None,
+        blocks=tuple(BlockPlace(*place, count) for place, count in record.blocks.items()),
+        passes=tuple((kind, tuple(dict.fromkeys(acted))) for kind, acted in record.passes.items()),
+        programs=tuple(record.programs),
+        unplaceable=record.unplaceable,
+    )
+
+
+def _settings(given: object, read: BackendOptions, engines: set[str]) -> Iterator[Setting]:
+    """Every option with its value in force, and whether the caller or somebody else chose it."""
+    default = BackendOptions()
+    for name in (f.name for f in fields(read)):
+        value = getattr(read, name)
+        named = isinstance(given, Mapping) and name in given
+        by = "given" if named or value != getattr(default, name) else "default"
+        if name == "engine" and value == "auto" and engines:
+            (value,) = engines
+            by = f"environment variable {ENGINE}" if os.environ.get(ENGINE) else "found here"
+        if name == "strategy" and value != read.core().strategy:
+            value, by = read.core().strategy, f"{by}, made pipelined by micro_batches"
+        yield Setting(name, value, by)
+
+
+def _copies(tree: Any) -> Any:
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree
+    )
+
+
+@contextmanager
+def _left_as_it_was(model: object) -> Iterator[None]:
+    """Put back what a call changes in a module: parameters, buffers, torch's random numbers."""
+    owner = getattr(model, "__self__", model)
+    held = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else []
+    before = [tensor.detach().clone() for tensor in held]
+    with torch.random.fork_rng():
+        yield
+    with torch.no_grad():
+        for tensor, old in zip(held, before, strict=True):
+            if not torch.equal(tensor, old):
+                tensor.copy_(old)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

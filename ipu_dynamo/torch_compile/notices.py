@@ -1,0 +1,94 @@
+"""Tell users of `torch.compile` what they may not expect: graph breaks, new shapes, lost errors."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.dynamo import describe_inputs, last_block
+from ipu_dynamo.capture.private.tracing import (
+    compile_count,
+    errors_are_swallowed,
+    recompile_limit,
+)
+
+log = logging.getLogger(__name__)
+Shapes = dict[str, tuple[int, ...]]
+_shapes: dict[object, Shapes] = {}  # of the inputs of a frame and module, when first compiled
+_said: set[object] = set()
+
+
+def forget() -> None:
+    """Start again, after `torch._dynamo.reset()`."""
+    _shapes.clear()
+    _said.clear()
+
+
+def break_reason(gm: fx.GraphModule) -> tuple[str, str] | None:
+    """Where and why PyTorch ended the graph before the function's end; None if it did not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return None
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    line = f"{Path(frame.filename).name}:{frame.lineno}" if frame else "an unknown line"
+    return line, str(reason.reason).partition("\n")[0]
+
+
+def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
+    """Warn, once per line, that the rest is another program, and where an open block ends."""
+    found = break_reason(gm)
+    if found is None or found in _said:
+        return
+    _said.add(found)
+    line, why = found
+    block = last_block(markers)
+    ends = (
+        f"The block that begins at {block} ends there: what follows is another program, and it "
+        f"starts on IPU 0. "
+        if block
+        else ""
+    )
+    warnings.warn(
+        f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
+        f"Compile with fullgraph=True to see the reason in full.",
+        stacklevel=2,
+    )
+
+
+def tell_of_new_shape(gm: fx.GraphModule, examples: Sequence[object]) -> None:
+    """Say once per function that a new shape was compiled, and how many more will be."""
+    frame, before = compile_count(gm)
+    shapes: Shapes = {}
+    own: Shapes = {}  # of the module: another one may have the same forward
+    for role, example in zip(describe_inputs(gm, examples), examples, strict=True):
+        if isinstance(example, Tensor):
+            kind = shapes if role.kind == "input" else own
+            kind[role.name] = tuple(int(size) for size in example.shape)
+    first = _shapes.setdefault((frame, frozenset(own.items())), shapes)
+    changed = [name for name in shapes if first.get(name, shapes[name]) != shapes[name]]
+    if not before or not changed or frame in _said:
+        return
+    _said.add(frame)
+    name = changed[0]
+    log.warning(
+        "compiled again for shape %s of %s, after %s: programs have static shapes. PyTorch "
+        "compiles a function %d times, then runs it in plain PyTorch: pad batches to few shapes, "
+        "drop the last one (drop_last=True), or raise torch._dynamo.config.recompile_limit",
+        list(shapes[name]),
+        name,
+        list(first[name]),
+        recompile_limit(),
+    )
+
+
+def tell_of_swallowed_errors() -> None:
+    """Warn that PyTorch is set to hide errors."""
+    if errors_are_swallowed() and "suppress_errors" not in _said:
+        _said.add("suppress_errors")
+        warnings.warn(
+            "torch._dynamo.config.suppress_errors is set: where ipu_dynamo raises an error, "
+            "PyTorch hides it and runs the model itself",
+            stacklevel=2,
+        )

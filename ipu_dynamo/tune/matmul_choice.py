@@ -1,0 +1,85 @@
+"""Choose the library that computes a class of matrix products."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import torch
+
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.native import mkldnn_enabled
+from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass
+from ipu_dynamo.tune.matmul_times import Times, Way, product_times
+
+MATMUL = "IPU_DYNAMO_MATMUL"  # environment variable: a library, or `auto`
+_LIBRARIES = ("auto", "torch", "onednn")
+_FASTER = 1.05  # PyTorch's own products stay where another library gains less
+_WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight
+_TORCH: Way = "torch"
+Library = Literal["torch", "onednn"]
+
+
+@dataclass(frozen=True)
+class ProductChoice:
+    """Which library computes which products.
+
+    It depends on the machine and the environment only: the same product has the same one in every
+    stage, wherever that is placed, with any number of threads.
+
+    Args:
+        forced: one library for all products.
+        times: gives what was measured here, when it is needed; None: nothing was, and PyTorch's
+            own library computes all products.
+    """
+
+    forced: Library | None = None
+    times: Callable[[], Times | None] = product_times
+
+    def way(self, one: ProductClass, *, packable: bool = False) -> Way:
+        """How to compute products of a class.
+
+        Args:
+            packable: the second operand is a weight that stays the same for many calls.
+        """
+        packable = packable and one.form == "a @ b.t()"
+        if self.forced == "onednn":
+            return "packed" if packable else "onednn"
+        times, way = self.measured(one), _TORCH
+        if not times:
+            return way
+        if times["onednn"] * _FASTER <= times["torch"]:
+            way = "onednn"
+        worth = _FASTER if way == "torch" else _WORTH_MEMORY
+        if packable and times.get("packed", inf) * worth <= times[way]:
+            way = "packed"
+        return way
+
+    def measured(self, one: ProductClass) -> Mapping[Way, float]:
+        """What decides: seconds of a product of the class by each library; nothing if forced."""
+        measured = self.times() if self.forced is None and one in MEASURED else None
+        return measured[one] if measured else {}
+
+
+def product_choice() -> ProductChoice:
+    """The choice in force here.
+
+    Raises:
+        IpuError: the environment names a library that does not exist, or is not here.
+    """
+    named = os.environ.get(MATMUL) or "auto"
+    if named not in _LIBRARIES:
+        raise IpuError(f"{MATMUL} is {named!r}: choose one of {', '.join(_LIBRARIES)}")
+    here = torch.backends.mkldnn.is_available() and mkldnn_enabled()
+    if named == "onednn":
+        if not here:
+            raise IpuError(
+                f"{MATMUL} is 'onednn', which this PyTorch lacks or has disabled\n"
+                "  try:  torch.backends.mkldnn.set_flags(True), or IPU_DYNAMO_MATMUL=torch"
+            )
+        return ProductChoice(forced="onednn")
+    exact = torch.get_float32_matmul_precision() == "highest"
+    if named == "torch" or not here or not exact:
+        return ProductChoice(forced="torch")
+    return ProductChoice()

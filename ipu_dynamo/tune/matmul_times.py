@@ -1,0 +1,80 @@
+"""Measure once per machine how long each library takes for matrix products, and keep the answer.
+
+The figures decide which library a stage calls.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.private.native import onednn_pack
+from ipu_dynamo.tune.artifact_store import open_store
+from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
+from ipu_dynamo.tune.machine_name import machine_name
+from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass, example_of
+from ipu_dynamo.tune.microbenchmark import fastest, one_thread
+
+log = logging.getLogger(__name__)
+Way = Literal["torch", "onednn", "packed"]
+Times = Mapping[ProductClass, Mapping[Way, float]]
+_SECONDS = 0.05  # for each class
+_lock = threading.Lock()
+
+
+def product_times() -> Times | None:
+    """Seconds of one product of each class.
+
+    None where no folder keeps them: another process would choose otherwise.
+    """
+    with _lock:
+        store = open_store()
+        return _times_in(store.folder, machine_name()) if store else None
+
+
+def forget() -> None:
+    """Read the file again when it is needed next."""
+    _times_in.cache_clear()
+
+
+@cache
+def _times_in(folder: Path, machine: str) -> Times | None:
+    path = folder / "products" / f"{sha256(machine.encode()).hexdigest()[:32]}.json"
+    names = {str(one): one for one in MEASURED}
+
+    def figures() -> Figures:
+        times = measure().items()
+        return {str(one): {str(way): s for way, s in ways.items()} for one, ways in times}
+
+    kept = kept_figures(path, machine, names, figures)
+    return kept and {names[name]: ways for name, ways in kept.items()}  # type: ignore[return-value]
+
+
+def measure() -> Times:
+    """Time a product of each class by each library, in less than a second on a usual machine."""
+    start = time.thread_time()
+    with one_thread():
+        times = {one: fastest(_ways(one), _SECONDS) for one in MEASURED}
+    log.info("matrix products measured in %.2f s of one core", time.thread_time() - start)
+    return times
+
+
+def _ways(one: ProductClass) -> dict[Way, Callable[[], object]]:
+    a, b = example_of(one)
+    if one.size == "batched":
+        return {"torch": lambda: torch.bmm(a, b), "onednn": lambda: onednn.batched(a, b)}
+    ways: dict[Way, Callable[[], object]] = {
+        "torch": lambda: torch.mm(a, b),
+        "onednn": lambda: onednn.matmul(a, b, None, "none"),
+    }
+    if one.form == "a @ b.t()":
+        weight = onednn_pack(b.t(), a.shape[0])
+        ways["packed"] = lambda: onednn.packed(a, weight, None, "none")
+    return ways

@@ -1,0 +1,68 @@
+"""Compile a model, or a whole training step, without torch.compile: the core's own door."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import Options
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.optimizer_checkpoints import follow_checkpoints
+
+
+def compile_training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: Options | dict[str, Any] | None = None,
+    *,
+    loss: int | None = None,
+) -> CompiledModel:
+    """Make a whole training step one program: forward, loss, backward, accumulation, update.
+
+    Each call trains the model's parameters in place.
+
+    Args:
+        model: its forward computes the loss, with a torch loss function or `identity_loss`.
+        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over the model's parameters. Changes of
+            its numbers, by a scheduler for instance, act from the next call on.
+        options: see `ipu_dynamo.Options`.
+        loss: index of the returned tensor to minimise, instead of the marked value.
+
+    Example:
+        step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in data:
+            loss = step(x, y)
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise CompileError(
+            f"training needs an optimizer, got {optimizer!r}",
+            hint="pass torch.optim.SGD, Adam, AdamW or RMSprop, or use compile_inference",
+        )
+    if loss is not None and not isinstance(loss, int):
+        raise CompileError(
+            f"loss is {loss!r}, not the index of a returned tensor",
+            hint="count the returned tensors from 0, nested ones in order",
+        )
+    step = CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
+    follow_checkpoints(step, optimizer)
+    return step
+
+
+def compile_inference(
+    model: Model,
+    options: Options | dict[str, Any] | None = None,
+    *,
+    own_weights: bool = False,
+) -> CompiledModel:
+    """Make the forward pass one program, on the model's own parameters or on copies of them.
+
+    Args:
+        model: a module or a function on tensors; its train or eval mode is read when compiling.
+        options: see `ipu_dynamo.Options`.
+        own_weights: compute on copies of parameters and buffers, which `write_weights` renews
+            when the model's have changed. What only the program can write may also be kept in the
+            order that its matrix products read fastest.
+    """
+    return CompiledModel(model, Options.read(options), optimizer=None, own_weights=own_weights)

@@ -1,0 +1,113 @@
+"""Compile a model: trace it, run the passes, get the program."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
+from ipu_dynamo.capture.swap import Model, named_tensors
+from ipu_dynamo.capture.trace import Arguments, trace
+from ipu_dynamo.ops.private.graphs import code_on_demand
+from ipu_dynamo.options import Costs, Options
+from ipu_dynamo.options.devices import devices_of_ipus, devices_to_use
+from ipu_dynamo.passes.pipeline import lower, pipeline
+from ipu_dynamo.passes.program.emit_update import UpdateGroup
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.execute.batching import Batching
+from ipu_dynamo.whole_step.grouped_weights import with_known_groups
+from ipu_dynamo.whole_step.measured_costs import with_costs
+
+log = logging.getLogger("ipu_dynamo.program")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, and what connects it to the model that it was made from.
+
+    Args:
+        program: what runs.
+        structure: how the program's outputs make up the model's return value.
+        tensors: the model's own tensors, by the name of the variable that they initialise.
+        roles: what each variable and input is, by name.
+        input_names: the program's names of the caller's tensors, in order.
+        devices: the torch device of every IPU.
+        loss_scale: the first factor on the loss.
+        costs: what the model was cut by, if the strategy cuts it.
+    """
+
+    program: Program
+    structure: Structure
+    tensors: Mapping[str, Tensor]
+    roles: Mapping[str, Placeholder]
+    input_names: tuple[str, ...]
+    devices: tuple[torch.device, ...]
+    loss_scale: float
+    costs: Costs = ()
+
+
+def compile_model(
+    model: Model,
+    example: Arguments,
+    options: Options,
+    groups: Sequence[UpdateGroup] = (),
+    *,
+    training: bool,
+    loss: int | None = None,
+) -> Compiled:
+    """Trace `model` on one micro-batch and lower it.
+
+    Args:
+        example: one micro-batch of every input.
+        groups: the optimiser's groups, when training.
+        loss: index of the returned tensor to minimise; None: the value marked as the loss.
+    """
+    options = with_known_groups(model, options)
+    devices = devices_to_use(
+        options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
+    )
+    with code_on_demand():
+        capture = trace(
+            model,
+            example,
+            training=training,
+            mixed_precision=options.narrow,
+            grouped=options.replica_groups,
+            device=devices[0],
+        )
+        if training:
+            _train_only(capture, {name for group in groups for name in group.parameters})
+        options = with_costs(capture, options, loss=loss)
+        passes = pipeline(options, training=training, loss=loss)
+        program = lower(capture, options, groups, passes=passes, devices=devices)
+    log.debug("%s", program)
+    return Compiled(
+        program=program,
+        structure=capture.structure,
+        tensors=capture.tensors,
+        roles={role.name: role for role in capture.placeholders},
+        input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
+        devices=devices_of_ipus(devices, program.num_ipus),
+        loss_scale=options.loss_scale,
+        costs=options.strategy.costs,
+    )
+
+
+def _train_only(capture: Capture, names: set[str]) -> None:
+    """Leave out the gradients of parameters that the optimiser has not got."""
+    capture.placeholders = tuple(
+        replace(role, trainable=role.trainable and role.name in names)
+        for role in capture.placeholders
+    )
+
+
+def batching(options: Options, *, training: bool) -> Batching:
+    """How a call's tensors split into micro-batches."""
+    return Batching(
+        iterations=options.device_iterations,
+        accumulation=options.gradient_accumulation if training else 1,
+        replicas=options.replicas,
+        group_of=options.input_replica_groups.of(options.replicas),
+    )

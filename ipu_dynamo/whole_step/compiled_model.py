@@ -1,0 +1,342 @@
+"""Run a model as a program: compile at the first call, feed it, exchange its weights."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.trace import Arguments, read_arguments
+from ipu_dynamo.errors import InputError, IpuError, OptionError
+from ipu_dynamo.ops.narrowing import narrowed
+from ipu_dynamo.options import Costs, Options
+from ipu_dynamo.program import Program
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program_history import remember
+from ipu_dynamo.runtime.engines.engines import Engine, make_engine
+from ipu_dynamo.runtime.execute.batching import micro_batch_size
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.whole_step.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
+from ipu_dynamo.whole_step.initial_state import initial_tensors, loss_scale_variable
+from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
+from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
+from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
+from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
+from ipu_dynamo.whole_step.weight_aliasing import refuse_what_cannot_be_shared
+
+
+class CompiledModel:
+    """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
+
+    The first call compiles; the program is bound to the shapes, types and Python values of that
+    call, and later calls must match them.
+
+    Invariant: with `own_weights` the program computes on copies of the model's tensors, which
+    `read_weights` and `write_weights` exchange; otherwise on the model's tensors themselves.
+
+    Args:
+        model, options: what to compile, and how.
+        optimizer: what updates the parameters; None: nothing does, this is no training.
+        loss: index of the returned tensor to minimise; None: the value marked as the loss.
+        own_weights: compute on copies.
+        describe: reads the optimiser's groups, given the model's parameters by name.
+        live: follow the optimiser: its numbers before each call, and its state when compiling.
+            Otherwise its numbers are read when compiling and by `set_optimizer` only.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        loss: int | None = None,
+        own_weights: bool = False,
+        describe: Describe = describe,
+        live: bool = True,
+    ) -> None:
+        self.model, self.options = model, options
+        self.training = optimizer is not None
+        self._loss, self._own_weights = loss, own_weights
+        self._link: OptimizerLink | None = None
+        if optimizer is not None:
+            self._link = OptimizerLink(optimizer, model, describe, live=live)
+        self._batching = batching(options, training=self.training)
+        self._expected: ExpectedArguments | None = None
+        self._compiled: Compiled | None = None
+        self._executable: Executable | None = None
+        self._engine: Engine | None = None
+        self._changed_inputs: set[str] = set()  # inputs that the model changes in place
+        self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
+
+    @property
+    def program(self) -> Program:
+        """The program, once compiled."""
+        return self._ready()[0].program
+
+    @property
+    def costs(self) -> Costs:
+        """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
+        the model; empty for any other."""
+        return self._ready()[0].costs
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a program yet."""
+        return self._executable is not None
+
+    @property
+    def has_newer_state(self) -> bool:
+        """Whether the program has made steps that the torch optimiser knows nothing of."""
+        return self._link is not None and self._link.has_newer_state
+
+    @property
+    def executable(self) -> Executable:
+        """What runs the program, once compiled: its schedule, its timeline when recorded."""
+        return self._ready()[1]
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
+
+        It has a row for each IPU of every replica. `executable.schedule` is the one that the
+        threads of this computer follow; several IPUs may share one.
+        """
+        return self.executable.schedule_for(None)
+
+    @property
+    def functions_compiled(self) -> int:
+        """How many stage functions the engine has compiled so far."""
+        return self._engine.compiled if self._engine else 0
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor on the loss in the backward pass of the next step."""
+        name = loss_scale_variable(self.program)
+        return self.options.loss_scale if name is None else self.executable.whole(name).item()
+
+    @property
+    def last_loss_scale(self) -> float | None:
+        """The factor on the loss in the last step, if it is automatic; the first one before."""
+        return self.executable.last_loss_scale
+
+    def set_loss_scale(self, value: float) -> None:
+        """Use another factor on the loss from the next call on; automatic scaling goes on from it.
+
+        Raises:
+            OptionError: the loss scale is part of the program, or `value` is not a positive number.
+        """
+        replace(self.options, loss_scale=value)  # checks it
+        name = loss_scale_variable(self.program)
+        if name is None:
+            raise OptionError(
+                f"the loss scale {self.options.loss_scale} is part of the program; compile it with "
+                "Options(loss_scale_is_variable=True)"
+            )
+        self.executable.whole(name).fill_(value)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for calls with arguments like these; they are not run."""
+        self._compile(self._read(args, kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call: `device_iterations` steps, or micro-batches when not training.
+
+        Args:
+            args, kwargs: what the model's forward takes, with as many rows in each tensor as all
+                micro-batches of the call have together.
+
+        Returns:
+            What forward returns, with tensors joined by the output mode.
+        """
+        if self._expected is None:
+            given = self._read(args, kwargs)
+            self._compile(given)
+            tensors = given.tensors
+        else:
+            tensors = self._expected.tensors(args, kwargs)
+        return self.run(tensors)
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Run one call of the compiled program, without comparing Python values.
+
+        Args:
+            tensors: those of the arguments, in the order in which flattening finds them.
+        """
+        compiled, executable = self._ready()
+        for name, tensor, address in self._watched:
+            if tensor.data_ptr() != address:
+                raise InputError(
+                    f"{name} lies in other memory than when the program was compiled",
+                    hint="change it in place (copy_, load_state_dict), or compile again",
+                )
+        if self._link is not None:
+            self._link.before_step()
+        names = compiled.input_names
+        fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
+        if self._changed_inputs:
+            _refuse_shared_inputs(names, tensors, self._changed_inputs)
+        with recorded_casts_only():
+            results = executable(fed, [group.values for group in self.groups])
+        for output in compiled.program.outputs:
+            if output.mutates:
+                tensors[names.index(output.name)].copy_(results[output.name])
+        positions = range(len(compiled.structure.tensors))
+        return compiled.structure.rebuild([results[str(i)] for i in positions])
+
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use the numbers of `optimizer` from the next call on, without compiling again.
+
+        Raises:
+            InputError: the update itself would differ: another rule, or other groups.
+        """
+        self._training().set(optimizer)
+
+    def read_weights(self) -> None:
+        """Copy parameters and buffers from the program to the model."""
+        self._exchange(to_model=True)
+
+    def write_weights(self, names: Collection[str] | None = None) -> None:
+        """Copy parameters and buffers, or those with the given names, to the program."""
+        self._exchange(to_model=False, names=names)
+
+    def read_optimizer_state(self) -> None:
+        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
+        link, (compiled, executable) = self._training(), self._ready()
+        link.read_state(compiled.program, executable)
+
+    def write_optimizer_state(self) -> None:
+        """Take over the state that the torch optimiser holds, for instance from a checkpoint."""
+        self._training().write_state(*self._ready())
+
+    def reload_states(self) -> None:
+        """Take notice that tensors of `states` were overwritten."""
+        self.executable.reload_states()
+
+    def _training(self) -> OptimizerLink:
+        if self._link is None:
+            raise IpuError("the model was compiled for inference: it has no optimizer")
+        return self._link
+
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        return read_arguments(self.model, args, kwargs)
+
+    def _prepared(self, tensor: Tensor) -> Tensor:
+        """The tensor that a stream reads: contiguous, without gradient, narrowed if wanted."""
+        tensor = tensor.detach().contiguous()
+        return narrowed(tensor) if self.options.narrow else tensor
+
+    @torch.inference_mode(False)  # what is made here outlives the call
+    def _compile(self, given: Arguments) -> None:
+        options = self.options
+        example = _first_micro_batch(given, self._batching.splits)
+        link, reading = self._link, Reading((), [])
+        if link is not None:
+            if link.live and self._executable is not None:
+                self.read_optimizer_state()  # the new program goes on from there
+            reading = link.read()
+        groups = reading.groups
+        compiled = compile_model(
+            self.model, example, options, groups, training=self.training, loss=self._loss
+        )
+        engine = self._engine or make_engine(options.stage_engine)
+        if not self._own_weights:
+            refuse_what_cannot_be_shared(compiled)
+        known, scale = link.known(reading) if link is not None else ({}, {})
+        tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
+        seed = _seed(compiled.program) if options.seed is None else options.seed
+        workers, threads = threads_for(compiled.program, options)
+        with recorded_casts_only():
+            executable = Executable(
+                compiled.program,
+                tensors,
+                engine,
+                self._batching,
+                seed=seed,
+                workers=workers,
+                threads=threads,
+                devices=compiled.devices,
+                numbers=[group.values for group in groups],
+                apart=micro_batches_apart(compiled.program, options),
+                own_tensors=self._own_weights,
+            )
+        remember(compiled.program)
+        self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
+        self._watched = [
+            (name, given, given.data_ptr())
+            for name, given in compiled.tensors.items()
+            if name in tensors and tensors[name].data_ptr() == given.data_ptr() != 0
+        ]
+        if link is not None:
+            link.take(reading)
+        self._engine, self._expected = engine, ExpectedArguments(given)
+        self._compiled, self._executable = compiled, executable
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The optimiser's groups, with the numbers that are in force."""
+        return self._link.groups if self._link is not None else ()
+
+    def states(self) -> States:
+        """The tensors of the optimiser's state, by parameter and name; after a change of them
+        call `reload_states`."""
+        compiled, executable = self._ready()
+        return states_of(compiled.program, executable)
+
+    def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
+        compiled, executable = self._ready()
+        with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
+            for variable in compiled.program.variables:
+                if variable.kind not in ("parameter", "buffer"):
+                    continue
+                if names is not None and variable.name not in names:
+                    continue
+                ours, theirs = executable.whole(variable.name), compiled.tensors
+                target, source = theirs[variable.name], ours
+                if not to_model:
+                    target, source = source, target
+                if target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
+        if not to_model:
+            executable.spread()
+
+    def _ready(self) -> tuple[Compiled, Executable]:
+        if self._compiled is None or self._executable is None:
+            raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
+        return self._compiled, self._executable
+
+
+def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
+    """The rows of the first micro-batch of every tensor."""
+    leaves = []
+    for name, leaf in zip(given.names, given.leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            rows = micro_batch_size(name, leaf.shape, splits)
+            leaf = leaf.detach().contiguous()
+            leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
+        leaves.append(leaf)
+    return Arguments(tuple(leaves), given.spec, given.names)
+
+
+def _refuse_shared_inputs(
+    names: Sequence[str], tensors: Sequence[Tensor], changed: Collection[str]
+) -> None:
+    """Raise when an input that the model changes in place shares memory with another one."""
+    owner: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if other != name and (name in changed or other in changed):
+            raise InputError(
+                f"inputs {other} and {name} share memory, and the model changes one in place",
+                hint="pass a clone of one of them",
+            )
+
+
+def _seed(program: Program) -> int:
+    """A seed from torch's generator, for a program that draws random numbers."""
+    draws = any(stream.source == "random" for stream in program.inputs)
+    return int(torch.randint(2**62, ()).item()) if draws else 0

@@ -1,0 +1,70 @@
+"""Count the bytes that a micro-batch holds at its peak, beside variables and inputs."""
+
+from collections.abc import Mapping, Sequence
+from operator import getitem
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.passes.graph.aliasing import is_view
+
+Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat right before it
+_Value = tuple[fx.Node, bool]  # whose memory, and whether that of its repetition
+
+
+def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
+    """The peak over a micro-batch, operator by operator in the graph's order.
+
+    A gradient of a parameter is forgotten once it is made: it goes to its accumulator.
+
+    Args:
+        again: forward operators that are repeated for the backward pass.
+    """
+    repeated = {node for nodes in again.values() for node in nodes}
+
+    def value(node: fx.Node, later: bool) -> _Value:
+        base = owner(node)
+        return base, later and base in repeated
+
+    steps: list[tuple[fx.Node, bool, list[_Value]]] = []
+    for node in capture.graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        runs = [(copy, True) for copy in again.get(node, ())] + [(node, False)]
+        for run, repetition in runs:
+            later = repetition or bool(node.meta.get(BACKWARD))
+            steps.append((run, repetition, [value(n, later) for n in run.all_input_nodes]))
+    last: dict[_Value, int] = {}
+    for index, (_, _, reads) in enumerate(steps):
+        for source in reads:
+            last[source] = index
+    for node, role in zip(capture.returned, capture.outputs, strict=True):
+        if node is not None and role.kind != "gradient":
+            last[value(node, False)] = len(steps)
+    held: dict[_Value, int] = {}
+    peak = live = 0
+    for index, (node, repetition, reads) in enumerate(steps):
+        made = (node, repetition)
+        if owner(node) is node:
+            held[made] = nbytes(node)
+            live += held[made]
+        peak = max(peak, live)
+        for source in {made, *reads}:
+            if source in held and last.get(source, index) <= index:
+                live -= held.pop(source)
+    return peak
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` lies in; for one of several results, what makes them all."""
+    while is_view(node) or node.target is getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def nbytes(node: fx.Node) -> int:
+    """Bytes of the tensors that a node makes."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))

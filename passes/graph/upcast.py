@@ -1,0 +1,81 @@
+"""Compute operators on halves in float32, and round what they give."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate, map_arg
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.passes.graph.builder import become, call, keep_group
+
+aten = torch.ops.aten
+
+
+@dataclass
+class InFloat:
+    """The rewrite of one graph, operator by operator in graph order.
+
+    Invariant: `wide` has one conversion of a value for each stage and direction, so that what
+    travels between stages stays half as large.
+    """
+
+    graph: fx.Graph
+    names: Mapping[fx.Node, str]
+    wide: dict[tuple[fx.Node, Any, Any], fx.Node] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, capture: Capture) -> "InFloat":
+        names = {node: role.name for node, role in capture.roles().items()}
+        return cls(capture.graph.graph, names)
+
+    def rewrite(self, node: fx.Node) -> None:
+        with self.graph.inserting_before(node):
+            args = map_arg(node.args, lambda n: self.widened(n, node))
+            kwargs = map_arg(dict(node.kwargs), lambda n: self.widened(n, node))
+            args, kwargs = map_aggregate((args, kwargs), _wide_dtype)
+            name = f"{node.name}_f32"
+            wide = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
+        keep_group(node, wide)
+        if isinstance(wide.meta["val"], Tensor):
+            become(node, aten._to_copy.default, wide, dtype=torch.float16)
+            return
+        for part in list(node.users):
+            assert part.target is getitem, "only parts of several results can be read"
+            with self.graph.inserting_before(part):
+                name = f"{part.name}_f32"
+                value = call(self.graph, getitem, wide, part.args[1], origin=part, name=name)
+            if part.meta["val"].dtype == torch.float16:
+                become(part, aten._to_copy.default, value, dtype=torch.float16)
+            else:
+                part.replace_all_uses_with(value)
+                self.graph.erase_node(part)
+        self.graph.erase_node(node)
+
+    def widened(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+        if not is_half(source):
+            return source
+        key = source, reader.meta.get(STAGE), reader.meta.get(BACKWARD)
+        if key not in self.wide:
+            self.wide[key] = call(
+                self.graph,
+                aten._to_copy.default,
+                source,
+                dtype=torch.float32,
+                origin=reader,
+                name=f"{self.names.get(source, source.name)}_f32",
+            )
+        return self.wide[key]
+
+
+def is_half(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype == torch.float16
+
+
+def _wide_dtype(argument: Any) -> Any:
+    """A dtype that an operator is told, for its result or of its input."""
+    return torch.float32 if argument is torch.float16 else argument

@@ -1,0 +1,1 @@
+"""Rewrite a program for the machine that runs it."""

@@ -1,0 +1,137 @@
+"""Compute the loss of a serialised product and its gradients in one sweep over rows.
+
+Before   %l, %total, %log_sum = ipu.serialized_loss(%x, %b, %t, 1, -100, "output_channels", 16)
+         %dx = ipu.serialized_loss_backward_(%one, %x, %b, %t, %total, %log_sum, ..., %w_grad, ...)
+After    %l, %dx = ipu.serialized_loss_step_(%one, %x, %b, %t, 1, -100, 16, ..., %w_grad, ...)
+Keeps    shapes, dtypes, source lines; values up to the order of sums. The logits are computed once
+         instead of twice: three products instead of four.
+Source   the loop of `serialize_loss`; the sweep is our own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import getitem
+
+from torch import fx
+
+from ipu_dynamo.ops.serialized_loss import (
+    serialized_loss,
+    serialized_loss_backward_,
+    serialized_loss_step_,
+)
+from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.graph.gradient_sums import writes
+
+CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
+_ROWS = 128  # of a block at least: products with fewer wait for the weight to come from memory
+_BLOCKS = 4  # at least, unless fewer were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A loss and its gradients that one sweep can compute.
+
+    Args:
+        loss: the loop that computes the loss.
+        gradients: the loop that computes the gradients, and writes that of the weight.
+        earlier: operators behind `loss` that compute the gradient of its result, in order.
+        blocks: of rows.
+    """
+
+    loss: fx.Node
+    gradients: fx.Node
+    earlier: tuple[fx.Node, ...]
+    blocks: int
+
+
+def plan(graph: fx.Graph) -> Sweep | None:
+    """The first sweep of a part's graph, where forward and backward pass are one; reads it only.
+
+    One sweep may stand in the way of another: each of two losses that are multiplied is the
+    gradient of the other.
+    """
+    for loss in graph.find_nodes(op="call_function", target=serialized_loss):
+        blocks, gradients = _blocks(loss), _gradients(loss)
+        if blocks and gradients is not None:
+            earlier = _earlier(loss, gradients.args[0])
+            if earlier is not None:
+                return Sweep(loss, gradients, earlier, blocks)
+    return None
+
+
+def _blocks(loss: fx.Node) -> int:
+    """How many blocks a sweep over rows has; 0 where the loops should stay.
+
+    As many as were asked for, if each has enough rows. If not, and the user cut rows, a quarter of
+    the logits in memory is still worth it.
+    """
+    x, factor = loss.args[0], loss.args[6]
+    assert isinstance(x, fx.Node)
+    assert isinstance(factor, int)
+    blocks: int = min(factor, x.meta["val"].shape[0] // _ROWS)
+    enough = blocks >= _BLOCKS and loss.meta.get(CUTS_ROWS, False)
+    return blocks if blocks == factor or enough else 0
+
+
+def _gradients(loss: fx.Node) -> fx.Node | None:
+    """The loop that computes the gradients, if nothing else reads what the first one leaves."""
+    readers = {reader for item in loss.users if item.args[1] != 0 for reader in item.users}
+    if len(readers) != 1:
+        return None
+    (reader,) = readers
+    return reader if reader.target is serialized_loss_backward_ else None
+
+
+def _earlier(loss: fx.Node, start: object) -> tuple[fx.Node, ...] | None:
+    """The operators behind `loss` that compute `start`; None where they cannot move before it."""
+    assert isinstance(start, fx.Node)
+    needed = set(_needed(start))
+    nodes = list(loss.graph.nodes)
+    earlier = tuple(node for node in nodes[nodes.index(loss) :] if node in needed)
+    return None if loss in needed or any(map(writes, earlier)) else earlier
+
+
+def _needed(node: fx.Node) -> Iterator[fx.Node]:
+    """A node and all that it is computed from."""
+    seen, todo = {node}, [node]
+    while todo:
+        one = todo.pop()
+        yield one
+        new = set(one.all_input_nodes) - seen
+        seen |= new
+        todo += new
+
+
+def apply(graph: fx.Graph, one: Sweep) -> None:
+    """Put the sweep in the place of the first loop."""
+    for node in one.earlier:
+        one.loss.prepend(node)
+    start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = one.gradients.args
+    with graph.inserting_before(one.loss):
+        sweep = call(
+            graph,
+            serialized_loss_step_,
+            *(start, x, rhs, target, reduction, ignored, one.blocks, *rest),
+            origin=one.loss,
+        )
+        loss, of_x = (call(graph, getitem, sweep, i, origin=one.loss) for i in range(2))
+    one.gradients.replace_all_uses_with(of_x)
+    graph.erase_node(one.gradients)
+    for item in list(one.loss.users):
+        if item.args[1] == 0:
+            item.replace_all_uses_with(loss)
+        graph.erase_node(item)
+    graph.erase_node(one.loss)
+    if not of_x.users:
+        graph.erase_node(of_x)
+
+
+def one_sweep(gm: fx.GraphModule) -> bool:
+    """The pass, on the graph of a part, after `accumulate_in_loop`."""
+    changed = False
+    while (one := plan(gm.graph)) is not None:
+        apply(gm.graph, one)
+        changed = True
+    if changed:
+        gm.recompile()
+    return changed

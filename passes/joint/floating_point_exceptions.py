@@ -1,0 +1,122 @@
+"""Stop the run at an invalid operation, a division by zero, an overflow or a comparison with nan.
+
+Before   %y: f32[n] = aten.log(%x)
+After    %y: f32[n] = aten.log(%x); ipu.check_floating_point(%y, [%x], [], ...)
+Keeps    the graph and its values, as long as nothing raises. Views, memory that nothing was
+         written to, and what no tensor is read for, are not checked.
+Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions".
+"""
+
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.float_check import Kind, check
+from ipu_dynamo.passes.graph.aliasing import is_view
+from ipu_dynamo.passes.graph.builder import call
+
+aten = torch.ops.aten
+_DIVISIONS = {
+    aten.div.Tensor,
+    aten.div.Tensor_mode,
+    aten.div.Scalar,
+    aten.fmod.Tensor,
+    aten.remainder.Tensor,
+}
+_COMPARISONS = {
+    overload
+    for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+    for overload in (packet.Tensor, packet.Scalar)
+}
+_TESTS = {aten.isnan.default, aten.isinf.default, aten.nan_to_num.default}
+_UNFILLED = {  # a copy follows; until then their memory holds anything
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+_COPIES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What to check about a value: what its operator read, and how to compare."""
+
+    value: fx.Node
+    operands: tuple[fx.Node, ...]
+    numbers: tuple[float, ...]
+    kind: Kind
+
+    @property
+    def operator(self) -> str:
+        """How the error names it."""
+        source = self.value.args[0] if self.value.target is getitem else self.value
+        return f"%{self.value.name} = {getattr(source, 'target', source)}"
+
+
+def plan(graph: fx.Graph) -> list[_Check]:
+    """A check for every floating-point value that is computed. Reads the graph only."""
+    checked = {node.args[0] for node in graph.nodes if node.target is check}
+    checks = []
+    for node in graph.nodes:
+        source = node.args[0] if node.target is getitem else node
+        if not isinstance(source.target, torch._ops.OpOverload) or node in checked:
+            continue
+        if is_view(node) or source.target in _TESTS | _UNFILLED or source.target is check:
+            continue
+        kind = _kind(source)
+        read = source.args[:2] if kind == "division" else source.all_input_nodes
+        operands = tuple(n for n in read if isinstance(n, fx.Node) and _floats(n))
+        if operands and (_floats(node) or kind == "comparison"):
+            checks.append(_Check(node, operands, _numbers(source), kind))
+    return checks
+
+
+@dataclass(frozen=True)
+class FloatingPointExceptions:
+    """The pass. `enabled`: whether to check at all."""
+
+    enabled: bool
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        checks = plan(graph) if self.enabled else []
+        for one in checks:
+            with graph.inserting_after(one.value):
+                arguments = (
+                    one.value,
+                    list(one.operands),
+                    list(one.numbers),
+                    one.kind,
+                    one.operator,
+                )
+                call(graph, check, *arguments, origin=one.value)
+        if checks:
+            capture.graph.recompile()
+        return bool(checks)
+
+
+def _kind(node: fx.Node) -> Kind:
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    if target in _COMPARISONS:
+        return "comparison"
+    if target in _DIVISIONS and all(_floats(operand) for operand in node.all_input_nodes):
+        return "division"
+    pointwise = torch.Tag.pointwise in target.tags or target is aten._to_copy.default
+    return "elementwise" if pointwise and target not in _COPIES else "whole"
+
+
+def _numbers(node: fx.Node) -> tuple[float, ...]:
+    """The Python numbers that stand for elements; a size or an index harms nothing."""
+    leaves: list[Any] = pytree.tree_leaves((node.args, node.kwargs))
+    return tuple(float(leaf) for leaf in leaves if isinstance(leaf, int | float))
+
+
+def _floats(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,0 +1,126 @@
+"""Choose which forward values to keep for the backward pass, at a price for each byte.
+
+A value that the backward pass needs is kept, which costs its bytes, or computed again, which costs
+the time of its operator and makes it need what that reads. The cheapest choice for all values
+together is a minimum cut. Each value is two nodes: on the sink's side of the cut lie a first node
+whose operator is repeated, and a second one whose value the backward pass has.
+
+Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization"
+(2020), for the costs; functorch's partitioner keeps values by such a cut, by bytes alone.
+"""
+
+from collections.abc import Callable, Container
+
+import networkx as nx
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE
+from ipu_dynamo.ops.operator_costs import seconds
+from ipu_dynamo.ops.serialized_loss import serialized_loss
+from ipu_dynamo.passes.graph.liveness import nbytes, owner
+
+_UNIT = 1e15  # costs are whole numbers of so many parts of a second, so that sums are exact
+_STEPS = 32  # of a bisection over prices
+
+
+def values(graph: fx.Graph, stages: Container[int]) -> list[fx.Node]:
+    """The forward operators of `stages` that own the memory of what they make, in order."""
+    return [node for node in graph.nodes if _of_forward(node, stages) and owner(node) is node]
+
+
+def repeatable(node: fx.Node) -> bool:
+    """Whether the value of a forward operator may be computed again."""
+    return owner(node).target is not serialized_loss
+
+
+def cheapest(
+    graph: fx.Graph, stages: Container[int], kept: set[fx.Node], price: float
+) -> set[fx.Node]:
+    """What to keep beside `kept`, when a byte costs `price` seconds."""
+    network = nx.DiGraph()
+    own = [node for node in values(graph, stages) if node not in kept]
+    inside = set(own)
+    network.add_nodes_from(("made", "read"))
+    for node in own:
+        often = round(seconds(node) * _UNIT)
+        again = {"capacity": often} if repeatable(node) else {}  # none: it must not be cut
+        network.add_edge("made", (node, 0), **again)
+        network.add_edge((node, 0), (node, 1), capacity=round(price * nbytes(node) * _UNIT))
+    for node in graph.nodes:
+        backward = node.op == "call_function" and node.meta[BACKWARD]
+        for source in map(owner, node.all_input_nodes):
+            if source in inside and backward:
+                network.add_edge((source, 1), "read")
+            elif source in inside and owner(node) is not source and owner(node) in inside:
+                network.add_edge((source, 1), (owner(node), 0))
+    _, (side, _) = nx.minimum_cut(
+        network, "made", "read", flow_func=nx.algorithms.flow.boykov_kolmogorov
+    )
+    return {node for node in own if (node, 0) in side and (node, 1) not in side}
+
+
+def most(
+    graph: fx.Graph,
+    stages: Container[int],
+    kept: set[fx.Node],
+    peak: Callable[[set[fx.Node]], int],
+    budget: int,
+) -> set[fx.Node]:
+    """What to keep beside `kept`, so that little is computed again.
+
+    The backward pass begins with the last operators: what these would compute again at once can be
+    kept for nothing. For the others prices are tried by bisection; between the lowest that fits
+    and the next, the choice for the later ones is that of the lower price.
+
+    Args:
+        peak: the bytes needed when some values are kept beside `kept`, at most `budget` for none.
+    """
+    own = [node for node in values(graph, stages) if node not in kept]
+    least = peak(set())
+    free = _latest(own, set(), set(own), lambda more: peak(more) <= least)
+    kept = kept | free
+    own = [node for node in own if node not in free]
+    sizes = [nbytes(node) for node in own if nbytes(node)]
+    if not sizes:
+        return free
+
+    def fits(more: set[fx.Node]) -> bool:
+        return peak(free | more) <= budget
+
+    low, high = 0.0, 2 * sum(map(seconds, own)) / min(sizes)
+    less, more = set[fx.Node](), set(own)
+    for _ in range(_STEPS):
+        price = high / 4 if low == 0.0 else (low * high) ** 0.5
+        chosen = cheapest(graph, stages, kept, price)
+        if fits(chosen):
+            high, less = price, chosen
+        else:
+            low, more = price, chosen
+        if high < 1.02 * low:
+            break
+    return free | _latest(own, less, more, fits)
+
+
+def _latest(
+    own: list[fx.Node],
+    less: set[fx.Node],
+    more: set[fx.Node],
+    fits: Callable[[set[fx.Node]], bool],
+) -> set[fx.Node]:
+    """`more` of the later ones of `own`, as many as fit, and `less` of the earlier ones."""
+
+    def mixed(index: int) -> set[fx.Node]:
+        return {*less.intersection(own[:index]), *more.intersection(own[index:])}
+
+    first, last = 0, len(own)
+    while first < last:
+        index = (first + last) // 2
+        if fits(mixed(index)):
+            last = index
+        else:
+            first = index + 1
+    return mixed(first)
+
+
+def _of_forward(node: fx.Node, stages: Container[int]) -> bool:
+    return node.op == "call_function" and not node.meta[BACKWARD] and node.meta.get(STAGE) in stages

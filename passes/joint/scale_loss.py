@@ -1,0 +1,161 @@
+"""Begin the backward pass with a loss scale that may change, and count what becomes large.
+
+Before   %start: f16[] = aten.full([], 8.0);  %g: f16[m,n] = aten.mm(%start, %a)
+After    %start: f16[] = aten._to_copy(aten.mul(%loss_scale, 1.0), dtype=torch.float16)
+         %g: f16[m,n] = aten.mm(%start, %a)
+         %within: i64[] = aten.sum(aten.abs(%g) <= 8188.0)              an output of the graph
+Keeps    all values, with the same loss scale; stages and source lines. A nan is large.
+Source   PopTorch user guide, "poptorch.options._TrainingOptions.setAutomaticLossScaling".
+"""
+
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import (
+    START,
+    Capture,
+    LossScale,
+    OutputRole,
+    Placeholder,
+    unused,
+)
+from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import AutomaticLossScaling
+from ipu_dynamo.passes.graph.aliasing import is_view
+from ipu_dynamo.passes.graph.builder import become, call
+from ipu_dynamo.passes.graph.upcast import is_half
+from ipu_dynamo.passes.joint.upcast_half_matmuls import PRODUCTS
+
+aten = torch.ops.aten
+LARGEST_HALF = 65504.0
+_COPIES = {
+    aten.alias.default,
+    aten.clone.default,
+    aten.copy.default,
+    aten.expand_copy.default,
+    aten.lift_fresh_copy.default,
+}
+
+
+class NothingToWatch(CompileError):
+    """Automatic loss scaling is on, and no gradient is in half precision."""
+
+
+@dataclass(frozen=True)
+class ScaleLoss:
+    """The pass.
+
+    Args:
+        variable: the loss scale may change.
+        start: what the backward pass begins with at a loss scale of 1.
+        automatic: what to count for the next loss scale; None: nothing.
+    """
+
+    variable: bool
+    start: float
+    automatic: AutomaticLossScaling | None = None
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        begins = [node for node in graph.nodes if node.meta.pop(START, False)]
+        if not (self.variable and begins):
+            return False
+        (begin,) = begins
+        watched = 0
+        if self.automatic is not None:
+            watched = _count(capture, plan(graph, begin, self.automatic), self.automatic.edge)
+        scale = _scale_input(capture, begin)
+        dtype = begin.meta["val"].dtype
+        capture.loss_scale = LossScale(capture.roles()[scale].name, dtype, watched)
+        if dtype == torch.float32:
+            become(begin, aten.mul.Tensor, scale, self.start)
+        else:
+            with graph.inserting_before(begin):
+                wide = call(graph, aten.mul.Tensor, scale, self.start, origin=begin)
+            become(begin, aten._to_copy.default, wide, dtype=dtype)
+        capture.graph.recompile()
+        return True
+
+
+def plan(graph: fx.Graph, begin: fx.Node, automatic: AutomaticLossScaling) -> list[fx.Node]:
+    """The gradients to watch, in the order of computation. Reads the graph only.
+
+    Raises:
+        NothingToWatch: there are none.
+    """
+    reached = {begin}
+    for node in graph.nodes:
+        if node.op == "call_function" and reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    products = automatic.watch == "products"
+    found = [
+        node
+        for node in graph.nodes
+        if node in reached - {begin}
+        and is_half(node)
+        and not _only_copies(node)
+        and (_maker(node).target in PRODUCTS or not products)
+    ]
+    if not found:
+        of = "a product in float16" if products else "float16"
+        raise NothingToWatch(
+            f"automatic loss scaling finds no gradient of {of} to watch",
+            node=begin,
+            hint="compute in float16 (model.half()), or leave automatic loss scaling out",
+        )
+    return found
+
+
+def _only_copies(node: fx.Node) -> bool:
+    """Whether a gradient has only elements of another half one."""
+    if is_view(node) or node.target in _COPIES:
+        return True
+    return node.target is aten._to_copy.default and is_half(node.all_input_nodes[0])
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The operator that computes a value, which may be one of its several results."""
+    return node.all_input_nodes[0] if node.target is getitem else node
+
+
+def _count(capture: Capture, gradients: list[fx.Node], edge: float) -> int:
+    """Make the number of elements that are not large an output, for each of `gradients`; say how
+    many elements there are in all."""
+    graph = capture.graph.graph
+    limit = _half_at_most(edge * LARGEST_HALF)
+    counts = []
+    for gradient in gradients:
+        with graph.inserting_after(gradient):
+            size = call(graph, aten.abs.default, gradient, origin=gradient)
+        with graph.inserting_after(size):
+            within = call(graph, aten.le.Scalar, size, limit, origin=gradient)
+        with graph.inserting_after(within):
+            counts.append(call(graph, aten.sum.default, within, origin=gradient))
+    roles = [OutputRole("count", gradient.name) for gradient in gradients]
+    capture.set_returned([*capture.returned, *counts], [*capture.outputs, *roles])
+    return sum(gradient.meta["val"].numel() for gradient in gradients)
+
+
+def _half_at_most(value: float) -> float:
+    """The largest half that is at most `value`: what a half is compared with, on any engine."""
+    half = torch.tensor(value, dtype=torch.float64).half()
+    if half.double().item() > value:
+        half = torch.nextafter(half, half.new_zeros(()))
+    return float(half)
+
+
+def _scale_input(capture: Capture, begin: fx.Node) -> fx.Node:
+    """A new input for the loss scale, after the other placeholders."""
+    nodes = capture.placeholder_nodes
+    name = unused("loss_scale", capture.placeholders)
+    with capture.graph.graph.inserting_after(nodes[-1]):
+        node: fx.Node = capture.graph.graph.placeholder("loss_scale")
+    value: Tensor = begin.meta["val"]
+    with fake_mode_of([value]):
+        node.meta["val"] = torch.empty((), dtype=torch.float32, device=value.device)
+    capture.placeholders = (*capture.placeholders, Placeholder(name, "loss_scale"))
+    return node

@@ -1,0 +1,53 @@
+"""Multiply halves in float32 and round the result once, on processors without half arithmetic.
+
+Before   %y: f16[m,n] = aten.mm(%a, %b)                    f16[m,k], f16[k,n]
+After    %y_f32: f32[m,n] = aten.mm(%a_f32, %b_f32)        the factors, converted
+         %y: f16[m,n] = aten._to_copy(%y_f32, dtype=float16)
+Keeps    stages and source lines; results, but for the order of the sum: both forms add in float32
+         and round once. Other devices than the CPU multiply halves themselves.
+Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies halves on the CPU at a
+         tenth of the speed of float32, in the shapes of the backward pass at a thirtieth.
+"""
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.graph.upcast import InFloat, is_half
+
+aten = torch.ops.aten
+PRODUCTS = frozenset(
+    {
+        aten.addbmm.default,
+        aten.addmm.default,
+        aten.addmv.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten.dot.default,
+        aten.mm.default,
+        aten.mv.default,
+    }
+)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """The products of halves on the CPU. Reads the graph only."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target in PRODUCTS
+        and any(is_half(n) and n.meta["val"].device.type == "cpu" for n in node.all_input_nodes)
+    ]
+
+
+def float_products(capture: Capture) -> bool:
+    """The pass."""
+    products = plan(capture.graph.graph)
+    rewrite = InFloat.of(capture)
+    for product in products:
+        rewrite.rewrite(product)
+    if products:
+        capture.graph.recompile()
+    return bool(products)

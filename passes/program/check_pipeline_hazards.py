@@ -1,0 +1,32 @@
+"""Refuse pipelines in which a change of a buffer would come too late for the next micro-batch.
+
+Before   parts in the order in which a micro-batch runs them
+After    the same, or a CompileError
+Keeps    the parts.
+Source   PopTorch user guide, "poptorch.PipelinedExecution": stages work on different micro-batches
+         at once; results are those of one micro-batch after the other.
+"""
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.joint.partition import Partitioned, accumulator
+from ipu_dynamo.program import MUTATED
+
+
+def refuse_stale_reads(partitioned: Partitioned) -> None:
+    """Raise when one stage reads a variable that another stage changes."""
+    for part in partitioned.parts:
+        nodes = part.graph.graph.find_nodes(op="placeholder")
+        sums = {part.counter, *(accumulator(name) for name in part.gradients)}
+        for name, node in zip(part.inputs, nodes, strict=True):
+            if not node.meta.get(MUTATED) or name in sums:
+                continue
+            for other in partitioned.parts:
+                together = (other.stage, other.direction) == (part.stage, part.direction)
+                if not together and name in other.inputs:
+                    raise CompileError(
+                        f"buffer {name} changes in stage {part.stage} on IPU {part.ipu} and is "
+                        f"read in stage {other.stage} on IPU {other.ipu}, which works on another "
+                        f"micro-batch then",
+                        hint="put what reads and writes it into one stage, or use the sharded "
+                        "strategy",
+                    )

@@ -1,0 +1,304 @@
+"""Write the program: variables with homes, streams, functions, and every copy between IPUs.
+
+Before   parts of the graph, in order, and the optimiser's groups
+After    a Program that says what one replica does in a call
+Keeps    what the parts compute; equal parts become one function.
+Source   PopTorch user guide, "Parallel execution strategies". `emit_update` writes the end of a
+         step, `emit_streams` the streams.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
+from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.joint.partition import Part, Partitioned
+from ipu_dynamo.passes.program.check_pipeline_hazards import refuse_stale_reads
+from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
+from ipu_dynamo.passes.program.emit_streams import inputs, outputs
+from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup
+from ipu_dynamo.passes.program.offload_activations import (
+    ActivationRule,
+    Move,
+    Moves,
+    store_activations,
+)
+from ipu_dynamo.passes.program.offload_variables import (
+    gather_for_copies,
+    locate_variables,
+    move_after_step,
+    move_before_step,
+    move_in_micro_batch,
+)
+from ipu_dynamo.program import (
+    MUTATED,
+    Call,
+    Copy,
+    Function,
+    Instruction,
+    Load,
+    Order,
+    Program,
+    Receive,
+    Repeat,
+    ReplicaGroups,
+    Send,
+    Store,
+    TensorType,
+    Variable,
+    graph_outputs,
+    make_function,
+)
+from ipu_dynamo.program.ir.constants import digest
+from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.values import Kind
+
+aten = torch.ops.aten
+
+
+@dataclass
+class _Emitter:
+    """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value."""
+
+    capture: Capture
+    partitioned: Partitioned
+    options: Options
+    groups: Sequence[UpdateGroup]
+    homes: dict[str, int] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
+    local: dict[tuple[str, int], str] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+    stored: dict[tuple[str, int], Store] = field(default_factory=dict)  # by value and its home
+    moves: Moves = field(default_factory=Moves)
+    before: list[Instruction] = field(default_factory=list)
+    micro_batch: list[Instruction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.roles = {role.name: role for role in self.capture.placeholders}
+        self.values = {role.name: node.meta["val"] for node, role in self.capture.roles().items()}
+        self.sources: dict[str, tuple[int, str, TensorType]] = {}
+        for part in self.partitioned.parts:
+            placeholders = part.graph.graph.find_nodes(op="placeholder")
+            nodes = dict(zip(part.inputs, placeholders, strict=True))
+            for name, node in nodes.items():
+                role = self.roles.get(name)
+                if role is None or role.kind in ("input", "random_key"):
+                    continue
+                self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
+                if node.meta.get(MUTATED):
+                    self.homes[name] = part.ipu
+                    self.changed.add(name)
+            for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
+                self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
+        types = {name: type_ for name, (_, _, type_) in self.sources.items()}
+        streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}
+        for name, role in self.roles.items():
+            if role.kind in ("input", "random_key"):
+                streams[name] = self.variable_type(name)
+        parts = self.partitioned.parts
+        variable_types = {name: self.variable_type(name) for name in self.homes}
+        self.end = StepEnd(
+            parts, self.options, self.groups, self.homes, variable_types, self.loss_scale()
+        )
+        self.variables = self.find_variables()
+        self.located = {v.name: v for v in self.variables}
+        self.moves = store_activations(parts, types | streams, streams, self.rule())
+
+    def loss_scale(self) -> LossScaleEnd | None:
+        """What the end of a step does with the factor on the loss, if that is a variable."""
+        scale = self.capture.loss_scale
+        if scale is None:
+            return None
+        counters = {part.counter: part.ipu for part in self.partitioned.parts if part.counter}
+        return LossScaleEnd(scale, self.options, self.homes[scale.name], counters)
+
+    def rule(self) -> ActivationRule:
+        """Which activations leave the chip."""
+        return ActivationRule(self.options.strategy.liveness, self.options.locations.activations)
+
+    def variable_type(self, name: str) -> TensorType:
+        return TensorType.of(self.values[name])
+
+    def call_parts(self) -> None:
+        for index, part in enumerate(self.partitioned.parts):
+            for move in self.moves.loads.get(index, ()):
+                self.load(move)
+            arguments = tuple(self.argument(name, part.ipu) for name in part.inputs)
+            self.micro_batch.append(self.call(part, arguments))
+            self.copy_results(part)
+            self.send_results(part)
+            for move in self.moves.stores.get(index, ()):
+                self.store(move)
+
+    def store(self, move: Move) -> None:
+        name = self.local.get((move.value, move.home), move.value)
+        type_, source = self.moving(move)
+        store = Store(name, f"{name}.off", type_, move.ipu, move.phase, source)
+        self.stored[move.value, move.home] = store
+        self.micro_batch.append(store)
+
+    def load(self, move: Move) -> None:
+        """Load a value; from here on this is what its IPU calls it."""
+        stored = self.stored[move.value, move.home]
+        name = stored.value if move.ipu == move.home else on_ipu(stored.value, move.ipu)
+        result = f"{name}.phase{move.until}"
+        self.local[move.value, move.ipu] = result
+        load = Load(stored.result, result, stored.type, move.ipu, move.phase, stored.source)
+        self.micro_batch.append(load)
+
+    def moving(self, move: Move) -> tuple[TensorType, str]:
+        """Type and source of a value that is stored."""
+        if move.value in self.sources:
+            _, source, type_ = self.sources[move.value]
+            return type_, source
+        if move.value == ACCUMULATION_WEIGHT:
+            return TensorType(torch.float32, ()), "the accumulation step"
+        return self.variable_type(move.value), f"input {move.value}"
+
+    def argument(self, name: str, ipu: int) -> str:
+        """The name under which `ipu` has a part's input; emits what brings it there."""
+        if (name, ipu) in self.local:
+            return self.local[name, ipu]
+        role = self.roles.get(name)
+        if role is None and name != ACCUMULATION_WEIGHT:
+            return name  # an accumulator, or a value that an earlier part made on this IPU
+        if role is None or role.kind in ("input", "random_key"):
+            result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
+            overlap = self.capture.overlaps.get(("input", name), "no_overlap")
+            self.micro_batch.append(Receive(name, result, ipu, overlap))
+        elif self.homes[name] == ipu or self.located[name].off_chip:
+            return name
+        else:
+            result = on_ipu(name, ipu)
+            once = name not in self.changed
+            if not any(isinstance(i, Copy) and i.value == name for i in self.before):
+                self.before += gather_for_copies(self.located[name])
+            (self.before if once else self.micro_batch).append(
+                Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
+            )
+            if not once:
+                return result
+        self.local[name, ipu] = result
+        return result
+
+    def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
+        function = make_function(part.function_name, part.graph)
+        traced = [node for node in function.operators if node.meta.get("stack_trace")]
+        operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
+        if function.key not in self.functions:
+            self.functions[function.key] = replace(function, name=self.free_name(function.name))
+        function = self.functions[function.key]
+        return Call(
+            function=function.name,
+            ipu=part.ipu,
+            stage=part.stage,
+            direction=part.direction,
+            arguments=arguments,
+            results=part.outputs,
+            source=source_line(operators[0]) if operators else "no line of the model",
+            phase=part.phase,
+        )
+
+    def free_name(self, name: str) -> str:
+        """`name`, or with a number if another function has it."""
+        taken = {function.name for function in self.functions.values()}
+        numbered = (f"{name}_{number}" for number in count(2))
+        return name if name not in taken else next(n for n in numbered if n not in taken)
+
+    def copy_results(self, part: Part) -> None:
+        """Copy a part's results to the other IPUs that read them later."""
+        later = self.partitioned.parts[self.partitioned.parts.index(part) + 1 :]
+        for name in part.outputs:
+            _, source, type_ = self.sources[name]
+            readers = [p for p in later if name in p.inputs]
+            near = [p for p in readers if not self.rule().moves(type_, part, p)]
+            for ipu in dict.fromkeys(p.ipu for p in near):
+                if ipu != part.ipu and (name, ipu) not in self.local:
+                    self.local[name, ipu] = on_ipu(name, ipu)
+                    self.micro_batch.append(
+                        Copy(name, on_ipu(name, ipu), type_, part.ipu, ipu, source)
+                    )
+
+    def send_results(self, part: Part) -> None:
+        streams = [(str(i), name) for i, name in enumerate(self.partitioned.returned)]
+        streams += list(self.partitioned.changed.items())
+        for stream, name in streams:
+            if name in part.outputs:
+                overlap = self.capture.overlaps.get(("output", stream), "no_overlap")
+                send = Send(stream, name, part.ipu, self.sources[name][1], overlap)
+                self.micro_batch.append(send)
+
+    def find_variables(self) -> list[Variable]:
+        options = self.options
+        found = []
+        for role in self.capture.placeholders:
+            if role.name in self.homes and role.kind != "loss_scale":
+                kind: Kind = role.kind  # type: ignore[assignment]
+                own = options.replicas > 1 and role.name in self.changed
+                type_ = self.variable_type(role.name)
+                groups = options.replica_groups.get(role.name)
+                _refuse_shared_change(role.name, groups, self.changed)
+                own = own and groups is None
+                tensor = self.capture.tensors[role.name]
+                values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
+                home = self.homes[role.name]
+                found.append(Variable(role.name, type_, kind, home, not own, values, groups=groups))
+        found += self.end.variables()
+        changed = frozenset(self.changed)
+        return locate_variables(found, options.locations, changed, options.replicas)
+
+
+def emit(
+    capture: Capture, partitioned: Partitioned, options: Options, groups: Sequence[UpdateGroup] = ()
+) -> Program:
+    """The pass. `groups` are the optimiser's, empty for inference."""
+    emitter = _Emitter(capture, partitioned, options, groups)
+    order = _order(capture, options)
+    if order != "in_turn":
+        refuse_stale_reads(partitioned)
+    emitter.call_parts()
+    located = emitter.located
+    micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, located))
+    if capture.training:
+        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
+        before = (*move_before_step(located), *emitter.before)
+        end = emitter.end.instructions(located)
+        step = (*before, accumulate, *move_after_step(end, located))
+        body: tuple[Instruction, ...] = (
+            Repeat("device_iteration", options.device_iterations, step),
+        )
+    else:
+        loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
+        body = (*emitter.before, loop)
+    received = {i.stream for i in emitter.micro_batch if isinstance(i, Receive)}
+    return Program(
+        kind=capture.alone or ("training" if capture.training else "inference"),
+        num_ipus=max(capture.ipus.values()) + 1,
+        replicas=options.replicas,
+        variables=tuple(emitter.variables),
+        inputs=tuple(inputs(capture, received)),
+        outputs=tuple(outputs(capture, partitioned.changed, options)),
+        functions=tuple(emitter.functions.values()),
+        body=body,
+        io_tiles=options.io_tiles,
+    )
+
+
+def _order(capture: Capture, options: Options) -> Order:
+    """How micro-batches follow each other; a lone forward or backward pass has only one."""
+    several = len(set(capture.ipus.values())) > 1 and not capture.alone
+    return "pipelined" if several and options.strategy.kind == "pipelined" else "in_turn"
+
+
+def _refuse_shared_change(
+    name: str, groups: ReplicaGroups | None, changed: Collection[str]
+) -> None:
+    if groups is not None and groups.size > 1 and name in changed:
+        raise CompileError(
+            f"forward changes {name}, which every {groups} shares: each would have its own",
+            hint="make groups of 1 replica",
+        )

@@ -1,0 +1,91 @@
+"""Write the streams of a program: what the host brings, and what it gets.
+
+Before   a capture whose placeholders and outputs are described
+After    an Input for every argument, random key and accumulation weight; an Output for everything
+         returned, and for every input that the model changes, with the rule of its return
+Keeps    the order of arguments and of returned values.
+Source   PopTorch user guide, "Output mode".
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Placeholder
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.joint.counter_random import draws
+from ipu_dynamo.program import Input, Output, Returns, TensorType
+
+aten = torch.ops.aten
+_FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, not its values
+    {
+        aten.new_zeros.default,
+        aten.new_ones.default,
+        aten.new_full.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.full_like.default,
+    }
+)
+
+
+def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
+    """The streams to the IPUs; `received` are those that something reads."""
+    sources = {"input": "host", "random_key": "random"}
+    streams = [
+        Input(
+            role.name,
+            TensorType.of(node.meta["val"]),
+            sources[role.kind],  # type: ignore[arg-type]
+            overlap=capture.overlaps.get(("input", role.name), "no_overlap"),
+        )
+        for node, role in capture.roles().items()
+        if role.kind in sources
+    ]
+    if ACCUMULATION_WEIGHT in received:
+        weight = TensorType(torch.float32, ())
+        streams.append(Input(ACCUMULATION_WEIGHT, weight, "accumulation"))
+    return streams
+
+
+def outputs(capture: Capture, changed: Collection[str], options: Options) -> list[Output]:
+    """The streams to the host; `changed` are the inputs that get a new value."""
+    mode: Returns = options.returns(capture.training)  # type: ignore[assignment]
+    varying = _varying(capture, options.replica_groups)
+    found = []
+    for node, role in zip(capture.returned, capture.outputs, strict=True):
+        if node is None:
+            continue
+        type_ = TensorType.of(node.meta["val"])
+        if role.kind == "value":
+            returns = mode if node in varying else "once"
+            overlap = capture.overlaps.get(("output", role.name), "no_overlap")
+            found.append(Output(role.name, type_, returns, options.return_period, overlap=overlap))
+        elif role.name in changed:
+            found.append(Output(role.name, type_, "all", mutates=True))
+    return found
+
+
+def _varying(capture: Capture, grouped: Collection[str]) -> set[fx.Node]:
+    """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
+    model changes or groups of replicas have for themselves, or a random number."""
+    changed = {role.name for role in capture.outputs if role.kind == "mutation"}
+    roles = capture.roles().items()
+    varying = {
+        node
+        for node, role in roles
+        if role.name in changed or role.name in grouped or _varies(role, node)
+    }
+    for node in capture.graph.graph.nodes:
+        if node.target in _FROM_SHAPE:
+            continue
+        if draws(node) or varying.intersection(node.all_input_nodes):
+            varying.add(node)
+    return varying
+
+
+def _varies(role: Placeholder, node: fx.Node) -> bool:
+    if role.kind == "constant":
+        return False
+    return role.kind in ("input", "random_key") or bool(node.meta["val"].is_floating_point())

@@ -1,0 +1,174 @@
+"""Write what follows the micro-batches of a step, and the variables that only this needs.
+
+Before   parts that write gradients to accumulators, and the optimiser's groups
+After    copies of gradients to the homes of their parameters, sums over replicas, in shards
+         where a parameter is updated in shards, updates;
+         accumulators and optimiser states as variables
+Keeps    the order of parameters in each group.
+Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.joint.partition import Part, accumulator
+from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
+from ipu_dynamo.passes.program.offload_variables import Located, in_shards
+from ipu_dynamo.program import (
+    Copy,
+    Instruction,
+    Reduce,
+    ReplicaGroups,
+    Scatter,
+    TensorType,
+    Update,
+    Variable,
+)
+from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.update_rules import Rule, StateSpec
+
+
+class UpdateGroup(Protocol):
+    """A parameter group of an optimiser, as far as a program names it."""
+
+    @property
+    def rule(self) -> Rule: ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The end of a step.
+
+    Args:
+        parts: of the graph; they say which parameters have gradients, and where these are made.
+        groups: of the optimiser.
+        homes, types: IPU and type of every parameter.
+        loss_scale: the factor on the loss, if it is a variable.
+    """
+
+    parts: Sequence[Part]
+    options: Options
+    groups: Sequence[UpdateGroup]
+    homes: Mapping[str, int]
+    types: Mapping[str, TensorType]
+    loss_scale: LossScaleEnd | None = None
+
+    def instructions(self, located: Located) -> list[Instruction]:
+        """All of it but loads, stores and gathers; `located` are the program's variables."""
+        result: list[Instruction] = []
+        local: dict[str, str] = {}  # what the home of a parameter calls its gradient
+        for part in self.parts:
+            for name in part.gradients:
+                if name in local:
+                    continue  # several functions of a stage add to it
+                local[name], home = accumulator(name), self.homes[name]
+                if part.ipu != home:
+                    local[name] = on_ipu(accumulator(name), home)
+                    why = f"gradient of {name}"
+                    copy = Copy(
+                        accumulator(name), local[name], self.types[name], part.ipu, home, why
+                    )
+                    result.append(copy)
+        scale = self.loss_scale
+        if scale is not None:
+            updated = {name for group in self.groups for name in group.parameters}
+            result += scale.copies(sorted({self.homes[name] for name in updated & local.keys()}))
+        for index, group in enumerate(self.groups):
+            trained = [name for name in group.parameters if name in local]
+            for ipu in sorted({self.homes[name] for name in trained}):
+                names = tuple(name for name in trained if self.homes[name] == ipu)
+                gradients = tuple(local[name] for name in names)
+                update = self._update(index, group, names, gradients, ipu, located)
+                result += self._sums(update, located)
+                result.append(update)
+        return result if scale is None else result + scale.adjustment()
+
+    def variables(self) -> list[Variable]:
+        """The accumulators and the optimiser's states."""
+        found = {}
+        for part in self.parts:
+            for name in part.gradients:
+                alone = self.options.replicas == 1
+                held = accumulator(name)
+                found[held] = Variable(held, self.types[name], "accumulator", part.ipu, alone)
+        if self.loss_scale is not None:
+            found |= {variable.name: variable for variable in self.loss_scale.variables()}
+        trained = {name for part in self.parts for name in part.gradients}
+        for index, group in enumerate(self.groups):
+            for name in group.parameters:
+                if name in trained:
+                    for spec in group.rule.state_names():
+                        state = self._state(index, name, spec)
+                        found.setdefault(state.name, state)
+        return list(found.values())
+
+    def _sums(self, update: Update, located: Located) -> list[Instruction]:
+        """The sums over the replicas that share a parameter, if several do: whole or in shards."""
+        sharing: dict[tuple[ReplicaGroups | None, bool], list[tuple[str, TensorType]]] = {}
+        for name, gradient in zip(update.parameters, update.gradients, strict=True):
+            key = located[name].groups, name in update.sharded
+            sharing.setdefault(key, []).append((gradient, self.types[name]))
+        sums: list[Instruction] = []
+        for (groups, sharded), summed in sharing.items():
+            values, types = zip(*summed, strict=True)
+            count = self.options.replicas if groups is None else groups.size
+            if sharded:
+                sums.append(Scatter(values, types, count, update.ipu, groups))
+            elif count > 1:
+                sums.append(Reduce(values, update.ipu, groups=groups))
+        return sums
+
+    def _update(
+        self,
+        index: int,
+        group: UpdateGroup,
+        names: tuple[str, ...],
+        gradients: tuple[str, ...],
+        ipu: int,
+        located: Located,
+    ) -> Update:
+        states = tuple(
+            (spec.name, tuple(_state_name(index, ipu, name, spec) for name in names))
+            for spec in group.rule.state_names()
+        )
+        clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
+        update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+        if self.loss_scale is not None:
+            update = replace(update, loss_scale=self.loss_scale.on(ipu))
+        halves = any(self.types[name].dtype == torch.float16 for name in names)
+        if self.options.stochastic_rounding and halves:
+            update = replace(update, rounding="stochastic")
+        return in_shards(update, located)
+
+    def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
+        ipu, type_ = self.homes[parameter], self.types[parameter]
+        scalar = spec.shape == "scalar"
+        groups = None if scalar else self.options.replica_groups.get(parameter)
+        held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
+        name = _state_name(index, ipu, parameter, spec)
+        return Variable(name, held, "state", ipu, groups=groups)
+
+
+def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
+    """The variable that holds a state; parameters that step together share a scalar one."""
+    owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
+    return f"{owner}.{spec.name}"
+
+
+def _divisor(options: Options) -> float:
+    """What the summed gradients are divided by before the update; an int without a loss scale."""
+    parts = {
+        "post": options.gradient_accumulation * options.replicas,
+        "running": options.replicas,
+        "post_and_loss": options.gradient_accumulation,
+    }
+    count = parts[options.mean_strategy] if options.reduction == "mean" else 1
+    fixed = 1.0 if options.has_variable_loss_scale else options.loss_scale
+    return count if fixed == 1.0 else count * fixed

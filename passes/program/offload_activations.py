@@ -1,0 +1,123 @@
+"""Plan which activations of a phased program leave the chip between phases, and when they return.
+
+Before   parts in phases; every value stays on its IPU until its last reader has run
+After    for each part the values to load before it and to store after it
+Keeps    the parts, and which values they read.
+Source   PopTorch user guide, "poptorch.Liveness".
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from ipu_dynamo.options import Liveness, Location
+from ipu_dynamo.passes.joint.partition import Part
+from ipu_dynamo.program import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value goes to streaming memory or comes back.
+
+    Args:
+        value: name of a part's result, or of a stream.
+        home: the IPU that made or received it, and stores it.
+        ipu: the IPU that stores or loads it.
+        phase: when it moves.
+        until: of a load, the phase that reads it.
+    """
+
+    value: str
+    home: int
+    ipu: int
+    phase: int
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What to load before, and what to store after the part with a given index."""
+
+    loads: dict[int, list[Move]] = field(default_factory=dict)
+    stores: dict[int, list[Move]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationRule:
+    """Which values leave the chip: a liveness, and where activations may be."""
+
+    liveness: Liveness
+    location: Location
+
+    def moves(self, type: TensorType, maker: Part, reader: Part) -> bool:
+        """Whether a value that `maker` made is off the chip before `reader` runs."""
+        large = prod(type.shape) >= self.location.min_elements
+        return self.location.off_chip and large and _later(self.liveness, maker, reader)
+
+
+def _later(liveness: Liveness, maker: Part, reader: Part) -> bool:
+    """Whether there is a transfer between two parts."""
+    if liveness == "always_live":
+        return False
+    if liveness == "off_chip_after_each_phase":
+        return maker.phase != reader.phase
+    return maker.direction == "forward" and reader.direction == "backward"
+
+
+def store_activations(
+    parts: Sequence[Part],
+    types: Mapping[str, TensorType],
+    streams: Collection[str],
+    rule: ActivationRule,
+) -> Moves:
+    """The plan. A value is stored once, when its phase or the forward pass ends, and loaded in the
+    phase before the one that reads it: by every such phase where each phase ends with stores,
+    else once by each IPU.
+
+    Args:
+        parts: of a micro-batch, in order.
+        types: of what parts make, and of streams.
+        streams: inputs that IPUs receive. What an IPU received and reads again is such a value.
+    """
+    moves, liveness = Moves(), rule.liveness
+    made: dict[tuple[str, int], int] = {}  # value and its home -> index of the part
+    homes: dict[str, int] = {}
+    stored: set[tuple[str, int]] = set()
+    loaded: set[tuple[str, int, int, int]] = set()
+    for index, part in enumerate(parts):
+        for name in part.inputs:
+            home = part.ipu if name in streams else homes.get(name)
+            if home is None:
+                continue  # a variable
+            maker = made.setdefault((name, home), index)
+            if not rule.moves(types[name], parts[maker], part):
+                continue
+            if (name, home) not in stored:
+                stored.add((name, home))
+                after = _end(parts, maker, liveness)
+                move = Move(name, home, home, _number(parts[after]) + 1)
+                moves.stores.setdefault(after, []).append(move)
+            phase = _number(part)
+            once = phase if liveness == "off_chip_after_each_phase" else -1
+            if (name, home, part.ipu, once) not in loaded:
+                loaded.add((name, home, part.ipu, once))
+                before = next(i for i, p in enumerate(parts) if p.phase == phase)
+                move = Move(name, home, part.ipu, phase - 1, until=phase)
+                moves.loads.setdefault(before, []).append(move)
+        for name in part.outputs:
+            made[name, part.ipu], homes[name] = index, part.ipu
+    for stores in moves.stores.values():
+        stores.sort(key=lambda move: made[move.value, move.home])
+    return moves
+
+
+def _end(parts: Sequence[Part], maker: int, liveness: Liveness) -> int:
+    """Index of the part after which what `maker` made is stored."""
+    if liveness == "off_chip_after_each_phase":
+        return max(i for i, part in enumerate(parts) if part.phase == parts[maker].phase)
+    return max(i for i, part in enumerate(parts) if part.direction == "forward")
+
+
+def _number(part: Part) -> int:
+    assert part.phase is not None, "liveness without phases"
+    return part.phase

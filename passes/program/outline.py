@@ -1,0 +1,181 @@
+"""Make repeated blocks one function that is called many times, so that it is compiled once.
+
+Before   (%y) = forward0(%x, %w0, ..., %w47)        48 equal layers
+After    (%h1) = forward0_block(%x, %w0);  (%h2) = forward0_block(%h1, %w1);  ...
+Keeps    every operator and their order, so every bit; views and constants are repeated where they
+         are read. Blocks are equal when structure, layouts and numbers are: other constants, other
+         probabilities or other sizes are another function. Streams of random numbers are counted
+         from block to block, see `shift_streams`.
+Source   PopART user guide, "Subgraph outlining": repeated blocks share their code.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from math import ceil
+from operator import getitem
+
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import BACKWARD
+from ipu_dynamo.ops.operator_costs import estimated_seconds
+from ipu_dynamo.options import Outlining
+from ipu_dynamo.passes.graph.aliasing import root
+from ipu_dynamo.passes.joint.counter_distributions import STREAM
+from ipu_dynamo.passes.joint.partition import Part, Partitioned
+from ipu_dynamo.passes.program.cut_part import cut_part
+from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
+from ipu_dynamo.passes.program.repeats import LEAST, Run, find_runs
+from ipu_dynamo.program import Direction
+from ipu_dynamo.program.ir.function import structural_key
+from ipu_dynamo.program.ir.layout import Layout
+from ipu_dynamo.program.text.graph_text import node_text
+from ipu_dynamo.program.text.literals import write
+
+_WORTH_A_CALL = 2e-4  # estimated seconds of a block, from which calling it costs little beside
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Equally long stretches of a part's operators, one after the other.
+
+    Args:
+        starts: the first operator of each, and last the one after them, or the output.
+    """
+
+    starts: tuple[fx.Node, ...]
+
+
+def plan(graph: fx.Graph, worth: float) -> list[Blocks]:
+    """Stretches that may be equal, several periods long if one is not `worth` a call, in seconds.
+
+    They begin where the least memory passes from one to the next. Reads the graph only.
+    """
+    nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    operators = nodes[:-1]
+    found = []
+    for run in find_runs([_token(node) for node in operators]):
+        first = run.start + _narrowest(operators, run)
+        seconds = estimated_seconds(operators[run.start : run.start + run.period])
+        count = (run.stop - first) // run.period
+        together = _together(count, ceil(worth / max(seconds, 1e-9)))
+        if count >= LEAST * together:
+            step = run.period * together
+            places = range(first, first + count // together * step + 1, step)
+            found.append(Blocks(tuple(nodes[place] for place in places)))
+    return found
+
+
+def _together(count: int, least: int) -> int:
+    """How many of `count` periods make a block, at least `least`, so that few are left over."""
+    sizes = range(max(least, 1), min(2 * max(least, 1), count // LEAST) + 1)
+    return min(sizes, key=lambda size: (count % size, size), default=max(least, 1))
+
+
+def _token(node: fx.Node) -> object:
+    """What equal operators of two blocks have in common, whatever they read."""
+    if STREAM in node.meta:
+        return node.meta[STREAM][0]
+    return node_text(node, partial(write, name_of=_layout, otherwise=repr), str)
+
+
+def _layout(node: fx.Node) -> str:
+    value = node.meta["val"]
+    return str(Layout.of(value)) if isinstance(value, Tensor) else "-"
+
+
+def _narrowest(operators: Sequence[fx.Node], run: Run) -> int:
+    """The operator of a period before which the fewest bytes are alive that the run has made."""
+    place: dict[fx.Node, int] = {}
+    last: dict[fx.Node, int] = {}
+    for index in range(run.start, run.stop):
+        node = operators[index]
+        source = node.args[0] if node.target is getitem else None
+        place[node] = place.get(source, index) if isinstance(source, fx.Node) else index
+        for read in node.all_input_nodes:
+            last[root(read)] = index
+    change = [0] * (run.stop - run.start + 1)
+    for node, end in last.items():
+        value = node.meta["val"]
+        if node in place and isinstance(value, Tensor):
+            change[place[node] + 1 - run.start] += value.nbytes
+            change[end + 1 - run.start] -= value.nbytes
+    alive = list(accumulate(change))
+    sums = [sum(alive[offset :: run.period][: run.count]) for offset in range(run.period)]
+    return min(range(run.period), key=sums.__getitem__)
+
+
+def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
+    """A part cut at its blocks, of which there are three or more equal ones; else the part."""
+    found = plan(part.graph.graph, worth)
+    kept = shift_streams(part.graph.graph, [blocks.starts for blocks in found])
+    part.graph.recompile()
+    operators = [n for n in part.graph.graph.nodes if n.op not in ("placeholder", "output")]
+    position = {node: index for index, node in enumerate(operators)}
+    places = [[position.get(n, len(operators)) for n in blocks.starts] for blocks in found]
+    stretches = {start for starts in places for start in starts[:-1]}
+    starts = sorted({0, *(start for starts in places for start in starts)} - {len(operators)})
+    if not stretches:
+        return [part]
+    pieces = cut_part(part, starts, taken, kept)
+    keys = {
+        start: structural_key(piece.graph)
+        for start, piece in zip(starts, pieces, strict=True)
+        if start in stretches
+    }
+    counts = Counter(keys.values())
+    blocks = {start for start, key in keys.items() if counts[key] >= LEAST}
+    ends = {end for begin, end in pairwise(starts) if begin in blocks}
+    cuts = sorted({0} | blocks | ends)
+    if cuts != starts:
+        pieces = cut_part(part, cuts, taken, kept)
+    return _named(part, pieces, [start in blocks for start in cuts])
+
+
+def _named(part: Part, pieces: Sequence[Part], blocks: Sequence[bool]) -> list[Part]:
+    """The pieces with names for their functions."""
+    if not any(blocks):
+        return [part]
+    named = []
+    rests = 0
+    for piece, block in zip(pieces, blocks, strict=True):
+        if block:
+            named.append(replace(piece, name=f"{_direction(piece)}{part.stage}_block"))
+        else:
+            rests += 1
+            named.append(replace(piece, name=f"{part.function_name}_{rests}"))
+    return named
+
+
+def _direction(block: Part) -> Direction:
+    """The pass that a block belongs to; a part of the last stage does both."""
+    if block.direction != "forward_backward":
+        return block.direction
+    backward = any(node.meta.get(BACKWARD) for node in block.graph.graph.nodes)
+    return "backward" if backward else "forward"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The pass.
+
+    Args:
+        mode: `auto` makes blocks that are worth a call, several layers together if one is small;
+            True makes all blocks of which there are three; False makes none.
+    """
+
+    mode: Outlining = "auto"
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        if self.mode is False:
+            return partitioned
+        worth = _WORTH_A_CALL if self.mode == "auto" else 0.0
+        taken = {name for part in partitioned.parts for name in (*part.inputs, *part.outputs)}
+        parts: list[Part] = []
+        for part in partitioned.parts:
+            pieces = outline_part(part, worth, taken)
+            taken.update(name for piece in pieces for name in piece.outputs)
+            parts += pieces
+        return replace(partitioned, parts=tuple(parts))

@@ -1,0 +1,104 @@
+"""Find the one value that training minimises.
+
+Before   %l = aten.cross_entropy_loss(%o, %y); %m = ipu.identity_loss(%l, "sum")
+After    the same graph; capture.loss is %m, the marked value that feeds no other marked value
+Keeps    the graph.
+Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these torch losses.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.markers import identity_loss_op
+
+aten = torch.ops.aten
+LOSSES = frozenset(
+    {
+        identity_loss_op,
+        aten.l1_loss.default,
+        aten.mse_loss.default,
+        aten.cross_entropy_loss.default,
+        aten.nll_loss.default,
+        aten.nll_loss2d.default,
+        aten.nll_loss_nd.default,
+        aten.binary_cross_entropy.default,
+        aten.binary_cross_entropy_with_logits.default,
+        aten.kl_div.default,
+        aten.poisson_nll_loss.default,
+        aten.hinge_embedding_loss.default,
+        aten.smooth_l1_loss.default,
+        aten.soft_margin_loss.default,
+        aten.cosine_embedding_loss.default,
+        aten.margin_ranking_loss.default,
+        aten.triplet_margin_loss.default,
+        aten.ctc_loss.IntList,
+        aten.ctc_loss.Tensor,
+    }
+)
+
+
+def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """The marked values that feed no other marked value, in graph order."""
+    feeds: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        for user in _readers(node):
+            if user in feeds or user.target in LOSSES:
+                feeds.add(node)
+    return tuple(n for n in graph.nodes if n.target in LOSSES and n not in feeds)
+
+
+@dataclass(frozen=True)
+class IdentityLoss:
+    """The pass. `output` names the returned tensor to minimise; None: the marked value."""
+
+    output: int | None = None
+
+    def __call__(self, capture: Capture) -> bool:
+        if not capture.training or capture.loss is not None:
+            return False
+        capture.loss = self._named(capture) if self.output is not None else self._marked(capture)
+        return True
+
+    def _named(self, capture: Capture) -> fx.Node:
+        returned = capture.returned
+        assert self.output is not None
+        if not 0 <= self.output < len(returned):
+            raise CompileError(
+                f"the loss is to be output {self.output}, but the model returns "
+                f"{len(returned)} tensors",
+                hint="count the returned tensors from 0, nested ones in order",
+            )
+        loss = returned[self.output]
+        assert loss is not None
+        return loss
+
+    def _marked(self, capture: Capture) -> fx.Node:
+        final = plan(capture.graph.graph)
+        if not final:
+            raise CompileError(
+                "Couldn't find a loss in graph!",
+                hint="use a torch loss inside the model, or wrap the value in identity_loss",
+            )
+        if len(final) > 1:
+            names = ", ".join(f"%{node.name}" for node in final)
+            raise CompileError(
+                f"Multiple independent losses found in graph. Graph must have one final loss. "
+                f"Wrap final graph loss in poptorch.identity_loss. Found {names}",
+                node=final[-1],
+                hint='identity_loss(loss1 + loss2, "none")',
+            )
+        return final[0]
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Nodes that read what `node` computes, also through a tensor that it changes in place."""
+    readers = list(node.users)
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+        changed = [arg for arg in node.args[:1] if isinstance(arg, fx.Node)]
+        readers += [user for arg in changed for user in arg.users if node < user]
+    return readers

@@ -1,0 +1,122 @@
+"""Take note of which inputs and outputs are transferred while others are computed.
+
+Before   %h = ipu.overlap_input(%x, "accumulation_loop"); %r = ipu.overlap_output(%y, ...)
+After    %h is %x, and %r is %y; `capture.overlaps` has the modes of the streams
+Keeps    all other operators.
+Source   PopTorch user guide, "Overlapping host IO".
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.options import Options
+from ipu_dynamo.program import Overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A marked stream: `value` is the input as it comes, or the output as it is made."""
+
+    node: fx.Node
+
+    @property
+    def value(self) -> fx.Node:
+        return cast(fx.Node, self.node.args[0])
+
+    @property
+    def mode(self) -> Overlap:
+        return cast(Overlap, self.node.args[1])
+
+    def stream(self, capture: Capture) -> tuple[str, str]:
+        """Direction and name of the stream.
+
+        Raises:
+            CompileError: the mark is in the wrong place.
+        """
+        if self.node.target is overlap_input_op:
+            return "input", self._input(capture)
+        return "output", self._output(capture)
+
+    def _input(self, capture: Capture) -> str:
+        role = capture.roles().get(self.value)
+        if role is None or role.kind != "input":
+            raise CompileError(
+                "set_overlap_for_input applied on a node which is not a tensor input to the model.",
+                node=self.node,
+                hint="mark the model's arguments as forward gets them",
+            )
+        if others := [user for user in self.value.users if user is not self.node]:
+            raise CompileError(
+                f"set_overlap_for_input must be the only op applied to an input; {role.name} is "
+                f"read by %{others[0].name} too",
+                node=self.node,
+                hint="use only what set_overlap_for_input returns",
+            )
+        return role.name
+
+    def _output(self, capture: Capture) -> str:
+        if list(self.node.users) != [capture.output_node]:
+            raise CompileError(
+                "set_overlap_for_output applied on a node which is not a tensor output to the "
+                "model.",
+                node=self.node,
+                hint="return what set_overlap_for_output returns, and read it nowhere else",
+            )
+        pairs = zip(capture.returned, capture.outputs, strict=True)
+        places = [role.name for node, role in pairs if node in (self.node, self.value)]
+        if len(places) > 1:
+            raise CompileError(
+                f"set_overlap_for_output applied on a tensor that is returned {len(places)} times",
+                node=self.node,
+                hint="return it once",
+            )
+        return places[0]
+
+
+@dataclass(frozen=True)
+class OverlapIO:
+    """The pass."""
+
+    options: Options
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        kinds = (overlap_input_op, overlap_output_op)
+        marks = [Mark(node) for node in graph.nodes if node.target in kinds]
+        modes = {mark.stream(capture): mark.mode for mark in marks}
+        for mark in marks:
+            if mark.mode != "no_overlap":
+                self._check(mark.node, training=capture.training)
+            mark.node.replace_all_uses_with(mark.value)
+            graph.erase_node(mark.node)
+        if marks:
+            capture.overlaps = modes
+            capture.graph.recompile()
+        return bool(marks)
+
+    def _check(self, mark: fx.Node, *, training: bool) -> None:
+        """Raise where no transfer can overlap."""
+        if self.options.strategy.kind == "pipelined":
+            raise CompileError(
+                "overlapped IO is not supported with PipelinedExecution",
+                node=mark,
+                hint="choose the strategy sharded",
+            )
+        if not self.options.io_tiles:
+            raise CompileError(
+                "No IO tiles allocated. You must allocate at least 32 IO tiles to overlap IO",
+                node=mark,
+                hint="set the option io_tiles, in poptorch options.TensorLocations.numIOTiles(32)",
+            )
+        mode = self.options.returns(training)
+        if mode not in ("all", "sum"):
+            raise CompileError(
+                f"overlapped IO is not supported with the output mode {mode}",
+                node=mark,
+                hint="choose the output mode all or sum",
+            )

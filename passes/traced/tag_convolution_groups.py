@@ -1,0 +1,136 @@
+"""Write to convolutions which group they belong to.
+
+Before   ipu.begin_convolutions("parallel", ["half"], 0); %a = aten.conv2d(%x, %w);
+         %b = aten.conv2d(%y, %v); ipu.end_convolutions()
+After    %a = aten.conv2d(%x, %w); %b = aten.conv2d(%y, %v)
+         with meta["custom"]["ipu_convolution"] = Member(...), which AOTAutograd copies
+Keeps    every operator and its order.
+Source   PopTorch user guide, "poptorch.MultiConv".
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
+
+aten = torch.ops.aten
+_KEY = "ipu_convolution"  # key of node.meta["custom"]
+_CONVOLUTIONS = {
+    aten.conv1d.default,
+    aten.conv1d.padding,
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.conv3d.default,
+    aten.conv3d.padding,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+    aten.convolution.default,
+}
+
+
+class NestedGroups(CompileError):
+    """A group of convolutions begins inside another one."""
+
+
+class EmptyGroup(CompileError):
+    """A group of convolutions has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A convolution's place in its group.
+
+    Args:
+        group: number of the group in the model, from 0.
+        place: number of the convolution in the group, from 1.
+        count: convolutions of the group.
+        plan: `parallel` or `serial`.
+        partials: precision of the partial sums, `float` or `half`; empty: what the options say.
+    """
+
+    group: int
+    place: int
+    count: int
+    plan: str
+    partials: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group as it is marked."""
+
+    begin: fx.Node
+    convolutions: list[fx.Node]
+
+    def members(self, number: int) -> Iterator[tuple[fx.Node, Member]]:
+        """Each convolution with its place.
+
+        Raises:
+            CompileError: there is none, or another number than the group was made for.
+        """
+        plan, partials, wanted = self.begin.args
+        count = len(self.convolutions)
+        if not count:
+            raise EmptyGroup(
+                "a group of convolutions has none",
+                node=self.begin,
+                hint="call the convolutions inside the context, or leave it out",
+            )
+        if wanted not in (0, count):
+            raise CompileError(
+                f"a group was given settings for {wanted} convolutions, and has {count}",
+                node=self.begin,
+                hint="give one setting for all, or one for each",
+            )
+        assert isinstance(partials, list | tuple)
+        each = list(partials) if len(partials) > 1 else [*partials, ""][:1] * count
+        for place, (node, precision) in enumerate(zip(self.convolutions, each, strict=True)):
+            yield node, Member(number, place + 1, count, str(plan), str(precision))
+
+
+def member(node: fx.Node) -> Member | None:
+    """What the pass wrote to a convolution, or to its gradients."""
+    found: Member | None = (node.meta.get("custom") or {}).get(_KEY)
+    return found
+
+
+def plan(graph: fx.Graph) -> list[_Group]:
+    """The groups, in the order of the model. Reads the graph only."""
+    groups: list[_Group] = []
+    inside = False
+    for node in graph.nodes:
+        if node.target is begin_convolutions:
+            if inside:
+                raise NestedGroups(
+                    "a group of convolutions begins inside another one",
+                    node=node,
+                    hint="leave one of the contexts out",
+                )
+            groups.append(_Group(node, []))
+            inside = True
+        elif node.target is end_convolutions:
+            inside = False
+        elif inside and node.target in _CONVOLUTIONS:
+            groups[-1].convolutions.append(node)
+    return groups
+
+
+def mark_convolutions(capture: Capture) -> bool:
+    """The pass."""
+    graph = capture.graph.graph
+    groups = plan(graph)
+    for number, group in enumerate(groups):
+        for node, place in group.members(number):
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), _KEY: place}
+    for node in list(graph.nodes):
+        if node.target in (begin_convolutions, end_convolutions):
+            graph.erase_node(node)
+    if groups:
+        capture.graph.recompile()
+    return bool(groups)

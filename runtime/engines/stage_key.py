@@ -1,0 +1,79 @@
+"""Name everything that decides the machine code of a stage, for keys of compiled code."""
+
+import operator
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from ipu_dynamo.ops.private.native import compiler_settings, cpp_compiler_names, mkldnn_enabled
+from ipu_dynamo.program import Function
+from ipu_dynamo.version import __version__
+
+_COMPILES = [  # hand graphs to Inductor
+    Path(__file__).with_name("private").joinpath(f"{name}.py")
+    for name in ("inductor", "inductor_compile_time")
+]
+_KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of known versions
+
+
+def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
+    """A digest of graph, dtypes, shapes, strides, settings, threads, versions, compiler, processor.
+
+    None where no other process may take the code: for a graph with a tensor or an operator in it
+    that its text does not describe.
+    """
+    if not all(map(_is_described, function.operators)):
+        return None
+    parts = [
+        function.key,
+        sorted(settings.items()),
+        torch.get_num_threads() if settings.get("cpp.threads") is None else None,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        mkldnn_enabled(),
+        compiler_settings(),
+        os.environ.get("ATEN_CPU_CAPABILITY"),
+        this_machine(),
+    ]
+    return sha256("\n".join(map(repr, parts)).encode()).hexdigest()
+
+
+def _is_described(node: fx.Node) -> bool:
+    """Whether what `node` computes is known from its text."""
+    if node.target is operator.getitem:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _KNOWN
+
+
+@cache
+def this_machine() -> tuple[object, ...]:
+    """Versions, compiler and processor: what does not change while a process runs."""
+    return (
+        sha256(b"".join(file.read_bytes() for file in _COMPILES)).hexdigest(),
+        __version__,
+        torch.__version__,
+        torch.version.git_version,
+        sys.version,
+        _compiler(),
+        platform.machine(),
+        os.cpu_count(),
+        sorted(torch.cpu.get_capabilities().items()),
+        torch.version.cuda and torch.cuda.is_available() and torch.cuda.get_device_name(),
+    )
+
+
+def _compiler() -> tuple[str, int, int] | None:
+    """The C++ compiler's file: another one has another size or date."""
+    for name in cpp_compiler_names():
+        if found := shutil.which(name):
+            file = Path(found).resolve()
+            return str(file), file.stat().st_size, file.stat().st_mtime_ns
+    return None

@@ -1,0 +1,315 @@
+"""Run a program on this machine, each IPU on its torch device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
+from ipu_dynamo.program.schedule.planning import schedule_of
+from ipu_dynamo.program.schedule.registers import moves_of, number_slots
+from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import as_one, turns
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.batching import Batching, join
+from ipu_dynamo.runtime.execute.bound_calls import Step, in_turns, prepare_steps, run_steps
+from ipu_dynamo.runtime.execute.fused_run import LinkedRun
+from ipu_dynamo.runtime.execute.host_inputs import Receiving
+from ipu_dynamo.runtime.execute.rollback import undo_of, uninterrupted, worth_holding
+from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.workers import run_side_by_side
+from ipu_dynamo.runtime.lower.defer_accumulation import Gradients, keep_apart, side_by_side
+from ipu_dynamo.runtime.lower.fuse_step import can_link
+from ipu_dynamo.runtime.lower.prepack_weights import constant_variables
+from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.tune.intra_op import intra_op_threads
+
+
+class Executable:
+    """A program bound to the tensors of its variables.
+
+    Invariant: variables are read and written in the tensors given at construction; between calls
+    accumulators of several micro-batches are zero, and no value of a micro-batch is held. One
+    call at a time may run.
+
+    Args:
+        program: what to run.
+        tensors: for every variable, the tensor that holds it on the first replica; with a leading
+            dimension over groups of replicas, where it has those. Replicated variables are shared
+            by the replicas of all groups, or of theirs; the others are copied for each.
+        engine: makes callables of the program's functions.
+        batching: how the caller's tensors split into micro-batches.
+        seed: of the random streams, which `seed` and `calls` determine.
+        workers: at most so many threads; None is one for each IPU of every replica. One runs
+            the micro-batches one after the other.
+        threads: intra-op threads of each worker; None is torch's number.
+        devices: the torch device of every IPU, where the tensors of its variables are.
+        numbers: what calls will probably have, so that what they need is compiled now.
+        apart: micro-batches run side by side, and add their gradients in turn; only for a program
+            that `can_keep_apart`.
+        own_tensors: nobody writes the tensors without their version counters' notice, as a user
+            can with `weight.data`; what only inference reads may be kept in another order, too.
+
+    Attributes:
+        schedule: which worker runs what, in which order.
+        timeline: set it to record when every task runs.
+        memory: what the IPUs keep off the chip, and how many bytes went there and back.
+        linked: what runs a step and its update as one function; None where these are apart.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        engine: Engine,
+        batching: Batching,
+        seed: int = 0,
+        workers: int | None = 1,
+        threads: int | None = None,
+        devices: Sequence[torch.device] = (),
+        numbers: Numbers = (),
+        apart: bool = False,
+        own_tensors: bool = False,
+    ) -> None:
+        self.program, self.batching = program, batching
+        self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
+        self.seed, self.calls = seed, 0
+        self.timeline: Timeline | None = None
+        self.memory = StreamingMemory()
+        self._rounding = StochasticRounding()
+        self._unshared = [
+            variable.name
+            for variable in program.variables
+            if not variable.replicated and variable.kind != "accumulator"
+        ]
+        self._apart = keep_apart(program) if apart else None
+        program = self._apart.program if self._apart else program
+        cut = sections(program)
+        loop = cut.loop
+        self._slots = number_slots(program, devices=self.devices)
+        self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._values = [self._bind(r) for r in range(batching.replicas)]
+        training = program.kind == "training"
+        self._rounds = batching.iterations if training else 1
+        self._per_round = batching.accumulation if training else batching.iterations
+        self.schedule = self.schedule_for(workers)
+        self._gradients: Gradients | None = None
+        if self._apart:
+            (turn,) = turns(program.calls)
+            self.schedule = side_by_side(
+                as_one(turn), micro_batches=self._per_round, workers=workers or 1
+            )
+            self._gradients = Gradients(self._apart, self._slots, self._tensors)
+        self._threads = threads
+        self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
+        self._engine, self._loop = engine, loop
+        self.linked: LinkedRun | None = None
+        if engine.links and can_link(program) and self.devices[0].type == "cpu":
+            self.linked = LinkedRun(program, engine, self._tensors, threads)
+            self.linked.prepare(numbers)
+        self._constants = constant_variables(program) if own_tensors else frozenset()
+        self._turns = [] if self.linked else in_turns(self._prepare(loop, engine))
+        self._receiving = Receiving(program, batching, self.devices)
+        self._receive_slots = tuple(self._slots[name] for name in self._receiving.results)
+        values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
+        self._sends = [  # for every output: index, slot of its value, when it is kept
+            (index, values[output.name], [k for row in batching.kept(output) for k in row])
+            for index, output in enumerate(program.outputs)
+        ]
+        self._kept = [kept for _, _, kept in self._sends]
+        self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
+        self._end = self._step_end(cut.after)
+        held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
+        self._hold: Callable[[], AbstractContextManager[None]]
+        self._hold = uninterrupted if held else nullcontext
+        self._undo = undo_of(program, batching.replicas, self.tensor)
+        self._versions = self._own_versions()
+
+    def schedule_for(self, workers: int | None) -> Schedule:
+        """How this many workers would run a step; None is one for each IPU of every replica."""
+        return schedule_of(
+            self.program,
+            micro_batches=self._per_round,
+            replicas=self.batching.replicas,
+            workers=workers,
+        )
+
+    def tensor(self, name: str, replica: int = 0) -> Tensor:
+        """The tensor that holds a variable on a replica."""
+        value: Tensor = self._values[replica][self._slots[name]]
+        return value
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor that holds a variable on all groups of replicas, with a leading dimension
+        over these; the first replica's, where there are no groups."""
+        return self._tensors[name]
+
+    def spread(self) -> None:
+        """Copy the first replica's values to the variables that every replica has for itself."""
+        for name in self._unshared:
+            for replica in range(1, self.batching.replicas):
+                self.tensor(name, replica).copy_(self.tensor(name))
+
+    def _own_versions(self) -> list[int]:
+        """How often the first replica's own tensors were written, as torch counts."""
+        return [self.tensor(name)._version for name in self._unshared]
+
+    def _spread_changes(self) -> None:
+        """Give all replicas what the user wrote into the first one's tensors meanwhile."""
+        if self._unshared and self._own_versions() != self._versions:
+            self.spread()
+
+    @property
+    def last_loss_scale(self) -> float | None:
+        """What the loss scale was in the last step, if the program adjusts it."""
+        last = self._end.last_loss_scale
+        return None if last is None else last.item()
+
+    def reload_states(self) -> None:
+        """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
+        self._end.reload_states()
+
+    def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
+        """Run one call.
+
+        Args:
+            inputs: the caller's tensor for every input stream of the host.
+            numbers: for each update group, the values of its rule's hyper-parameters.
+
+        Returns:
+            The joined tensor of every output stream.
+
+        Raises:
+            InputError: a tensor does not fit its stream.
+            ExecutionError: an operator failed. The program can be called again; parameters,
+                buffers and optimiser state are those after the last complete step, or for
+                inference those before the call.
+        """
+        self._spread_changes()
+        chunks = self._receiving(inputs, seed=self.seed, call=self.calls)
+        host = next((tensor.device for tensor in inputs.values()), self.devices[0])
+        batching = self.batching
+        collected: list[list[Tensor | None]] = [
+            [None] * batching.micro_batches for _ in self.program.outputs
+        ]
+        with torch.no_grad():
+            try:
+                if self.linked and self.timeline is None:
+                    received = dict(zip(self._receiving.results, chunks, strict=True))
+                    self.linked(numbers, received, self._rounds, self._kept, collected)
+                else:
+                    self._run_rounds(numbers, chunks, collected)
+            finally:
+                self._versions = self._own_versions()  # what the program wrote is each replica's
+        self.calls += 1
+        return {
+            output.name: join(output, [v for v in values if v is not None], batching).to(host)
+            for output, values in zip(self.program.outputs, collected, strict=True)
+        }
+
+    def _run_rounds(
+        self,
+        numbers: Numbers,
+        chunks: list[Sequence[Tensor]],
+        collected: list[list[Tensor | None]],
+    ) -> None:
+        """Run the steps of a call; all of its micro-batches, when there are none."""
+        if not self._turns:
+            self._turns = in_turns(self._prepare(self._loop, self._engine))
+        if self.linked:
+            self._end.reload_states()  # linked steps have changed them
+        for number in range(self._rounds):
+            self._undo.begin()
+            with self._undo:
+                self._begin(numbers)
+                self._run_round(number, chunks, collected)
+            with self._hold(), self._undo:
+                self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
+                self._end(numbers)
+
+    def _run_round(
+        self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
+    ) -> None:
+        """Run the micro-batches between two updates; all of the call, when there are none."""
+        for move in self._copies:
+            for values in self._values:
+                move(values)
+        replicas = self.batching.replicas
+        width = self._per_round * replicas
+        held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
+        ends = {turn[0].call.ipu: index for index, turn in enumerate(self._turns)}.values()
+        busy = [list(ends) for _ in range(width)]  # one entry for each IPU that is not at its end
+
+        def work(task: Task) -> None:
+            place = task.micro_batch * replicas + task.replica
+            position = number * width + place
+            if task.call == 0:
+                values = held[place] = list(self._values[task.replica])
+                for slot, views in zip(self._receive_slots, chunks, strict=True):
+                    values[slot] = views[position]
+            values = held[place]
+            run_steps(self._turns[task.call], values, position)
+            if self._gradients:
+                self._gradients.take(task.micro_batch, values)
+            if task.call in ends:
+                busy[place].pop()
+                if not busy[place]:  # also when seen by two workers at once
+                    for index, slot, kept in self._sends:
+                        if kept[position // replicas]:
+                            collected[index][position] = values[slot]
+                    held[place] = []
+
+        try:
+            with intra_op_threads(self._threads):
+                run_side_by_side(
+                    self.schedule,
+                    work,
+                    threads_each=torch.get_num_threads(),
+                    timeline=self.timeline,
+                    in_turn=self._gradients.add if self._gradients else None,
+                )
+        finally:
+            if self._gradients:
+                self._gradients.forget()
+
+    def _bind(self, replica: int) -> list[Any]:
+        values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
+        for variable in self.program.variables:
+            tensor = self._tensors[variable.name]
+            if variable.groups is not None:
+                tensor = tensor[variable.groups.of(self.batching.replicas)[replica]]
+            elif not (replica == 0 or variable.replicated):
+                tensor = tensor.clone()
+            values[self._slots[variable.name]] = tensor
+        return values
+
+    def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
+        kept = {self._slots[variable.name] for variable in self.program.variables}
+        kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
+        kept |= {move.target for move in self._copies}
+        program = self._apart.program if self._apart else self.program
+        kept |= {self._slots[name] for name in self._apart.gradients} if self._apart else set()
+        return prepare_steps(
+            program,
+            engine,
+            self._slots,
+            kept,
+            self._threads,
+            self.memory,
+            self.devices,
+            self._constants,
+        )
+
+    def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:
+        tensors = {
+            name: [self.tensor(name, replica) for replica in range(self.batching.replicas)]
+            for name in self._tensors
+        }
+        return StepEnd(
+            self.program, instructions, tensors, self.devices, self._rounding, self.memory
+        )

@@ -1,0 +1,109 @@
+"""Run linked steps: a call's device iterations, with nothing between them but the function."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import foreach_copy_
+from ipu_dynamo.program import Call, Program, Update
+from ipu_dynamo.runtime.engines.engines import Engine, Stage
+from ipu_dynamo.runtime.execute.error_attribution import explain
+from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
+
+Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
+
+
+class LinkedRun:
+    """The steps of a program that `can_link`.
+
+    Invariant: between calls the variables' tensors hold their values; within one they hold those
+    from before it, until it ends or fails.
+
+    Args:
+        program: what to run.
+        engine: compiles the linked functions, one for each set of numbers that are zero.
+        tensors: of every variable.
+        threads: intra-op threads; None is torch's number.
+    """
+
+    def __init__(
+        self, program: Program, engine: Engine, tensors: Mapping[str, Tensor], threads: int | None
+    ) -> None:
+        (self._call,) = program.calls
+        self._program, self._engine, self._tensors = program, engine, tensors
+        self._threads = threads
+        self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        self._linked: dict[Zeros, tuple[Linked, Stage]] = {}
+        self._values: list[list[float]] = []
+        self._numbers: list[Tensor] = []
+        self._now: tuple[Linked, Stage] | None = None
+
+    def prepare(self, numbers: Numbers) -> tuple[Linked, Stage]:
+        """The function for these numbers, compiled if there was none like them before."""
+        values = [[float(number) for number in group] for group in numbers]
+        if self._now is not None and values == self._values:
+            return self._now
+        named = {
+            (group, name): value
+            for group, rule in self._rules.items()
+            for name, value in zip(rule.hyperparameters, values[group], strict=True)
+        }
+        zeros = frozenset(pair for pair, value in named.items() if value == 0.0)
+        if zeros not in self._linked:
+            linked = link(self._program, zeros)
+            self._linked[zeros] = linked, self._engine.compile(linked.function, self._threads)
+        self._now = self._linked[zeros]
+        wanted = self._now[0].numbers
+        self._numbers = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
+        self._values = values
+        return self._now
+
+    def __call__(
+        self,
+        numbers: Numbers,
+        received: Mapping[str, Sequence[Tensor]],
+        steps: int,
+        kept: Kept,
+        collected: Sequence[list[Tensor | None]],
+    ) -> None:
+        """Run `steps` steps.
+
+        Args:
+            received: for every name that the loop receives, its tensor in each step.
+            collected: gets the kept values of every output stream.
+
+        Raises:
+            ExecutionError: an operator failed; variables are those after the last complete step.
+        """
+        linked, function = self.prepare(numbers)
+        own: Sequence[Tensor] = [self._tensors[name] for name in linked.state]
+        views = [received[name] for name in linked.received]
+        constants = [self._tensors[name] for name in linked.constants]
+        size, state, tail = len(own), own, self._numbers
+        wanted = [
+            (size + i, keep, into)
+            for i, (keep, into) in enumerate(zip(kept, collected, strict=True))
+        ]
+        try:
+            for step, *given in zip(range(steps), *views, strict=True):
+                try:
+                    results = function([*state, *constants, *given, *tail])
+                except Exception as error:
+                    names = (*linked.state, *linked.constants, *linked.received)
+                    values = dict(zip(names, (*state, *constants, *given), strict=True))
+                    raise self._explained(error, values, step) from error
+                state = results[:size]  # type: ignore[assignment]
+                for place, keep, into in wanted:
+                    if keep[step]:
+                        into[step] = results[place]
+        finally:
+            if state is not own:
+                foreach_copy_(own, state)
+
+    def _explained(self, error: Exception, values: Mapping[str, Tensor], step: int) -> Exception:
+        call: Call = self._call
+        function = next(f for f in self._program.functions if f.name == call.function)
+        given = [values[n] if n in values else self._tensors[n] for n in call.arguments]
+        return explain(error, call, function, given, step)

@@ -1,0 +1,206 @@
+"""Do what comes before and after the micro-batches of a step: gradients go home, are summed over
+replicas, and update the parameters; what lies off the chip is loaded and stored."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_, foreach_zero_
+from ipu_dynamo.program import (
+    AdjustLossScale,
+    Copy,
+    Gather,
+    Instruction,
+    Load,
+    Program,
+    Reduce,
+    ReplicaGroups,
+    Scatter,
+    Store,
+    Update,
+)
+from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
+from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.update_tensors import distinct
+
+Numbers = Sequence[Sequence[float]]
+
+
+class StepEnd:
+    """The instructions before the loop over micro-batches or those after it, prepared.
+
+    Args:
+        program: what the instructions belong to.
+        instructions: in order; copies are of gradients.
+        tensors: for every variable, its tensor on each replica.
+        devices: of the IPUs.
+        rounding: of updates that round at random.
+        memory: where variables are loaded from and stored.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        instructions: Sequence[Instruction],
+        tensors: Mapping[str, Sequence[Tensor]],
+        devices: Sequence[torch.device],
+        rounding: StochasticRounding,
+        memory: StreamingMemory,
+    ) -> None:
+        self._replicas = program.replicas
+        self._variables = {variable.name: variable for variable in program.variables}
+        self._tensors = dict(tensors)
+        self._devices, self._rounding, self._memory = devices, rounding, memory
+        self._origins: dict[str, str] = {}  # what a copy made -> where it came from
+        self._updates: list[ParameterUpdate] = []
+        self._run: list[Callable[[Numbers], None]] = []
+        self.last_loss_scale: Tensor | None = None  # of the last step, where it is adjusted
+        for instruction in instructions:
+            match instruction:
+                case Copy():
+                    self._copy(instruction)
+                case Reduce():
+                    self._reduce(instruction)
+                case Scatter():
+                    self._reduce(instruction)
+                    self._count_scatter(instruction)
+                case Update():
+                    self._update(instruction)
+                case AdjustLossScale():
+                    self._adjust(instruction)
+                case Load() | Store() | Gather():
+                    self._transfer(instruction)
+
+    def __call__(self, numbers: Numbers) -> None:
+        """Run the instructions; `numbers` are those of every update group."""
+        for run in self._run:
+            run(numbers)
+
+    def reload_states(self) -> None:
+        """Take notice that optimiser states were overwritten."""
+        for update in self._updates:
+            update.reload()
+
+    def _copy(self, copy: Copy) -> None:
+        sources, device = self._tensors[copy.value], self._devices[copy.dst]
+        self._origins[copy.result] = copy.value
+        if device == self._devices[copy.src]:
+            self._tensors[copy.result] = sources
+            return
+        targets = [torch.empty_like(source, device=device) for source in sources]
+        self._tensors[copy.result] = targets
+        self._run.append(lambda _: foreach_copy_(targets, sources))
+
+    def _reduce(self, reduce: Reduce | Scatter) -> None:
+        """Sum into the tensors of each group's first replica, for all of them: also in shards,
+        which lie there one behind the other."""
+        groups = reduce.groups or ReplicaGroups(self._replicas)
+        sums = [
+            [[self._tensors[name][replica] for name in reduce.values] for replica in members]
+            for members in groups.members(self._replicas)
+        ]
+
+        def run(_: Numbers) -> None:
+            for first, *others in sums:
+                for tensors in others:
+                    foreach_add_(first, tensors)
+
+        self._run.append(run)
+
+    def _update(self, update: Update) -> None:
+        places = [  # of each parameter the copies that differ: where, and on which replica
+            (place, replica)
+            for place, name in enumerate(update.parameters)
+            for replica in self._first_of_groups(name)
+        ]
+
+        def copies(names: Sequence[str]) -> list[Tensor]:
+            return [self._tensors[names[place]][replica] for place, replica in places]
+
+        parameters, gradients = copies(update.parameters), copies(update.gradients)
+        for parameter, (place, replica) in zip(parameters, places, strict=True):
+            self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
+        scale = None
+        if update.divisor != 1 or update.loss_scale is not None:
+            factor = self._tensors[update.loss_scale][0] if update.loss_scale else None
+            scale = GradientScale(update.divisor, loss_scale=factor, device=parameters[0].device)
+        step = ParameterUpdate(
+            update.rule,
+            parameters,
+            gradients,
+            {state: copies(names) for state, names in update.states},
+            scale=scale,
+            zero_gradients=update.clear,
+            rounding=self._rounding if update.rounding == "stochastic" else None,
+        )
+        self._updates.append(step)
+        group, others = update.group, []
+        if update.clear:  # the accumulators that the step itself does not set to zero
+            known = {tensor.data_ptr() for tensor in gradients}
+            held = self._accumulators(update.gradients)
+            others = [tensor for tensor in held if tensor.data_ptr() not in known]
+        follows = scale if scale is not None and update.loss_scale else None
+
+        def run(numbers: Numbers) -> None:
+            if follows is not None:
+                follows.follow()
+            step(numbers[group])
+            if others:
+                foreach_zero_(others)
+
+        self._run.append(run)
+
+    def _adjust(self, adjust: AdjustLossScale) -> None:
+        def number(name: str) -> Tensor:
+            return self._tensors[name][0]
+
+        since = [number(name) for name in (adjust.steps, adjust.so_far) if name]
+        within = list(map(number, adjust.within))
+        make_next = LossScaleAdjustment(adjust, number(adjust.scale), within, since)
+        counters = self._accumulators(adjust.within)
+        self.last_loss_scale = make_next.last
+
+        def run(_: Numbers) -> None:
+            make_next()
+            foreach_zero_(counters)
+
+        self._run.append(run)
+
+    def _accumulators(self, names: Sequence[str]) -> list[Tensor]:
+        """The tensors on all replicas behind some names, and those that they are copies of."""
+        all_names = [n for name in names for n in (name, self._origins.get(name, name))]
+        return distinct([tensor for name in all_names for tensor in self._tensors[name]])
+
+    def _first_of_groups(self, name: str) -> tuple[int, ...]:
+        """The first replica of every group that has a variable for itself."""
+        variable = self._variables[name]
+        return (0,) if variable.groups is None else variable.holders(self._replicas)
+
+    def _count_scatter(self, scatter: Scatter) -> None:
+        tensors = [tensor for name in scatter.values for tensor in self._tensors[name]]
+        self._count(self._memory.scatter, tensors, scatter.shards)
+
+    def _transfer(self, instruction: Load | Store | Gather) -> None:
+        """Move a variable, or its shards, on every replica."""
+        name = instruction.value
+        match instruction:
+            case Gather(shards=shards):
+                self._count(self._memory.gather, self._tensors[name], shards)
+            case Load():
+                self._count(self._memory.fetch, self._tensors[name], self._variables[name].shards)
+            case Store():
+                shards = self._variables[name].shards
+                self._count(self._memory.write_back, self._tensors[name], shards)
+
+    def _count(
+        self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int
+    ) -> None:
+        def run(_: Numbers) -> None:
+            for tensor in tensors:
+                move(tensor, shards)
+
+        self._run.append(run)

@@ -1,0 +1,241 @@
+"""Let each matrix product of a stage be computed by the library that is faster here.
+
+Before   %y: f32[m,n] = aten.addmm(%bias, %a, %b);  %z = aten.gelu(%y)
+After    %z: f32[m,n] = ipu.onednn_matmul(%a, %b, %bias, "gelu")
+Keeps    shapes, layouts, source lines; values but for the order of the sums.
+
+Only gelu moves into the product: oneDNN's relu makes 0 of nan.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.program import Function, make_function
+from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
+from ipu_dynamo.tune.matmul_classes import ProductClass, class_of, factors
+from ipu_dynamo.tune.matmul_times import Way
+
+aten = torch.ops.aten
+_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}  # by approximation
+_RESHAPES = {aten.view.default, aten._unsafe_view.default}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product and what was decided for it.
+
+    Args:
+        node: computes it.
+        weight: the placeholder whose transposed value is the second operand, if it is constant.
+        gelu: the activation that is computed with it, if it moves.
+    """
+
+    node: fx.Node
+    of: ProductClass
+    way: Way
+    weight: fx.Node | None = None
+    gelu: fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An input that is a packed weight.
+
+    Args:
+        source: position of the weight among the inputs.
+        rows: of the operand that it is multiplied with.
+    """
+
+    source: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A function whose products are chosen; `packed` are further inputs, after its own."""
+
+    function: Function
+    packed: tuple[Packed, ...] = ()
+
+
+def plan(
+    graph: fx.Graph, choice: ProductChoice, constants: Collection[int] = ()
+) -> tuple[Product, ...]:
+    """Decide how the products of a graph are computed. Reads the graph, changes nothing.
+
+    Args:
+        constants: positions of the inputs that keep their values from call to call.
+    """
+    fixed = {n for i, n in enumerate(graph.find_nodes(op="placeholder")) if i in constants}
+    products = []
+    for node in graph.nodes:
+        one = class_of(node)
+        if one is None:
+            continue
+        weight = _weight(node)
+        way = choice.way(one, packable=weight in fixed)
+        gelu = _gelu_of(node) if way != "torch" and node.target is not aten.bmm.default else None
+        products.append(Product(node, one, way, weight if way == "packed" else None, gelu))
+    return tuple(products)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductUse:
+    """How many products of a class a program computes per micro-batch, and by which library.
+
+    Args:
+        seconds: what one of the class took each library when this machine was measured.
+    """
+
+    of: ProductClass
+    way: Way
+    count: int
+    seconds: Mapping[Way, float]
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
+        return f"{self.count} x {self.of}: {self.way}" + (f"  (measured: {times})" if times else "")
+
+
+def uses_of(functions: Iterable[Function]) -> tuple[ProductUse, ...]:
+    """The products of functions that Inductor compiles, by class."""
+    choice = product_choice()
+    counts: Counter[tuple[ProductClass, Way]] = Counter()
+    for function in functions:
+        counts.update((p.of, p.way) for p in plan(function.graph.graph, choice))
+    return tuple(
+        ProductUse(of, way, count, choice.measured(of)) for (of, way), count in counts.items()
+    )
+
+
+def choose_products(
+    function: Function, constants: Collection[int] = (), choice: ProductChoice | None = None
+) -> Chosen:
+    """`function` with the products of the libraries that are faster here.
+
+    Args:
+        constants: positions of the inputs that keep their values for many calls. Those that are
+            weights may be packed.
+        choice: None: the one in force.
+    """
+    products = plan(function.graph.graph, choice or product_choice(), constants)
+    return apply(function, [product for product in products if product.way != "torch"])
+
+
+def apply(function: Function, products: Sequence[Product]) -> Chosen:
+    """Replace products in a copy of `function`."""
+    if not products:
+        return Chosen(function)
+    graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
+    placeholders = list(function.graph.graph.find_nodes(op="placeholder"))
+    for node in placeholders:
+        of[node] = graph.node_copy(node)
+    packed = _packed_inputs(products, placeholders)
+    further = {}
+    for one in packed:
+        source = placeholders[one.source]
+        further[one] = graph.placeholder(f"{source.name}_packed_{one.rows}")
+        further[one].meta = dict(source.meta)
+    inputs = {
+        product.node: further[_packed(product, placeholders)]
+        for product in products
+        if product.weight is not None
+    }
+    chosen = {product.node: product for product in products}
+    activated = {product.gelu for product in products if product.gelu is not None}
+    for node in function.graph.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node in activated:
+            of[node] = _reshaped(graph, of[node.args[0]], node)
+        elif node in chosen:
+            of[node] = _call(graph, chosen[node], of, inputs.get(node))
+        else:
+            of[node] = graph.node_copy(node, of.__getitem__)
+    graph.eliminate_dead_code()
+    return Chosen(make_function(function.name, fx.GraphModule(function.graph, graph)), packed)
+
+
+def _call(
+    graph: fx.Graph, product: Product, of: dict[fx.Node, fx.Node], packed: fx.Node | None
+) -> fx.Node:
+    """The library's call, as a copy of the product's node."""
+    node = product.node
+    a, b = (of[factor] for factor in factors(node))
+    bias = of[node.args[0]] if node.target is aten.addmm.default else None  # type: ignore[index]
+    activation = "none" if product.gelu is None else _ACTIVATIONS[_approximation(product.gelu)]
+    if node.target is accumulate_product:
+        return _accumulated(graph, node, of[node.args[0]], a, b)  # type: ignore[index]
+    if node.target is aten.bmm.default:
+        call = graph.call_function(onednn.batched, (a, b))
+    elif packed is not None:
+        call = graph.call_function(onednn.packed, (a, packed, bias, activation))
+    else:
+        call = graph.call_function(onednn.matmul, (a, b, bias, activation))
+    call.meta = dict(node.meta)
+    return call
+
+
+def _accumulated(graph: fx.Graph, node: fx.Node, total: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
+    """The library's product, stored in or added to the accumulator of `node`."""
+    product = graph.call_function(onednn.matmul, (a, b, None, "none"))
+    write = aten.add_.Tensor if node.args[1] else aten.copy_.default
+    call = graph.call_function(write, (total, product))
+    for made in (product, call):
+        made.meta = node.meta | {"val": total.meta["val"]}
+    return call
+
+
+def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node) -> fx.Node:
+    """What takes the place of an activation that has moved: its input, with its source line."""
+    shape = list(like.meta["val"].shape)
+    view = graph.call_function(aten.view.default, (value, shape))
+    view.meta = dict(like.meta)
+    return view
+
+
+def _packed_inputs(
+    products: Sequence[Product], placeholders: Sequence[fx.Node]
+) -> tuple[Packed, ...]:
+    """Each packed weight once, in the order of the products."""
+    packed = [_packed(product, placeholders) for product in products if product.weight is not None]
+    return tuple(dict.fromkeys(packed))
+
+
+def _packed(product: Product, placeholders: Sequence[fx.Node]) -> Packed:
+    assert product.weight is not None
+    rows = factors(product.node)[0].meta["val"].shape[0]
+    return Packed(placeholders.index(product.weight), rows)
+
+
+def _weight(node: fx.Node) -> fx.Node | None:
+    """The matrix whose transposed value is the second operand."""
+    if node.target in (aten.bmm.default, accumulate_product):
+        return None
+    second = factors(node)[1]
+    is_transposed = second.target is aten.t.default or (
+        second.target is aten.permute.default and second.args[1] == [1, 0]
+    )
+    source = second.args[0] if is_transposed else None
+    return source if isinstance(source, fx.Node) else None
+
+
+def _gelu_of(node: fx.Node) -> fx.Node | None:
+    """The gelu that is all that becomes of a product, perhaps reshaped."""
+    (*users,) = node.users
+    while len(users) == 1 and users[0].target in _RESHAPES:
+        (*users,) = users[0].users
+    if len(users) == 1 and users[0].target is aten.gelu.default:
+        return users[0]
+    return None
+
+
+def _approximation(gelu: fx.Node) -> Any:
+    return gelu.args[1] if len(gelu.args) > 1 else gelu.kwargs.get("approximate", "none")

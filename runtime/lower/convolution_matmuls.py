@@ -1,0 +1,104 @@
+"""Compute convolutions of images as matrix products: the patches of the image times the weight.
+
+Compilers fuse the copying of patches with what is around it. Where images are small or have few
+channels, that takes less time than a library of convolutions, which rearranges the weight first.
+Source: Chellapilla, Puri and Simard, High performance convolutional neural networks (2006).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipu_dynamo.runtime.engines.private.inductor import written_densely
+from ipu_dynamo.runtime.lower.convolution_times import result_size
+
+_DENSE = torch.contiguous_format  # a clone has the strides of a new tensor, sizes of 1 included
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """f32[n, c, h, w] with f32[o, c, kh, kw], dense."""
+    o, _, *kernel = weight.shape
+    y = weight.reshape(o, -1) @ patches(written_densely(x), kernel, stride, padding)
+    if bias is not None:
+        y = y + bias[:, None]
+    size = result_size(x.shape[2:], kernel, stride, padding)
+    return y.view(o, len(x), *size).transpose(0, 1).clone(memory_format=_DENSE)
+
+
+def gradients(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    mask: Sequence[bool],
+) -> list[Tensor | None]:
+    """Those of input, weight and bias that `mask` wants; that of the input for a stride of 1."""
+    by_channels = by_channel(gradient)
+    made = len(gradient), *gradient.shape[2:]
+    return [
+        _of_input(by_channels, made, x.shape[2:], weight, padding) if mask[0] else None,
+        _of_weight(by_channels, x, weight.shape[2:], stride, padding) if mask[1] else None,
+        gradient.sum((0, 2, 3)) if mask[2] else None,
+    ]
+
+
+def _of_input(
+    by_channels: Tensor,
+    made: Sequence[int],
+    size: Sequence[int],
+    weight: Tensor,
+    padding: Sequence[int],
+) -> Tensor:
+    """f32[n, c, h, w], dense, from f32[o, n * rows * columns], which are `made`; `size` is [h, w].
+
+    Each place of the kernel gave the image, moved by that place, a part of the result. Sums of rows
+    and columns apart are fewer operators, of which Inductor makes slower code.
+    """
+    o, c, *kernel = weight.shape
+    parts = (weight.reshape(o, -1).t() @ by_channels).view(c, *kernel, *made)
+    _, rows, columns = made
+    total = None
+    for i, j in product(*map(range, kernel)):
+        up, left = i - padding[0], j - padding[1]
+        if not (-rows < up < size[0] and -columns < left < size[1]):
+            continue  # this place of the kernel sees padding only
+        moved = F.pad(parts[:, i, j], (left, size[1] - columns - left, up, size[0] - rows - up))
+        total = moved if total is None else total + moved
+    assert total is not None
+    return total.transpose(0, 1).clone(memory_format=_DENSE)
+
+
+def _of_weight(
+    by_channels: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """f32[o, c, kh, kw], from f32[o, n * rows * columns]."""
+    made = by_channels @ patches(written_densely(x), kernel, stride, padding).t()
+    return made.view(-1, x.shape[1], *kernel)
+
+
+def patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """f32[c * kh * kw, n * rows * columns]: what each place of the kernel sees.
+
+    In compiled code, what makes an element of `x` that is not in memory is repeated for each place.
+    """
+    if any(padding):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    seen = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+    return seen.permute(1, 4, 5, 0, 2, 3).contiguous().view(x.shape[1] * kernel[0] * kernel[1], -1)
+
+
+def by_channel(images: Tensor) -> Tensor:
+    """f32[n, c, h, w] as f32[c, n * h * w]."""
+    return images.transpose(0, 1).contiguous().view(images.shape[1], -1)

@@ -1,0 +1,153 @@
+"""Write an optimiser's equations as operators of a graph, for a compiler to fuse with the rest.
+
+Source: `ipu_dynamo.program.ir.update_rules`, whose names and equations these are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.program.ir.update_rules import SGD, Adam, Rule
+
+aten = torch.ops.aten
+Numbers = Mapping[str, fx.Node]  # hyper-parameters by name; one that is zero is left out
+Written = tuple[fx.Node, dict[str, fx.Node]]  # new parameter, new states by name
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Appends operators to a graph, each with its fake value."""
+
+    graph: fx.Graph
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = target(*given, **named)
+        return node
+
+    def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.call(aten.add.Tensor, a, b)
+
+    def multiply(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.call(aten.mul.Tensor, a, b)
+
+    def minus(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.call(aten.sub.Tensor, a, b)
+
+    def from_one(self, a: fx.Node) -> fx.Node:
+        """1 - a."""
+        return self.call(aten.rsub.Scalar, a, 1.0)
+
+
+def sgd(
+    rule: SGD,
+    writer: Writer,
+    w: fx.Node,
+    g: fx.Node,
+    states: Mapping[str, fx.Node],
+    numbers: Numbers,
+) -> Written:
+    """A step of SGD; without a momentum its buffer keeps its value, as in torch."""
+    g = _decayed(writer, _signed(writer, g, rule.maximize), w, numbers)
+    lr, new = numbers.get("lr"), {}
+    momentum, dampening = numbers.get("momentum"), numbers.get("dampening")
+    if rule.momentum and (momentum is not None or rule.dampen_first_step):
+        undamped, buffer = g, states["momentum_buffer"]
+        if dampening is not None:
+            g = writer.multiply(g, writer.from_one(dampening))
+        if momentum is not None:
+            g = writer.add(writer.multiply(buffer, momentum), g)
+        if not rule.dampen_first_step:
+            started = states["momentum_started"]
+            first = writer.call(aten.eq.Scalar, started, 0.0)
+            g = writer.call(aten.where.self, first, undamped, g)
+            new["momentum_started"] = writer.call(aten.ones_like.default, started)
+        new["momentum_buffer"] = g
+        if rule.nesterov and momentum is not None:
+            g = writer.add(undamped, writer.multiply(g, momentum))
+        elif rule.nesterov:
+            g = undamped
+    elif rule.stateless_dampening and dampening is not None and lr is not None:
+        lr = writer.multiply(lr, writer.from_one(dampening))
+    return (w if lr is None else writer.minus(w, writer.multiply(g, lr))), new
+
+
+def adam(
+    rule: Adam,
+    writer: Writer,
+    w: fx.Node,
+    g: fx.Node,
+    states: Mapping[str, fx.Node],
+    numbers: Numbers,
+) -> Written:
+    """A step of Adam or AdamW; bias corrections are float64, as in torch's fused operator."""
+    lr, eps = numbers.get("lr"), numbers.get("eps")
+    g = _signed(writer, g, rule.maximize)
+    if not rule.decoupled_weight_decay:
+        g = _decayed(writer, g, w, numbers)
+    elif "weight_decay" in numbers and lr is not None:
+        w = writer.multiply(w, writer.from_one(writer.multiply(lr, numbers["weight_decay"])))
+    step = writer.call(aten.add.Scalar, states["step"], 1.0)
+    new = {"step": step}
+    corrections: list[fx.Node | None] = []
+    for name, beta, squared in (("exp_avg", "beta1", False), ("exp_avg_sq", "beta2", True)):
+        value = writer.multiply(g, g) if squared else g
+        factor = numbers.get(beta)
+        if factor is None:
+            new[name] = value
+            corrections.append(None)
+            continue
+        value = writer.multiply(value, writer.from_one(factor))
+        new[name] = writer.add(writer.multiply(states[name], factor), value)
+        wide = writer.call(aten.to.dtype, step, torch.float64)
+        power = writer.call(aten.pow.Tensor_Tensor, factor, wide)
+        corrections.append(writer.from_one(power))
+    largest = new["exp_avg_sq"]
+    if rule.amsgrad:
+        largest = writer.call(aten.maximum.default, states["max_exp_avg_sq"], largest)
+        new["max_exp_avg_sq"] = largest
+    if lr is None:
+        return w, new
+    root = writer.call(aten.sqrt.default, largest)
+    first, second = corrections
+    if second is not None:
+        root = writer.call(aten.div.Tensor, root, writer.call(aten.sqrt.default, second))
+    if eps is not None:
+        root = writer.add(root, eps)
+    size = lr if first is None else writer.call(aten.div.Tensor, lr, first)
+    change = writer.call(aten.div.Tensor, writer.multiply(new["exp_avg"], size), root)
+    return writer.minus(w, change), new
+
+
+def written(
+    rule: Rule,
+    writer: Writer,
+    w: fx.Node,
+    g: fx.Node,
+    states: Mapping[str, fx.Node],
+    numbers: Numbers,
+) -> Written:
+    """A step of `rule`, which is one of `RULES`."""
+    match rule:
+        case SGD():
+            return sgd(rule, writer, w, g, states, numbers)
+        case Adam():
+            return adam(rule, writer, w, g, states, numbers)
+    raise NotImplementedError(f"no graph for the rule {rule}")
+
+
+RULES: tuple[type[Rule], ...] = (SGD, Adam)
+
+
+def _signed(writer: Writer, g: fx.Node, maximize: bool) -> fx.Node:
+    return writer.call(aten.neg.default, g) if maximize else g
+
+
+def _decayed(writer: Writer, g: fx.Node, w: fx.Node, numbers: Numbers) -> fx.Node:
+    decay = numbers.get("weight_decay")
+    return g if decay is None else writer.add(g, writer.multiply(w, decay))

@@ -1,0 +1,1 @@
+"""Apply optimiser updates in place: one file for each rule, and what they share."""

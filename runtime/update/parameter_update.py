@@ -1,0 +1,119 @@
+"""Perform an optimiser step in place: prepared once, a call only launches operators."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import foreach_add_, foreach_zero_
+from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
+from ipu_dynamo.runtime.update.adam_update import AdamUpdate
+from ipu_dynamo.runtime.update.gradient_scale import GradientNorms, GradientScale
+from ipu_dynamo.runtime.update.lamb_update import LAMBUpdate
+from ipu_dynamo.runtime.update.rmsprop_update import RMSpropUpdate
+from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.sgd_update import SGDUpdate
+from ipu_dynamo.runtime.update.update_tensors import Batch, batches, distinct
+
+
+class ParameterUpdate:
+    """The update of one group's parameters on one device.
+
+    Invariant: it reads and writes the memory of the tensors it was made from, for its whole life.
+    Calls need no `torch.no_grad`, and one at a time may run.
+
+    Args:
+        rule: the equations.
+        parameters, gradients: aligned lists. A parameter whose gradient is None is left alone,
+            and so are its states. A call overwrites the gradients.
+        states: for every state of the rule, by its name, a list aligned with `parameters`;
+            `runtime.update_tensors.new_states` makes them.
+        scale: what the gradients are divided by; None for 1.
+        zero_gradients: set the gradients to zero afterwards.
+        rounding: how half parameters are written; None rounds to the nearest.
+
+    Raises:
+        ValueError: tensors that do not fit each other, or are not real floating-point ones.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        states: Mapping[str, Sequence[Tensor]],
+        *,
+        scale: GradientScale | None = None,
+        zero_gradients: bool = False,
+        rounding: StochasticRounding | None = None,
+    ) -> None:
+        divisor = None if scale is None else scale.tensor
+        parts = batches(rule, parameters, gradients, states, rounding, divided=divisor is not None)
+        self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
+        steps = [step for batch in parts for step in batch.states.get("step", [])]
+        self._count = _counting(distinct(steps))
+        live = [g.detach() for g in gradients if g is not None]
+        self._zeroed = live if zero_gradients else []
+
+    def __call__(self, values: Sequence[float]) -> None:
+        """Make a step with `values`, the numbers of `rule.hyperparameters` in that order.
+
+        The learning rate may be a 0-dim tensor; one that is not on the CPU is waited for.
+        """
+        self._count()
+        for part in self._parts:
+            part(*values)
+        if self._zeroed:
+            foreach_zero_(self._zeroed)
+
+    def reload(self) -> None:
+        """Take notice that the states were overwritten, by a checkpoint for instance."""
+        for part in self._parts:
+            part.reload()
+
+
+class OptimizerStep:
+    """One optimiser step on one device that clips by the norm over all groups.
+
+    Args:
+        updates: one per group, all made with `scale`.
+        scale: made with a rule to clip by.
+        norms: of all gradients of all updates.
+    """
+
+    def __init__(
+        self, updates: Sequence[ParameterUpdate], scale: GradientScale, norms: GradientNorms
+    ) -> None:
+        self._updates, self._scale, self._norms = tuple(updates), scale, norms
+
+    def __call__(self, values: Sequence[Sequence[float]]) -> None:
+        """Make a step; `values` holds the numbers of every group."""
+        self._scale.clip(self._norms())
+        for update, numbers in zip(self._updates, values, strict=True):
+            update(numbers)
+
+
+def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
+    """What adds 1 to every counter; as a Python number, 1 would become a tensor at every step."""
+    if not counters:
+        return lambda: None
+    one = torch.ones((), device=counters[0].device)
+    if len(counters) == 1:
+        return partial(counters[0].add_, one)
+    return partial(foreach_add_, counters, one, alpha=1.0)
+
+
+def _implement(
+    rule: Rule, batch: Batch, scale: Tensor | None
+) -> SGDUpdate | AdamUpdate | RMSpropUpdate | LAMBUpdate:
+    match rule:
+        case SGD():
+            return SGDUpdate(rule, batch, scale)
+        case Adam():
+            return AdamUpdate(rule, batch, scale)
+        case RMSprop():
+            return RMSpropUpdate(rule, batch, scale)
+        case LAMB():
+            return LAMBUpdate(rule, batch, scale)
+    raise NotImplementedError(f"the runtime has no update for {rule}")

@@ -1,0 +1,56 @@
+"""Round updated weights to half precision up or down at random, without bias.
+
+Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
+from ipu_dynamo.program.random_keys import update_seed
+
+
+class StochasticRounding:
+    """Writes float32 numbers to halves.
+
+    Invariant: what it draws for a tensor depends on the tensor's name and the arguments of the last
+    `begin`, and not on which tensors were written before: IPUs may update theirs in any order.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator()
+        self._step = (0, 0, 0)  # seed, call, iteration
+        self._keys: dict[int, int] = {}  # by address
+
+    def begin(self, *, seed: int, call: int, iteration: int) -> None:
+        """Start the streams of one optimiser step."""
+        self._step = seed, call, iteration
+
+    def name(self, target: Tensor, name: str) -> None:
+        """Say what a tensor, which stays where it is in memory, draws by."""
+        digest = sha256(name.encode()).digest()
+        self._keys[target.data_ptr()] = int.from_bytes(digest[:8], "little")
+
+    def store(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Round float32 `values` into half `targets`."""
+        seed, call, iteration = self._step
+        of_step = update_seed(seed=seed, call=call, iteration=iteration)
+        for target, value in zip(targets, values, strict=True):
+            key = self._keys.get(target.data_ptr(), 0)
+            self._generator.manual_seed(update_seed(seed=of_step, call=key, iteration=0))
+            bits = torch.randint(
+                1 << DROPPED_BITS, value.shape, dtype=torch.int32, generator=self._generator
+            )
+            target.copy_(rounded(value, bits.to(value.device)))
+
+
+def rounded(x: Tensor, bits: Tensor) -> Tensor:
+    """The half next to f32[...] `x`, above or below, as 13 random `bits` decide."""
+    dense = x.contiguous()
+    cut = (dense.view(torch.int32) + bits) & -(1 << DROPPED_BITS)
+    small = ((dense / STEP + bits * 2.0**-DROPPED_BITS).floor() * STEP).to(torch.float32)
+    chosen = torch.where(dense.abs() < SMALLEST_NORMAL, small, cut.view(torch.float32))
+    return torch.where(dense.isfinite(), chosen, dense).half()

@@ -1,0 +1,282 @@
+"""Check the parts of a placed graph: what they compute, read, make, save and repeat."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_dynamo import Block, Options, compile_inference, compile_training
+from ipu_dynamo.passes.joint.partition import MUTATED
+from ipu_dynamo.testing import assert_same_bits, assert_same_inference, assert_same_training
+
+EAGER = {"engine": "eager"}
+
+
+class Skips(nn.Module):
+    """Four stages on three IPUs: skips, a shared weight, a way back to IPU 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x, y):
+        with Block("a", 0):
+            a = self.layers[0](x)
+        with Block("b", 1):
+            b = torch.tanh(self.layers[1](a))
+        with Block("c", 2):
+            c = torch.sigmoid(self.layers[2](b) + a) @ self.layers[0].weight
+        with Block("d", 0):
+            d = self.layers[3](c) * b + a
+            return F.mse_loss(d, y), d
+
+
+def batch(rows=6, width=4):
+    torch.manual_seed(0)
+    return torch.randn(rows, width), torch.randn(rows, width)
+
+
+def parts(program):
+    return [(call.stage, call.direction, call.ipu) for call in program.calls]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_parts_compute_what_the_whole_does(accumulation):
+    torch.manual_seed(0)
+    options = Options(engine="eager", gradient_accumulation=accumulation)
+    step = assert_same_training(Skips(), [batch()] * 3, options)
+    assert parts(step.program) == [
+        (0, "forward", 0),
+        (1, "forward", 1),
+        (2, "forward", 2),
+        (3, "forward_backward", 0),
+        (2, "backward", 2),
+        (1, "backward", 1),
+        (0, "backward", 0),
+    ]
+
+
+def test_every_value_is_made_before_it_is_read():
+    model = Skips()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
+    step(*batch())
+    known = {v.name for v in step.program.variables}
+    for instruction in step.program.walk():
+        for name in getattr(instruction, "arguments", ()):
+            assert name in known
+        for name in (getattr(instruction, "result", None), *getattr(instruction, "results", ())):
+            known.add(name)
+
+
+def test_views_of_values_are_repeated_and_not_copied():
+    def model(x):
+        with Block("a", 0):
+            h = torch.sin(x)
+            t = h.t().unflatten(0, (2, 2))
+        with Block("b", 1):
+            return t + 1
+
+    compiled = assert_same_inference(wrapped(model), [batch()[0]], EAGER)
+    (copy,) = compiled.program.copies
+    assert copy.type.shape == (6, 4)
+
+
+def test_small_view_is_copied_instead_of_the_whole():
+    def model(x):
+        with Block("a", 0):
+            h = torch.sin(x)[:1]
+        with Block("b", 1):
+            return h + 1
+
+    compiled = assert_same_inference(wrapped(model), [batch()[0]], EAGER)
+    (copy,) = compiled.program.copies
+    assert copy.type.shape == (1, 4)
+
+
+def test_constants_are_repeated_and_not_copied():
+    def model(x):
+        with Block("a", 0):
+            ones = torch.ones(4)
+            h = x + ones
+        with Block("b", 1):
+            return h * ones
+
+    compiled = assert_same_inference(wrapped(model), [batch()[0]], EAGER)
+    assert len(compiled.program.copies) == 1
+
+
+def test_value_that_two_later_stages_read_is_copied_to_each():
+    def model(x):
+        with Block("a", 0):
+            h = torch.sin(x)
+        with Block("b", 1):
+            b = h * 2
+        with Block("c", 2):
+            return b + h
+
+    compiled = assert_same_inference(wrapped(model), [batch()[0]], EAGER)
+    assert [(c.src, c.dst) for c in compiled.program.copies] == [(0, 1), (0, 2), (1, 2)]
+
+
+def wrapped(function):
+    module = nn.Module()
+    module.forward = function
+    return module
+
+
+# --- Outputs ------------------------------------------------------------------------------------
+
+
+class Aliases(nn.Module):
+    """Returns inputs, parameters, buffers, views and repetitions of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen.add_(1)
+        y = x * 2
+        return x, x, self.weight, self.seen, y, y[0:1], y.t(), self.weight[0], x.view(-1)
+
+
+def test_returned_tensors_share_no_memory():
+    model, x = Aliases(), torch.randn(2, 3)
+    before = x.clone()
+    run = compile_inference(model, EAGER)
+    results = run(x)
+    memories = [r.untyped_storage().data_ptr() for r in (*results, x, model.weight, model.seen)]
+    assert len(set(memories)) == len(memories)
+    assert all(r.is_contiguous() for r in results)
+    for result in results:
+        result.fill_(100)
+    assert torch.equal(x, before)
+    assert model.weight.tolist() == [1, 1, 1]
+    assert model.seen.tolist() == [1, 1, 1]
+
+
+def test_aliases_have_the_right_values():
+    assert_same_inference(Aliases(), [torch.randn(2, 3)] * 3, EAGER)
+
+
+def test_model_that_computes_nothing_returns_its_input():
+    x = torch.randn(2, 3)
+    assert torch.equal(compile_inference(lambda x: x, EAGER)(x), x)
+
+
+# --- Variables that change ----------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    """A buffer that changes on IPU 0 and is read before and after, there and on IPU 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        with Block("a", 0):
+            old = self.count * 10
+            self.count.add_(1)
+            h = x + old
+        with Block("b", 1):
+            return h + self.count * 100, old
+
+
+def test_buffer_is_read_as_it_was_where_the_model_reads_it():
+    options = Options(engine="eager", device_iterations=2)
+    assert_same_inference(Counter(), [torch.zeros(2, 2)] * 3, options)
+
+
+def test_gradient_uses_the_buffer_from_before_its_change():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("scale", torch.ones(2))
+
+        def forward(self, x, y):
+            with Block("a", 0):
+                h = self.layer(x) * self.scale.clone()
+                self.scale.mul_(2)
+            with Block("b", 1):
+                return F.mse_loss(h, y)
+
+    assert_same_training(Scaled(), [batch(4, 2)] * 3, EAGER)
+
+
+def test_written_arguments_of_functions_are_marked():
+    model = Skips()
+    options = {"engine": "eager", "gradient_accumulation": 2}
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), options)
+    step(*batch())
+    kinds = {v.name: v.kind for v in step.program.variables}
+    functions = {f.name: f for f in step.program.functions}
+    written = set()
+    for call in step.program.calls:
+        graph = functions[call.function].graph.graph
+        for name, node in zip(call.arguments, graph.find_nodes(op="placeholder"), strict=True):
+            if node.meta.get(MUTATED):
+                written.add(kinds[name])
+    assert written == {"accumulator"}
+
+
+# --- Names -----------------------------------------------------------------------------------
+
+
+def test_parameters_whose_names_are_one_identifier_stay_two():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Module()
+            self.a.b = nn.Parameter(torch.full((2,), 2.0))
+            self.a_b = nn.Parameter(torch.full((2,), 3.0))
+            self.add = nn.Parameter(torch.full((2,), 5.0))
+
+        def forward(self, x, y):
+            return F.mse_loss(x * self.a.b + self.a_b + self.add, y)
+
+    assert_same_training(Model(), [batch(4, 2)] * 2, EAGER)
+
+
+def test_input_may_be_called_like_a_parameter_or_a_stream_of_the_program():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.full((2,), 2.0))
+
+        def forward(self, x, random_key, accumulation_weight):
+            kept = F.dropout(random_key, 0.0)
+            return F.mse_loss(x * self.x + kept, accumulation_weight)
+
+    one = torch.ones(4, 2)
+    options = Options(engine="eager", gradient_accumulation=2, mean_strategy="running")
+    assert_same_training(Model(), [(one, one * 2, one * 3)] * 2, options)
+
+
+# --- Accumulation ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_running_mean_of_half_gradients_uses_every_micro_batch(engine):
+    model = nn.Linear(2, 1).half()
+    model.forward = lambda x, y, f=model.forward: F.mse_loss(f(x), y)
+    options = Options(engine=engine, gradient_accumulation=4, mean_strategy="running")
+    x, y = torch.ones(4, 2).half(), torch.tensor([[1.0], [2.0], [3.0], [4.0]]).half()
+    before = model.weight.detach().clone().float(), model.bias.detach().clone().float()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=1.0), options)
+    step(x, y)
+    output = x.float() @ before[0].t() + before[1]
+    gradient = (2 * (output - y.float())).mean()
+    assert torch.allclose(before[1] - model.bias.float(), gradient, rtol=5e-3)
+
+
+def test_two_compilations_give_the_same_bits():
+    def train():
+        torch.manual_seed(0)
+        model = Skips()
+        step = compile_training(model, torch.optim.Adam(model.parameters(), lr=0.1), EAGER)
+        return [step(*batch()) for _ in range(3)], dict(model.named_parameters())
+
+    assert_same_bits(train(), train())

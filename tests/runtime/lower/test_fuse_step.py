@@ -1,0 +1,233 @@
+"""Check that a step linked into one function is the step: values, states, failures, layouts."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ipu_dynamo import ExecutionError, Options, compile_training
+from ipu_dynamo.runtime.engines.engines import EagerEngine
+from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.testing import assert_same_bits
+
+ROWS, ITERATIONS = 4, 3
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd, decay, maximize": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1, maximize=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, maximize=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+class Net(nn.Module):
+    """A convolution, running statistics, and a weight that is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(1, 3, 2, bias=False), nn.BatchNorm2d(3)
+        self.last = nn.Linear(12, 12)
+
+    def forward(self, x, y):
+        h = self.norm(self.conv(x)).relu().flatten(1)
+        return F.cross_entropy(self.last(self.last(h)), y)
+
+
+class Lookup(nn.Module):
+    """Fails on a row that the table has not got."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm = nn.Embedding(5, 4), nn.BatchNorm1d(4)
+
+    def forward(self, rows):
+        h = self.norm(self.table(rows))
+        return F.mse_loss(h, h.detach() + 1)
+
+
+@pytest.fixture(autouse=True)
+def linking(monkeypatch):
+    """The eager engine links, too: its results show that the linked graph is right."""
+    monkeypatch.setattr(EagerEngine, "links", True)
+
+
+def data(seed, iterations=ITERATIONS):
+    rng = torch.Generator().manual_seed(seed)
+    rows = iterations * ROWS
+    x = torch.randn(rows, 1, 3, 3, generator=rng)
+    return x, torch.randint(12, (rows,), generator=rng)
+
+
+def compiled(model, optimizer, *, iterations=ITERATIONS, engine="eager"):
+    options = Options(device_iterations=iterations, engine=engine)
+    step = compile_training(model, optimizer, options)
+    step.compile(*data(0, iterations))
+    assert step.executable.linked
+    return step
+
+
+def train(model, optimizer, x, y):
+    for rows, wanted in zip(x.split(ROWS), y.split(ROWS), strict=True):
+        optimizer.zero_grad()
+        loss = model(rows, wanted)
+        loss.backward()
+        optimizer.step()
+    return loss.detach()
+
+
+def compare(name, engine, calls):
+    """Train with a rate that changes between calls; compare loss, tensors and states."""
+    model = Net()
+    expected, reference = copy.deepcopy(model), OPTIMIZERS[name]
+    optimizer, torch_optimizer = reference(model.parameters()), reference(expected.parameters())
+    step = compiled(model, optimizer, engine=engine)
+    for call in range(calls):
+        x, y = data(call)
+        loss = train(expected, torch_optimizer, x, y)
+        torch.testing.assert_close(step(x, y), loss)
+        for group in (*optimizer.param_groups, *torch_optimizer.param_groups):
+            group["lr"] *= 0.5
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+    step.read_optimizer_state()
+    ours, theirs = optimizer.state_dict()["state"], torch_optimizer.state_dict()["state"]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_as_torch(name):
+    compare(name, "eager", calls=3)
+
+
+@pytest.mark.inductor
+def test_trains_as_torch_when_compiled():
+    compare("nesterov", "inductor", calls=2)
+
+
+def test_iterations_of_a_call_are_calls():
+    models = Net(), Net()
+    steps = [
+        compiled(model, OPTIMIZERS["momentum"](model.parameters()), iterations=count)
+        for model, count in zip(models, (ITERATIONS, 1), strict=True)
+    ]
+    x, y = data(1)
+    steps[0](x, y)
+    for rows, wanted in zip(x.split(ROWS), y.split(ROWS), strict=True):
+        steps[1](rows, wanted)
+    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_numbers_that_become_zero_make_another_function():
+    model = Net()
+    expected = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    step = compiled(model, optimizer)
+    for call, (momentum, rate) in enumerate([(0.9, 0.1), (0.0, 0.1), (0.9, 0.0), (0.9, 0.1)]):
+        for group in (*optimizer.param_groups, *reference.param_groups):
+            group |= {"momentum": momentum, "lr": rate}
+        step(*data(call))
+        train(expected, reference, *data(call))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+    assert step.functions_compiled == 3
+
+
+def test_a_failing_step_leaves_what_the_last_complete_one_made():
+    model, whole = Lookup(), Lookup()
+    steps = [
+        compile_training(
+            one,
+            torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9),
+            Options(device_iterations=count, engine="eager"),
+        )
+        for one, count in ((model, 3), (whole, 1))
+    ]
+    good = torch.tensor([0, 1, 2, 3])
+    steps[0].compile(good.repeat(3))
+    assert steps[0].executable.linked
+    with pytest.raises(ExecutionError, match=r"table\(rows\)") as caught:
+        steps[0](torch.cat([good, good + 1, good + 2]))
+    assert caught.value.micro_batch == 2
+    steps[1](good)
+    steps[1](good + 1)
+    for a, b in zip(model.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert_same_bits(a, b)
+    steps[0](good.repeat(3))  # it can be called again
+
+
+def test_a_recorded_call_runs_the_parts_and_keeps_the_states():
+    model = Net()
+    expected = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    step = compiled(model, optimizer)
+    for call in range(3):
+        step.executable.timeline = Timeline() if call == 1 else None
+        step(*data(call))
+        train(expected, reference, *data(call))
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "options"),
+    [
+        (400, {}),
+        (4, {"gradient_accumulation": 2}),
+        (4, {"replicas": 2}),
+        (4, {"stochastic_rounding": True}),
+    ],
+)
+def test_large_updates_and_other_steps_stay_apart(width, options):
+    model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+    if "stochastic_rounding" in options:
+        model = model.half()
+    like = next(model.parameters())
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return F.mse_loss(self.model(x), x)
+
+    own = Loss()
+    step = compile_training(
+        own, torch.optim.SGD(own.parameters(), lr=0.1), Options(engine="eager", **options)
+    )
+    step.compile(torch.zeros(2, width, dtype=like.dtype))
+    assert not step.executable.linked
+
+
+def test_a_parameter_that_becomes_another_keeps_apart_from_it():
+    class Swap(nn.Module):
+        """Exchanges two buffers in every step."""
+
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+            self.register_buffer("a", torch.zeros(2))
+            self.register_buffer("b", torch.ones(2))
+
+        def forward(self, x):
+            old = self.a.clone()
+            self.a.copy_(self.b)
+            self.b.copy_(old)
+            return F.mse_loss(self.w * x, x + 1)
+
+    model = Swap()
+    step = compile_training(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Options(device_iterations=3, engine="eager"),
+    )
+    step(torch.ones(3, 2))
+    assert step.executable.linked
+    assert model.a.tolist() == [1.0, 1.0]
+    assert model.b.tolist() == [0.0, 0.0]

@@ -1,0 +1,277 @@
+"""Check what `options={"micro_batches": n}` does: losses, norms, mutation, refusals, programs."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ipu_dynamo
+from ipu_dynamo import BeginBlock, Block, CompileError
+from ipu_dynamo.program import Program, Repeat
+from ipu_dynamo.program.text.program_text import parse_text, write_text
+from ipu_dynamo.torch_compile.backend import ipu
+
+
+def compiled(model, n=4, **options):
+    options = {"engine": "eager", "micro_batches": n, **options}
+    return torch.compile(model, backend=ipu, fullgraph=True, options=options)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        BeginBlock(self.second)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def loops() -> list:
+    return [i for p in ipu_dynamo.programs() for i in p.walk() if isinstance(i, Repeat)]
+
+
+def compare(model, loss, *inputs, n=4, **options):
+    """A loss and all gradients, compiled and on the whole batch."""
+    found = []
+    for call in (loss, compiled(loss, n, **options)):
+        model.zero_grad()
+        leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+        result = call(model, *leaves)
+        result.sum().backward()
+        tensors = [*leaves, *model.parameters()]
+        found.append([result.detach(), *(t.grad for t in tensors if t.grad is not None)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+LOSSES = {
+    "mean": lambda y, t: F.cross_entropy(y, t),
+    "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum"),
+    "none": lambda y, t: F.cross_entropy(y, t, reduction="none"),
+    "ignored targets": lambda y, t: F.cross_entropy(y, t, ignore_index=1),
+    "weights": lambda y, t: F.cross_entropy(y, t, weight=torch.tensor([0.5, 1, 2]).double()),
+    "smooth": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+    "mse": lambda y, t: F.mse_loss(y, t[:, None].double().expand_as(y)),
+    "huber": lambda y, t: F.huber_loss(y, t[:, None].double().expand_as(y), reduction="sum"),
+    "root of a mean": lambda y, t: y.square().mean().sqrt(),
+    "divided by a size": lambda y, t: (y.sum() + t.sum()) / y.shape[0],
+    "penalty on the batch's mean": lambda y, t: y.square().sum() + y.mean(0).square().sum(),
+    "rows against rows": lambda y, t: F.cross_entropy(y @ y.t(), torch.arange(8)),
+    "transposed": lambda y, t: y.t() * 2,
+    "flat": lambda y, t: y.reshape(-1),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_batch_is_what_counts(name):
+    """Every loss, forward and backward, is that of the whole batch, not of micro-batches."""
+    torch.manual_seed(1)
+    targets = torch.tensor([1, 1, 0, 1, 2, 2, 1, 0])  # micro-batch 0 has only ignored targets
+    compare(Net(), lambda m, x, t: LOSSES[name](m(x), t), torch.randn(8, 4).double(), targets)
+    assert {loop.count for loop in loops()} >= {4}
+
+
+def test_blocks_are_a_pipeline():
+    call, x = compiled(Net()), torch.randn(8, 4).double()
+    call(x)
+    forward = next(p for p in ipu_dynamo.programs() if p.kind == "forward" and p.copies)
+    assert [c.ipu for c in forward.calls] == [0, 1]
+    assert str(forward.inputs[0]) == "input %x: f64[2,4]"
+    assert {str(o) for o in forward.outputs} >= {"output %0: f64[2,3]  return all"}
+
+
+@pytest.mark.parametrize("workers", [1, 2, None])
+def test_workers_change_no_bit(workers):
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 4).double()
+    call = compiled(model, workers=workers)
+    reference = compiled(model, workers=1)
+    results = []
+    for one in (call, reference):
+        model.zero_grad()
+        one(x).square().sum().backward()
+        results.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_batch_norm_has_statistics_of_each_micro_batch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    x = torch.randn(8, 3).double()
+    norm = model[1]
+    parts = []
+    for part in x.chunk(4):
+        copy = nn.BatchNorm1d(4).double()
+        copy.load_state_dict(norm.state_dict())
+        parts.append((copy(model[0](part)), copy.running_mean, copy.running_var))
+    expected, means, variances = zip(*parts, strict=True)
+    result = compiled(model)(x)
+    torch.testing.assert_close(result, torch.cat(expected))
+    torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack(variances).mean(0))
+    assert norm.num_batches_tracked == 1
+    whole = nn.BatchNorm1d(4).double()
+    whole(model[0](x))
+    torch.testing.assert_close(norm.running_mean, whole.running_mean)  # means of means
+
+    model.eval()
+    torch.testing.assert_close(compiled(model)(x), model(x))
+
+
+def test_inputs_that_are_no_batch_stay_whole():
+    def run(x, table, scale):
+        with Block("a"):
+            h = x @ table
+        with Block("b"):
+            return h * scale, table.sum(), scale + 1
+
+    given = torch.randn(8, 4), torch.randn(4, 4), torch.tensor(3.0)
+    for found, wanted in zip(compiled(run)(*given), run(*given), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_square_mask_of_the_batchs_size_is_used_whole():
+    """Dim 0 of the mask has as many elements as the batch has rows; it is no batch."""
+
+    def run(x, mask):
+        return x.masked_fill(mask.logical_not(), 0.0).sum(-1)
+
+    x, mask = torch.randn(4, 4, 4), torch.ones(4, 4).tril().bool()
+    torch.testing.assert_close(compiled(run)(x, mask), run(x, mask))
+
+
+def test_mutation_reaches_the_callers_tensors():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3).double())
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+            self.calls += 1
+            self.mean.mul_(0.5).add_(x.mean(0))
+            seen.add_(x)
+            return x * 2
+
+    model, plain = Counting(), Counting()
+    x = torch.randn(8, 3).double()
+    seen, other = torch.zeros(8, 3).double(), torch.zeros(8, 3).double()
+    call = compiled(model)
+    for _ in range(2):
+        torch.testing.assert_close(call(x, seen), plain(x, other))
+    torch.testing.assert_close(seen, other)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_dropout_is_repeatable():
+    model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    BeginBlock(model[1])
+    call, x = compiled(model, workers=2), torch.ones(8, 4)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        results.append(call(x))
+    assert torch.equal(*results)
+    kept = (results[0] != 0).double().mean().item()
+    assert 0.3 < kept < 0.7
+    assert not torch.equal(results[0][:2], results[0][2:4])  # micro-batches differ
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_layer_behind_the_meeting_of_rows_is_refused(training):
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(torch.tanh(x).softmax(0))
+
+    with (
+        torch.set_grad_enabled(training),
+        pytest.raises(CompileError, match="needs all rows of the batch at once") as caught,
+    ):
+        compiled(Mixing())(torch.randn(8, 4))
+    assert "_softmax" in str(caught.value)
+    assert "the layer with layer." in str(caught.value)
+    assert "return self.layer(torch.tanh(x).softmax(0))" in str(caught.value)
+
+
+def test_a_stage_behind_the_meeting_of_rows_is_refused():
+    def run(x):
+        with Block("a"):
+            y = torch.tanh(x)
+            y = y - y.amax(0)
+        with Block("b"):
+            return y * 2
+
+    with pytest.raises(CompileError, match="stage 1 needs its result"):
+        compiled(run)(torch.randn(8, 4))
+
+
+def test_inputs_may_be_prepared_over_the_batch():
+    """What is cheap to know before the micro-batches is computed there, on the whole batch."""
+    compare(Net(), lambda m, x: m((x - x.amax(0)) * 2), torch.randn(8, 4).double())
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(
+        CompileError, match=r"a batch of 6 rows \(dim 0 of x\) does not divide into 4"
+    ):
+        compiled(lambda x: x * 2)(torch.randn(6, 4))
+
+
+def test_nothing_to_split_is_refused():
+    with pytest.raises(CompileError, match="there is no batch to split"):
+        compiled(lambda x: x * 2)(torch.tensor(1.0))
+
+
+def test_half_precision_means_do_not_overflow():
+    x = torch.full((8, 4000), 60.0, dtype=torch.float16)
+    result = compiled(lambda x: x.mean())(x)
+    assert result.item() == 60.0
+    scores = torch.zeros(8000, 2, dtype=torch.float16)
+    scores[:, 1] = 40.0
+    targets = torch.zeros(8000, dtype=torch.int64)
+    loss = compiled(F.cross_entropy)(scores, targets)
+    assert loss.dtype == torch.float16
+    assert loss.item() == 40.0
+
+
+def test_no_grad_autocast_and_new_shapes():
+    model = Net().float()
+    call = compiled(model, 2)
+    for rows in (4, 8, 6):
+        x = torch.randn(rows, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            found, wanted = call(x), model(x)
+        assert found.dtype == wanted.dtype == torch.bfloat16
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_dump_has_a_folder_for_each_program(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_DUMP", str(tmp_path))
+    compiled(lambda m, x: m(x).square().mean())(Net(), torch.randn(8, 4).double())
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"forward_loop", "forward_after", "backward_before", "backward_loop"} <= names
+
+
+def test_programs_read_back_from_their_text():
+    """With rows along another dimension, and repeated along one."""
+
+    def run(x, w):
+        time_first = x.transpose(0, 1).contiguous()  # [3, 8, 4]
+        return (time_first.view(24, 4) @ w).tanh(), time_first * 2
+
+    x, w = torch.randn(8, 3, 4, requires_grad=True), torch.randn(4, 4)
+    found, wanted = compiled(run)(x, w), run(x, w)
+    torch.testing.assert_close(found, wanted)
+    programs = ipu_dynamo.programs()
+    assert any("along dim 0, repeated 3 times" in str(program) for program in programs)
+    assert any("along dim 1" in str(program) for program in programs)
+    for program in programs:
+        assert parse_text(write_text(program), Program) == program

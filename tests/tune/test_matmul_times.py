@@ -1,0 +1,176 @@
+"""Check that what was measured stays, comes back whole, and decides what is called."""
+
+import json
+
+import pytest
+import torch
+
+from ipu_dynamo import IpuError
+from ipu_dynamo.tune import matmul_choice as chosen
+from ipu_dynamo.tune import matmul_times as product_times
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
+from ipu_dynamo.tune.machine_name import machine_name
+from ipu_dynamo.tune.matmul_choice import MATMUL, ProductChoice, product_choice
+from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass, example_of
+
+MADE_UP = {one: {"torch": 3.0, "onednn": 2.0} for one in MEASURED}
+LARGE = ProductClass("a @ b.t()", "large")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
+    product_times.forget()
+    yield tmp_path
+    product_times.forget()
+
+
+@pytest.fixture
+def measurements(monkeypatch):
+    """How often there was a measurement, as the length of a list; each gives other figures."""
+    done = []
+
+    def measure():
+        done.append(len(done))
+        return {one: {way: s + len(done) for way, s in of.items()} for one, of in MADE_UP.items()}
+
+    monkeypatch.setattr(product_times, "measure", measure)
+    return done
+
+
+def test_measures_every_class_by_every_library_and_leaves_no_trace():
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    for one, ways in product_times.measure().items():
+        packable = one.form == "a @ b.t()" and one.size != "batched"
+        assert set(ways) == {"torch", "onednn"} | ({"packed"} if packable else set())
+        assert all(0 < seconds < 10 for seconds in ways.values())
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_default_device_is_not_measured():
+    with torch.device("meta"):
+        operands = [operand for one in MEASURED for operand in example_of(one)]
+    assert {(operand.device.type, operand.dtype) for operand in operands} == {
+        ("cpu", torch.float32)
+    }
+
+
+def test_what_was_measured_stays_for_later_processes(folder, measurements):
+    first = product_times.product_times()
+    assert product_times.product_times() is first
+    product_times.forget()
+    assert product_times.product_times() == first
+    assert len(measurements) == 1
+    (file,) = (folder / "products").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
+    measure, other = product_times.measure, []
+
+    def overtaken():
+        if not other:  # another process measures and writes meanwhile
+            other.append(None)
+            other[0] = product_times._times_in.__wrapped__(folder, machine_name())
+        return measure()
+
+    monkeypatch.setattr(product_times, "measure", overtaken)
+    found = product_times.product_times()
+    assert len(measurements) == 2
+    assert [found] == other
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-30],
+        lambda text: "",
+        lambda text: text.replace("3", "4"),
+        lambda text: text.replace("{", "["),
+    ],
+)
+def test_a_damaged_file_is_measured_again(folder, measurements, caplog, damage):
+    product_times.product_times()
+    (file,) = (folder / "products").iterdir()
+    file.write_text(damage(file.read_text()))
+    product_times.forget()
+    again = product_times.product_times()
+    assert "is measured again" in caplog.text
+    assert len(measurements) == 2
+    product_times.forget()
+    assert product_times.product_times() == again
+
+
+def test_another_machine_or_setting_is_measured_anew(folder, measurements, monkeypatch):
+    product_times.product_times()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    product_times.product_times()
+    assert len(measurements) == 2
+    files = list((folder / "products").iterdir())
+    machines = {json.loads(f.read_text().rpartition("}")[0] + "}")["machine"] for f in files}
+    assert len(machines) == 2
+
+
+def test_without_a_folder_nothing_is_measured(measurements, monkeypatch):
+    monkeypatch.setenv(CACHE_DIR, OFF)
+    monkeypatch.delenv(MATMUL, raising=False)
+    assert product_choice().way(LARGE) == "torch"
+    assert measurements == []
+
+
+def test_tiny_products_measure_nothing(folder, measurements, monkeypatch):
+    monkeypatch.delenv(MATMUL, raising=False)
+    assert product_choice().way(ProductClass("a @ b", "tiny")) == "torch"
+    assert measurements == []
+    assert product_choice().way(LARGE) == "onednn"
+    assert measurements == [0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "loose", "packable"),
+    [
+        ({"torch": 1.0, "onednn": 0.96}, "torch", "torch"),
+        ({"torch": 1.0, "onednn": 0.94}, "onednn", "onednn"),
+        ({"torch": 1.0, "onednn": 0.5, "packed": 0.499}, "onednn", "onednn"),
+        ({"torch": 1.0, "onednn": 0.5, "packed": 0.48}, "onednn", "packed"),
+        ({"torch": 1.0, "onednn": 2.0, "packed": 0.97}, "torch", "torch"),
+        ({"torch": 1.0, "onednn": 2.0, "packed": 0.9}, "torch", "packed"),
+    ],
+)
+def test_the_faster_library_is_chosen_by_a_margin(seconds, loose, packable):
+    choice = ProductChoice(times=lambda: MADE_UP | {LARGE: seconds})
+    assert choice.way(LARGE) == loose
+    assert choice.way(LARGE, packable=True) == packable
+    assert choice.measured(LARGE) == seconds
+
+
+def test_the_environment_forces_a_library(monkeypatch):
+    tiny = ProductClass("a @ b.t()", "tiny")
+    monkeypatch.setenv(MATMUL, "onednn")
+    assert product_choice().way(tiny) == "onednn"
+    assert product_choice().way(tiny, packable=True) == "packed"
+    assert product_choice().way(ProductClass("a @ b", "tiny"), packable=True) == "onednn"
+    monkeypatch.setenv(MATMUL, "torch")
+    assert product_choice().way(LARGE, packable=True) == "torch"
+    monkeypatch.setenv(MATMUL, "mkl")
+    with pytest.raises(IpuError, match="IPU_DYNAMO_MATMUL is 'mkl': choose one of auto, torch"):
+        product_choice()
+
+
+def test_a_disabled_library_is_not_called(monkeypatch):
+    monkeypatch.delenv(MATMUL, raising=False)
+    monkeypatch.setattr(chosen, "mkldnn_enabled", lambda: False)
+    assert product_choice().forced == "torch"
+    monkeypatch.setenv(MATMUL, "onednn")
+    with pytest.raises(IpuError, match="lacks or has disabled"):
+        product_choice()
+
+
+def test_reduced_precision_is_left_to_torch(monkeypatch):
+    monkeypatch.delenv(MATMUL, raising=False)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert product_choice().forced == "torch"
+    finally:
+        torch.set_float32_matmul_precision("highest")
