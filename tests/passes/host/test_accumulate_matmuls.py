@@ -89,7 +89,7 @@ def test_trains_like_pytorch(count, dtype, padding):
     assert [n.args[1] for n in products] == [count > 1] * large
     assert any(n.target is accumulate_rows for n in operators(step))
     assert not any(n.target is aten.embedding_dense_backward.default for n in operators(step))
-    assert all("test_accumulate_products.py" in n.meta["stack_trace"] for n in products)
+    assert all("test_accumulate_matmuls.py" in n.meta["stack_trace"] for n in products)
     assert Program.parse(step.program.text()) == step.program
 
 

@@ -176,7 +176,7 @@ def refused(forward, error=CompileError):
 
     with pytest.raises(error) as caught:
         compile_inference(Model())(batch())
-    assert "test_group_convolutions.py" in str(caught.value)
+    assert "test_schedule_convolution_groups.py" in str(caught.value)
     return str(caught.value)
 
 
