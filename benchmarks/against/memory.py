@@ -21,16 +21,22 @@ def peak_bytes(work: Callable[[], object]) -> int:
     finally:
         gc.enable()
     results = profiled.profiler.kineto_results
+    live: dict[int, int] = {}  # bytes of the blocks that `work` has taken, by address
     held = peak = 0
-    for _, nbytes in sorted(_allocations(results.experimental_event_tree())):
-        held += nbytes
+    for _, nbytes, address in sorted(_allocations(results.experimental_event_tree())):
+        if nbytes > 0:
+            live[address] = nbytes
+            held += nbytes
+        else:  # PyTorch notes by chance only that a block was freed that is older than `work`
+            held -= live.pop(address, 0)
         peak = max(peak, held)
     return peak
 
 
-def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """When memory was taken (or, if negative, freed), and how many bytes."""
+def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+    """When memory was taken (or, if negative, freed), how many bytes, and where."""
     for event in events:
         if event.tag == _EventType.Allocation:
-            yield event.start_time_ns, event.extra_fields.alloc_size
+            fields = event.extra_fields
+            yield event.start_time_ns, fields.alloc_size, fields.ptr
         yield from _allocations(event.children)
