@@ -94,10 +94,12 @@ def _compare(
             texts |= answers[who].pop("texts", {})
     seconds: dict[str, list[float]] = {who: [] for who in processes}
     if not any("error" in answer for answer in answers.values()):
+        order = list(processes)
         for _ in range(_ROUNDS):
-            for who, process in processes.items():
-                process.ask("time")
-                seconds[who] += process.answer()["seconds"]
+            for who in order:
+                processes[who].ask("time")
+                seconds[who] += processes[who].answer()["seconds"]
+            order.reverse()  # the first one may find a machine that is still at other work
     return Comparison(configuration, seconds=seconds, texts=texts, **answers)
 
 

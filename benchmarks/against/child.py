@@ -44,7 +44,7 @@ def main() -> None:
         else:
             if running is None:
                 raise SystemExit("nothing is there to time: the last configuration has failed")
-            burst = burst or max(1, round(_BURST_SECONDS / _seconds(running, 2)))
+            burst = burst or max(1, round(_BURST_SECONDS / _seconds(running, 4)))
             answer = {"seconds": [_seconds(running, burst) for _ in range(_BURSTS)]}
         print(json.dumps(answer), file=answers, flush=True)
 
