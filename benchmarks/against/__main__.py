@@ -68,9 +68,9 @@ def _compare_all(chosen: list[Configuration], old: Path, new: Path) -> list[Comp
         processes = {
             who: stack.enter_context(Checkout(root, who, folder, folder / cache))
             for who, root, cache in (
-                ("old", old, "of old"),
-                ("new", new, "of new"),
-                ("again", old, "of old"),
+                ("old", old, "cache_of_old"),
+                ("new", new, "cache_of_new"),
+                ("again", old, "cache_of_old"),
             )
         }
         print(HEAD)
