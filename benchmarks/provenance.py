@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def provenance() -> dict[str, Any]:
     """Describe this run, as a dictionary that JSON can hold."""
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain")),  # the work tree differs from the commit
+        **state_of_checkout(ROOT),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -27,11 +26,19 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str | None:
-    """Ask git about this checkout; None where there is no git, or no commit."""
+def state_of_checkout(root: Path) -> dict[str, Any]:
+    """The commit of a checkout, and whether its work tree differs from it."""
+    return {
+        "commit": _git(root, "rev-parse", "HEAD"),
+        "modified": bool(_git(root, "status", "--porcelain")),
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Ask git about a checkout; None where there is no git, or no commit."""
     try:
         answer = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
         )
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None

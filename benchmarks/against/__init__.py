@@ -1,0 +1,1 @@
+"""Hold this checkout against another: graphs, bits, memory and time of the same small models."""

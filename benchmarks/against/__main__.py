@@ -1,0 +1,150 @@
+"""Hold this checkout against another one, on small models.
+
+Compared are the graphs that reach an engine, the bits that training leaves, the peak memory of a
+call, and its time beside how much the other checkout differs from itself.
+
+Usage: python -m benchmarks.against OLD_CHECKOUT [--quick] [--only PATTERN] [--models NAME ...]
+                                    [--new CHECKOUT] [--json FILE] [--graphs FOLDER]
+
+Exits with 1 where graphs or bits differ and `expected.py` does not say why, where a configuration
+raises, or where two runs of the old checkout differ. Memory and time are reported only.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from benchmarks.against.checkouts import Checkout
+from benchmarks.against.comparison import HEAD, Comparison, summary
+from benchmarks.against.configurations import MODELS, Configuration, configurations
+from benchmarks.provenance import ROOT, provenance, state_of_checkout
+
+_ROUNDS = 2
+
+
+def main() -> None:
+    """Compare, print the table, write the figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("old", type=Path, help="the checkout to compare with")
+    parser.add_argument("--new", type=Path, default=ROOT, help="instead of this checkout")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="a quarter of them, none by Inductor")
+    parser.add_argument("--only", default="*", help="names that match this shell pattern")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "against.json")
+    parser.add_argument("--graphs", type=Path, help="write graphs that differ into this folder")
+    arguments = parser.parse_args()
+    chosen = [
+        c
+        for c in configurations(quick=arguments.quick, models=tuple(arguments.models))
+        if fnmatchcase(c.name, arguments.only)
+    ]
+    if not chosen:
+        parser.error(f"no configuration matches {arguments.only}")
+    old, new = arguments.old.resolve(), arguments.new.resolve()
+    comparisons = _compare_all(chosen, old, new)
+    for text in filter(None, (c.details() for c in comparisons)):
+        print(f"\n{text}")
+    print(f"\n{summary(comparisons)}")
+    _write_json(arguments.json, comparisons, old, new)
+    if arguments.graphs:
+        _write_graphs(arguments.graphs, comparisons)
+    sys.exit(any(c.fails for c in comparisons))
+
+
+def _compare_all(chosen: list[Configuration], old: Path, new: Path) -> list[Comparison]:
+    comparisons = []
+    texts: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        processes = {
+            who: stack.enter_context(Checkout(root, who, folder, folder / cache))
+            for who, root, cache in (
+                ("old", old, "cache_of_old"),
+                ("new", new, "cache_of_new"),
+                ("again", old, "cache_of_old"),
+            )
+        }
+        print(HEAD)
+        for configuration in chosen:
+            comparison = _compare(configuration, processes, texts)
+            comparisons.append(comparison)
+            print(comparison.row(), flush=True)
+    return comparisons
+
+
+def _compare(
+    configuration: Configuration, processes: dict[str, Checkout], texts: dict[str, str]
+) -> Comparison:
+    """Old and new compile side by side, the old one again after them; calls are timed in turn."""
+    answers: dict[str, dict[str, Any]] = {}
+    for together in (("old", "new"), ("again",)):
+        for who in together:
+            processes[who].ask(f"run {configuration.name}")
+        for who in together:
+            answers[who] = processes[who].answer()
+            texts |= answers[who].pop("texts", {})
+    seconds: dict[str, list[float]] = {who: [] for who in processes}
+    if not any("error" in answer for answer in answers.values()):
+        order = list(processes)
+        for _ in range(_ROUNDS):
+            for who in order:
+                processes[who].ask("time")
+                seconds[who] += processes[who].answer()["seconds"]
+            order.reverse()  # the first one may find a machine that is still at other work
+    return Comparison(configuration, seconds=seconds, texts=texts, **answers)
+
+
+def _write_json(path: Path, comparisons: list[Comparison], old: Path, new: Path) -> None:
+    content = {
+        **provenance(),
+        **state_of_checkout(new),
+        "old": state_of_checkout(old),
+        "configurations": {
+            c.name: {
+                "fails": c.fails,
+                "differences": c.differences,
+                "expected": c.reasons,
+                "unstable": c.unstable,
+                "errors": c.errors,
+                "draws random numbers": c.configuration.draws,
+                "peaks": c.peaks,
+                "new / old": c.ratio("new"),
+                "old again / old": c.ratio("again"),
+                "seconds": c.seconds,
+                "old": c.old,
+                "new": c.new,
+            }
+            for c in comparisons
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+def _write_graphs(folder: Path, comparisons: list[Comparison]) -> None:
+    """The texts of graphs that are in one checkout only, to be compared by other tools."""
+    for comparison in comparisons:
+        if "graphs" not in comparison.differences:
+            continue
+        for side, answer, other in (
+            ("old", comparison.old, comparison.new),
+            ("new", comparison.new, comparison.old),
+        ):
+            here = folder / comparison.name.replace("/", ".") / side
+            here.mkdir(parents=True, exist_ok=True)
+            for key in answer["graphs"].keys() - other["graphs"].keys():
+                (here / f"{key}.txt").write_text(comparison.texts[key], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

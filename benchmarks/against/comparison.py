@@ -1,0 +1,187 @@
+"""Compare what two checkouts made of a configuration, and print it."""
+
+import difflib
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .configurations import Configuration
+from .expected import EXPECTED, Expected, Kind
+
+_MEMORY = 1.02  # a peak that grew by more is marked,
+_MEMORY_BYTES = 4096  # if it is by more bytes than this
+_DIFF_LINES = 16
+
+
+@dataclass
+class Comparison:
+    """What the old checkout, the old one again and the new one made of a configuration.
+
+    Args:
+        old, again, new: answers to `run`.
+        seconds: of a call, by who ran it: medians of rounds taken in turn.
+        texts: the graphs of all, by key.
+    """
+
+    configuration: Configuration
+    old: Mapping[str, Any]
+    again: Mapping[str, Any]
+    new: Mapping[str, Any]
+    seconds: Mapping[str, Sequence[float]]
+    texts: Mapping[str, str] = field(repr=False)
+    listed: Sequence[Expected] = EXPECTED
+
+    @property
+    def name(self) -> str:
+        return self.configuration.name
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """What was raised, by who raised it."""
+        answers = {"old": self.old, "old again": self.again, "new": self.new}
+        return {who: answer["error"] for who, answer in answers.items() if "error" in answer}
+
+    @property
+    def unstable(self) -> list[str]:
+        """What differs between two runs of the old checkout, and can thus show nothing."""
+        if self.errors:
+            return []
+        return [kind for kind in ("graphs", "bits") if self.old[kind] != self.again[kind]]
+
+    @property
+    def differences(self) -> dict[Kind, str]:
+        """What differs between old and new, in a few words."""
+        if self.errors:
+            return {}
+        found: dict[Kind, str] = {}
+        if self.old["graphs"] != self.new["graphs"]:
+            gone, come = self._gone_and_come()
+            found["graphs"] = f"{gone.total()} graphs gone, {come.total()} new"
+        old, new = self.old["bits"], self.new["bits"]
+        if kinds := [kind for kind in old | new if old.get(kind) != new.get(kind)]:
+            found["bits"] = ", ".join(kinds)
+        return found
+
+    @property
+    def reasons(self) -> dict[Kind, str]:
+        """Why a difference is there on purpose, where the list says so."""
+        return {
+            kind: entry.reason
+            for kind in self.differences
+            for entry in self.listed
+            if entry.covers(self.name, kind)
+        }
+
+    @property
+    def fails(self) -> bool:
+        """Whether something is wrong that no list expects."""
+        return bool(self.errors or self.unstable or self.differences.keys() - self.reasons.keys())
+
+    @property
+    def peaks(self) -> tuple[int, int] | None:
+        """Bytes at the peak of a call, old and new; None where threads make them vary."""
+        if self.errors or self.old["peak"] is None:
+            return None
+        return self.old["peak"], self.new["peak"]
+
+    @property
+    def needs_more_memory(self) -> bool:
+        if self.peaks is None:
+            return False
+        old, new = self.peaks
+        return new > old * _MEMORY and new > old + _MEMORY_BYTES
+
+    def ratio(self, who: str) -> float:
+        """The time of a call of `new` or `again` beside that of `old`."""
+        if self.errors:
+            return math.nan
+        return statistics.median(self.seconds[who]) / statistics.median(self.seconds["old"])
+
+    def row(self) -> str:
+        """One line of the table."""
+        if self.errors:
+            return f"{self.name:<48} RAISES"
+        graphs = sum(self.new["graphs"].values())
+        words = []
+        for kind in ("graphs", "bits"):
+            word = "equal"
+            if kind in self.differences:
+                word = "expected" if kind in self.reasons else "DIFFER"
+            words.append("UNSTABLE" if kind in self.unstable else word)
+        memory = "-"
+        if self.peaks is not None:
+            old, new = self.peaks
+            more = " MORE" if self.needs_more_memory else ""
+            memory = f"{new / 1024:.0f} KiB" + ("" if old == new else f" ({new / old:.2f}){more}")
+        return (
+            f"{self.name:<48} {graphs:>3} {words[0]:<9}{words[1]:<9}{memory:<20}"
+            f"{1e6 * statistics.median(self.seconds['new']):8.0f} us "
+            f"{self.ratio('new'):5.2f} {self.ratio('again'):5.2f}"
+            + ("  random" if self.configuration.draws else "")
+        )
+
+    def details(self) -> str:
+        """What differs, or was raised, with the first lines of a graph that differs."""
+        lines = [f"{self.name}: {who} raises {error}" for who, error in self.errors.items()]
+        lines += [f"{self.name}: two runs of the old differ in {kind}" for kind in self.unstable]
+        for kind, words in self.differences.items():
+            reason = f" (expected: {self.reasons[kind]})" if kind in self.reasons else ""
+            lines.append(f"{self.name}: {kind} differ: {words}{reason}")
+        if "graphs" in self.differences and "graphs" not in self.reasons:
+            lines += self._graph_difference()
+        return "\n".join(lines)
+
+    def _gone_and_come(self) -> tuple[Counter[str], Counter[str]]:
+        old, new = Counter(self.old["graphs"]), Counter(self.new["graphs"])
+        return old - new, new - old
+
+    def _graph_difference(self) -> list[str]:
+        """The first lines that differ between a graph that is gone and the new one most like it."""
+        gone, come = self._gone_and_come()
+        if not gone or not come:
+            return []
+        old = self.texts[next(iter(gone))].splitlines()
+        news = [self.texts[key].splitlines() for key in come]
+        nearest = min(news, key=lambda new: abs(len(new) - len(old)))
+        found = difflib.unified_diff(old, nearest, "old", "new", lineterm="", n=1)
+        return [f"    {line[:160]}" for line, _ in zip(found, range(_DIFF_LINES), strict=False)]
+
+
+HEAD = (
+    f"{'front/model/strategy/accumulation/engine':<48} {'#':>3} {'graphs':<9}{'bits':<9}"
+    f"{'peak, new (/ old)':<20}{'call, new':>11} {'new':>5} {'again':>5}   (times that of old)"
+)
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """What all comparisons say together."""
+    fine = [c for c in comparisons if not c.errors]
+    lines = [f"{len(comparisons)} configurations, {sum(c.fails for c in comparisons)} of them fail"]
+    for what, failing in (
+        ("graphs differ", [c for c in fine if "graphs" in c.differences]),
+        ("bits differ", [c for c in fine if "bits" in c.differences]),
+        ("two runs of the old differ", [c for c in fine if c.unstable]),
+        ("raise", [c for c in comparisons if c.errors]),
+        ("need more memory", [c for c in fine if c.needs_more_memory]),
+    ):
+        lines.append(f"  {what}: {len(failing)}")
+    for who, label in (("new", "new beside old"), ("again", "old beside itself")):
+        ratios = sorted(c.ratio(who) for c in fine)
+        firsts = [(c.old if who == "old" else getattr(c, who))["first"] for c in fine]
+        before = [c.old["first"] for c in fine]
+        if ratios:
+            lines.append(
+                f"  time of a call, {label}: median {statistics.median(ratios):.3f}, "
+                f"from {ratios[0]:.2f} to {ratios[-1]:.2f}; "
+                f"compiling and three calls: {sum(firsts):.1f} s beside {sum(before):.1f} s"
+            )
+    unused = [e for e in EXPECTED if not any(_needed(e, c) for c in comparisons)]
+    lines += [f"  expected, but equal here: {e.pattern} ({e.reason})" for e in unused]
+    return "\n".join(lines)
+
+
+def _needed(entry: Expected, comparison: Comparison) -> bool:
+    return any(entry.covers(comparison.name, kind) for kind in comparison.differences)
