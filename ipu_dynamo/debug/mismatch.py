@@ -9,8 +9,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.debug.snapshots import Snapshot, origin
 from ipu_dynamo.debug.values import comparable, differ
-from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.graph.aliasing import is_view
+from ipu_dynamo.ops.graph_queries import is_view, writes
 
 Values = Mapping[fx.Node, Any]
 
@@ -97,11 +96,10 @@ def _changed_in_place(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     memory: dict[fx.Node, fx.Node] = {}
     written: set[fx.Node] = set()
     for node in nodes:
-        writes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
         source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        looks = source is not None and (writes or is_view(node))
+        looks = source is not None and (writes(node) or is_view(node))
         memory[node] = memory.get(source, source) if looks and source else node
-        if writes and source is not None:
+        if writes(node) and source is not None:
             written.add(memory[node])
     return {node for node, where in memory.items() if where in written}
 

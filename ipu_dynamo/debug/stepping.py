@@ -11,6 +11,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.program import (
     Call,
     Copy,
@@ -198,9 +199,7 @@ def _engine_differs(
 
 
 def _gives_new_tensor(node: fx.Node) -> bool:
-    target = node.target
-    mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-    return isinstance(node.meta.get("val"), Tensor) and not mutable
+    return isinstance(node.meta.get("val"), Tensor) and not writes(node)
 
 
 def result_node(function: Function, call: Call, name: str) -> fx.Node | None:

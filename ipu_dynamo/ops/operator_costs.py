@@ -1,13 +1,14 @@
 """Estimate how long operators take on one core, to decide what is worth a call or a thread."""
 
 from collections.abc import Iterable
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
+
+from ipu_dynamo.ops.graph_queries import only_looks
 
 aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.
@@ -50,7 +51,6 @@ def _nbytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]
-    views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    if views or node.target is getitem or not isinstance(value, Tensor):
+    if only_looks(node) or not isinstance(value, Tensor):
         return 0
     return value.numel() * value.element_size()

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.operator_costs import has_products
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 _REPETITIONS = 5
@@ -53,13 +55,10 @@ class _Clock(fx.Interpreter):
         self._last = 0.0
         result = super().run_node(n)
         if n.op not in ("placeholder", "output"):
-            self.seconds[n] = 0.0 if _is_view(n) else self._last
+            self.seconds[n] = (
+                0.0 if not isinstance(n.target, OpOverload) or is_view(n) else self._last
+            )
         return result
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    return not isinstance(target, torch._ops.OpOverload) or target.is_view
 
 
 def _value(like: Tensor) -> Tensor:

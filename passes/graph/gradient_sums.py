@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.ops.accumulate import accumulate_rows
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten
@@ -63,11 +64,6 @@ def add_rows(graph: fx.Graph, total: fx.Node, table: fx.Node, *, origin: fx.Node
         padded = call(graph, aten.unsqueeze.default, padded, 1, origin=table)
         rows = call(graph, aten.masked_fill.Scalar, rows, padded, 0, origin=table)
     call(graph, accumulate_rows, total, tokens, rows, origin=origin)
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether an operator changes one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def erase_unread(node: fx.Node) -> None:

@@ -1,13 +1,11 @@
 """Count the bytes that a micro-batch holds at its peak, beside variables and inputs."""
 
 from collections.abc import Mapping, Sequence
-from operator import getitem
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture
-from ipu_dynamo.passes.graph.aliasing import is_view
+from ipu_dynamo.ops.graph_queries import nbytes, owner
 
 Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat right before it
 _Value = tuple[fx.Node, bool]  # whose memory, and whether that of its repetition
@@ -54,17 +52,3 @@ def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
             if source in held and last.get(source, index) <= index:
                 live -= held.pop(source)
     return peak
-
-
-def owner(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` lies in; for one of several results, what makes them all."""
-    while is_view(node) or node.target is getitem:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def nbytes(node: fx.Node) -> int:
-    """Bytes of the tensors that a node makes."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))

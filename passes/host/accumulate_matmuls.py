@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import (
     add_rows,
@@ -24,7 +25,6 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     is_table,
     sum_of,
     turns,
-    writes,
 )
 from ipu_dynamo.program import MUTATED
 

@@ -14,13 +14,13 @@ from operator import getitem
 
 from torch import fx
 
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.serialized_loss import (
     serialized_loss,
     serialized_loss_backward_,
     serialized_loss_step_,
 )
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.graph.gradient_sums import writes
 
 CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
 _ROWS = 128  # of a block at least: products with fewer wait for the weight to come from memory

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.float_check import Kind, check
-from ipu_dynamo.passes.graph.aliasing import is_view
+from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten

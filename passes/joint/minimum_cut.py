@@ -15,9 +15,9 @@ import networkx as nx
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
+from ipu_dynamo.ops.graph_queries import nbytes, owner
 from ipu_dynamo.ops.operator_costs import seconds
 from ipu_dynamo.ops.serialized_loss import serialized_loss
-from ipu_dynamo.passes.graph.liveness import nbytes, owner
 
 _UNIT = 1e15  # costs are whole numbers of so many parts of a second, so that sums are exact
 _STEPS = 32  # of a bisection over prices

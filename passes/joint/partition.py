@@ -21,8 +21,8 @@ from ipu_dynamo.capture.capture import (
     Capture,
     Placeholder,
 )
+from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.graph.aliasing import is_view, makes_constant, numel, root
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
 from ipu_dynamo.program import MUTATED, RECOMPUTED, Direction

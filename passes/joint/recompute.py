@@ -18,8 +18,9 @@ from typing import Literal
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.markers import recomputation_checkpoint_op
-from ipu_dynamo.passes.graph.liveness import Again, owner, peak_bytes
+from ipu_dynamo.passes.graph.liveness import Again, peak_bytes
 from ipu_dynamo.passes.joint.minimum_cut import most, repeatable
 from ipu_dynamo.passes.joint.recompute_cuts import evenly, forward_of, narrow_places
 from ipu_dynamo.program import RECOMPUTED

@@ -6,7 +6,7 @@ from operator import getitem
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
-from ipu_dynamo.passes.graph.liveness import nbytes, owner
+from ipu_dynamo.ops.graph_queries import nbytes, owner
 
 _NEAR = 1.25  # a place is narrow if at most so many times the bytes of the narrowest cross it
 

@@ -24,8 +24,8 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.options import AutomaticLossScaling
-from ipu_dynamo.passes.graph.aliasing import is_view
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.upcast_half_matmuls import PRODUCTS

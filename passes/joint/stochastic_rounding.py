@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
-from ipu_dynamo.passes.graph.aliasing import is_view
 from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.counter_distributions import Drawing

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.graph.aliasing import is_view, makes_constant, root
+from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.passes.graph.builder import evaluate, new_input
 from ipu_dynamo.passes.micro_batch.batch_placements import Kind, Rows
 from ipu_dynamo.passes.micro_batch.split_batch import Split

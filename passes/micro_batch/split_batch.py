@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError, source_line
-from ipu_dynamo.passes.graph.aliasing import is_view, root
+from ipu_dynamo.ops.graph_queries import is_view, root
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.micro_batch.batch_layers import MEAN, SUM, reduction
 from ipu_dynamo.passes.micro_batch.batch_placements import (

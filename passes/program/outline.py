@@ -20,9 +20,9 @@ from operator import getitem
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD
+from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
 from ipu_dynamo.options import Outlining
-from ipu_dynamo.passes.graph.aliasing import root
 from ipu_dynamo.passes.joint.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.partition import Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part

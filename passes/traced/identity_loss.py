@@ -13,6 +13,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.markers import identity_loss_op
 
 aten = torch.ops.aten
@@ -97,8 +98,5 @@ class IdentityLoss:
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Nodes that read what `node` computes, also through a tensor that it changes in place."""
     readers = list(node.users)
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-        changed = [arg for arg in node.args[:1] if isinstance(arg, fx.Node)]
-        readers += [user for arg in changed for user in arg.users if node < user]
+    readers += [user for arg in written_arguments(node) for user in arg.users if node < user]
     return readers

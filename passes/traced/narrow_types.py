@@ -20,8 +20,8 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.narrowing import NARROW
-from ipu_dynamo.passes.graph.aliasing import is_view
 from ipu_dynamo.passes.graph.builder import call, evaluate
 
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ class _Narrowing:
         if isinstance(target, torch._ops.OpOverload) and not _takes_any_integer(target):
             self.widen_arguments(node, target)
         before = node.meta["val"]
-        if isinstance(before, Tensor) and before.dtype in NARROW and not _is_view(target):
+        if isinstance(before, Tensor) and before.dtype in NARROW and not _takes_positions(target):
             node.args = map_aggregate(node.args, partial(_within, dtype=NARROW[before.dtype]))
         node.meta["val"] = evaluate(node)
         if isinstance(before, Tensor) and before.dtype in NARROW:
@@ -165,11 +165,7 @@ def _freeze(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 def _changes(node: fx.Node) -> bool:
     """Whether an operator writes to a tensor, or to a view of it."""
-    return any(
-        isinstance(user.target, torch._ops.OpOverload)
-        and ((user.target._schema.is_mutable and user.args[0] is node) or _changed_view(user))
-        for user in node.users
-    )
+    return any(node in written_arguments(user) or _changed_view(user) for user in node.users)
 
 
 def _changed_view(node: fx.Node) -> bool:
@@ -184,9 +180,9 @@ def _narrow_dtype(argument: Any) -> Any:
     return NARROW.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
 
-def _is_view(target: Any) -> bool:
+def _takes_positions(target: Any) -> bool:
     """Views take positions, which may be larger than any number of the result."""
-    return target is getitem or bool(target.is_view)
+    return target is getitem or is_view_operator(target)
 
 
 def _within(argument: Any, dtype: torch.dtype) -> Any:

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from operator import getitem
 from typing import Protocol
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, fx
 from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.ops.private.native import cpp_compiler_names
 from ipu_dynamo.program import Function, graph_outputs, make_function
 from ipu_dynamo.runtime.engines.eager_code import eager_code
@@ -147,9 +147,7 @@ def _compile(function: Function, settings: Mapping[str, object]) -> Stage:
 
 def _worth_compiling(node: fx.Node) -> bool:
     """Whether Inductor makes code of its own for an operator, and not a call of PyTorch's."""
-    target = node.target
-    views = isinstance(target, torch._ops.OpOverload) and target.is_view
-    return not views and target is not getitem and target not in _PRODUCTS
+    return not only_looks(node) and node.target not in _PRODUCTS
 
 
 def make_engine(name: str) -> Engine:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.native import code_within, wrapped_code
 
 Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
@@ -25,7 +26,7 @@ def direct(run: Run, graph: fx.Graph) -> Run:
     The first call outside a profiler is watched: what is inside it must get the arguments as they
     are, and its results must be what the caller gets. Grad mode has to be off, as the code expects.
     """
-    if any(_changes_in_place(node) for node in graph.nodes):
+    if any(writes(node) for node in graph.nodes):
         return run
     watched = False
     inside: Run | None = None
@@ -41,10 +42,6 @@ def direct(run: Run, graph: fx.Graph) -> Run:
         return results
 
     return stage
-
-
-def _changes_in_place(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _watch(run: Run, arguments: list[Tensor]) -> tuple[Sequence[Tensor | None], Run | None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.native import foreach_add_
 from ipu_dynamo.program import (
     Call,
@@ -73,11 +74,7 @@ def can_keep_apart(program: Program) -> bool:
 
 def _only_adds(function: Function) -> bool:
     """Whether all that a function changes are inputs, by additions."""
-    return sum(map(_changes, function.operators)) == len(_additions(function))
-
-
-def _changes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return sum(map(writes, function.operators)) == len(_additions(function))
 
 
 def _additions(function: Function) -> list[fx.Node]:

@@ -9,12 +9,12 @@ operators are as fast, and need no second copy of the variables.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.graph_queries import owner, writes
 from ipu_dynamo.program import (
     Call,
     Function,
@@ -101,7 +101,7 @@ def _only_copies(function: Function) -> bool:
     for node in function.operators:
         if node.op != "call_function":
             return False
-        if not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable):
+        if not writes(node):
             continue
         target = node.args[0]
         isinput = isinstance(target, fx.Node) and target.op == "placeholder"
@@ -231,10 +231,7 @@ class _Linker:
 
     def own(self, new: fx.Node, old: fx.Node) -> fx.Node:
         """The result for a variable: memory of its own, described in the variable's layout."""
-        base = new
-        while _is_view(base):
-            base = base.args[0]  # type: ignore[assignment]
-        if base.op == "placeholder":
+        if owner(new).op == "placeholder":
             new = Writer(self.graph).call(aten.clone.default, new)
         if new.meta["val"].stride() != old.meta["val"].stride():
             node = self.graph.call_function(aten.clone.default, (new,))
@@ -245,8 +242,3 @@ class _Linker:
 
 def _states_of(update: Update) -> list[str]:
     return [name for _, names in update.states for name in names]
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    return target is getitem or (isinstance(target, torch._ops.OpOverload) and target.is_view)

@@ -4,10 +4,11 @@ PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while
 from it; plain torch.compile computes the same wrong numbers.
 """
 
-import operator
-
 import torch
 from torch import fx
+
+from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
+from ipu_dynamo.ops.private.graphs import OpOverload
 
 aten = torch.ops.aten
 _SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
@@ -44,9 +45,9 @@ def _read_by(values: fx.Node) -> set[object]:
             continue
         found.add(node)
         target = node.target
-        inlined = target is operator.getitem or (
-            isinstance(target, torch._ops.OpOverload)
-            and (target.is_view or torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
+        inlined = only_looks(node) or (
+            isinstance(target, OpOverload)
+            and (torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
         )
         if inlined:
             waiting += node.all_input_nodes
@@ -55,10 +56,6 @@ def _read_by(values: fx.Node) -> set[object]:
 
 def _base(node: object) -> object:
     """The tensor that a view looks at."""
-    while (
-        isinstance(node, fx.Node)
-        and isinstance(node.target, torch._ops.OpOverload)
-        and node.target.is_view
-    ):
+    while isinstance(node, fx.Node) and is_view_operator(node.target):
         node = node.args[0]
     return node

@@ -15,8 +15,8 @@ from ipu_dynamo.capture.capture import (
     Structure,
     pytree,
 )
+from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.graph.aliasing import root
 from ipu_dynamo.passes.joint.assign_gradient_stages import place_gradients, stage_of_slot
 from ipu_dynamo.passes.joint.partition import Partition
 from ipu_dynamo.passes.program.split_weight_gradients import split_weight_gradients

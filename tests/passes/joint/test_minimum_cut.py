@@ -8,8 +8,9 @@ from torch import nn
 
 import ipu_dynamo
 from ipu_dynamo import Options
+from ipu_dynamo.ops.graph_queries import nbytes, owner
 from ipu_dynamo.ops.operator_costs import seconds
-from ipu_dynamo.passes.graph.liveness import nbytes, owner, peak_bytes
+from ipu_dynamo.passes.graph.liveness import peak_bytes
 from ipu_dynamo.passes.joint.minimum_cut import cheapest, most, values
 from ipu_dynamo.passes.joint.recompute import plan
 from tests.properties.evaluate import captured

@@ -1,0 +1,87 @@
+"""Ask what the nodes of a graph do: look at memory, write it, or make a tensor of their own.
+
+One answer for capture, passes, engines and the debugger. `_schema` is the one private name here.
+"""
+
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from ipu_dynamo.ops.private.graphs import OpOverload
+
+
+def is_view_operator(target: object) -> bool:
+    """Whether an operator gives its first argument's memory, seen in another way."""
+    return isinstance(target, OpOverload) and bool(target.is_view)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether `node` only looks at the memory of its first argument; of several views, one."""
+    if node.target is getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    return is_view_operator(node.target)
+
+
+def only_looks(node: fx.Node) -> bool:
+    """Whether `node` computes nothing: a view, or one of several results."""
+    return node.target is getitem or is_view_operator(node.target)
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether `node` changes one of its arguments in place."""
+    return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The arguments that `node` changes in place, in the order of its schema."""
+    if not writes(node):
+        return ()
+    written: list[fx.Node] = []
+    assert isinstance(node.target, OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        by_position = position < len(node.args) and not argument.kwarg_only
+        value = node.args[position] if by_position else node.kwargs.get(argument.name)
+        values = value if isinstance(value, list | tuple) else (value,)
+        written += [item for item in values if isinstance(item, fx.Node)]
+    return tuple(written)
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` looks at: itself, unless it is a view."""
+    while is_view(node):
+        (node,) = node.all_input_nodes[:1]
+    return node
+
+
+def owner(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` lies in; for one of several results, what makes them all."""
+    while only_looks(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def makes_constant(node: fx.Node) -> bool:
+    """Whether `node` computes the same small tensor every time, from no tensor at all."""
+    return (
+        isinstance(node.target, OpOverload)
+        and not node.all_input_nodes
+        and not node.is_impure()
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+    )
+
+
+def numel(value: Any) -> int:
+    """How many elements a tensor has; 0 for anything else."""
+    return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def nbytes(node: fx.Node) -> int:
+    """Bytes of the tensors that a node makes."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
