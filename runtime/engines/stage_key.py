@@ -13,7 +13,12 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ipu_dynamo.ops.private.native import compiler_settings, cpp_compiler_names, mkldnn_enabled
+from ipu_dynamo.ops.private.native import (
+    compiler_settings,
+    cpp_compiler_names,
+    custom_pass_names,
+    mkldnn_enabled,
+)
 from ipu_dynamo.program import Function
 from ipu_dynamo.version import __version__
 
@@ -27,10 +32,11 @@ _KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of know
 def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
     """A digest of graph, dtypes, shapes, strides, settings, threads, versions, compiler, processor.
 
-    None where no other process may take the code: for a graph with a tensor or an operator in it
-    that its text does not describe.
+    None where nobody else may take the code: for a graph with a tensor or an operator in it that
+    its text does not describe, and with a pass of the user's in Inductor that has no `uuid`.
     """
-    if not all(map(_is_described, function.operators)):
+    custom_passes = custom_pass_names()
+    if custom_passes is None or not all(map(_is_described, function.operators)):
         return None
     parts = [
         function.key,
@@ -40,6 +46,7 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
         torch.are_deterministic_algorithms_enabled(),
         mkldnn_enabled(),
         compiler_settings(),
+        custom_passes,
         os.environ.get("ATEN_CPU_CAPABILITY"),
         this_machine(),
     ]

@@ -66,6 +66,40 @@ def compiler_settings() -> str:
     return sha256(repr(sorted(settings.items())).encode()).hexdigest()
 
 
+_CUSTOM_PASSES = (  # settings that `save_config_portable` leaves out
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+    "_fuse_ddp_communication_passes",
+    "custom_partitioner_fn",
+)
+
+
+def custom_pass_names() -> tuple[object, ...] | None:
+    """What the passes that a user gave to Inductor say of themselves, by `uuid()`.
+
+    None where one of them says nothing: a plain function, or a pass whose `uuid` is None.
+    """
+    from torch._inductor.codegen.common import custom_backend_passes  # takes a second to import
+
+    passes = [(name, getattr(torch._inductor.config, name, None)) for name in _CUSTOM_PASSES]
+    passes += [(device, chosen) for device, chosen in custom_backend_passes.items()]
+    names: list[object] = []
+    for place, chosen in passes:
+        for custom in chosen if isinstance(chosen, list | tuple) else (chosen,):
+            if custom is None or custom is False:
+                continue
+            name = custom if isinstance(custom, str) else getattr(custom, "uuid", lambda: None)()
+            if name is None:
+                return None
+            names.append((place, name))
+    return tuple(names)
+
+
 def mkldnn_enabled() -> bool:
     return bool(torch._C._get_mkldnn_enabled())
 

@@ -23,6 +23,7 @@ from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
+from ipu_dynamo.ops.private.native import custom_pass_names
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import shortened_compiling
 
@@ -101,7 +102,8 @@ def _compile(
     )
     with torch.no_grad():
         try:
-            return compile_for(graph, list(examples), aot=True)
+            if custom_pass_names() is not None:  # else nothing is cached, and nothing can be saved
+                return compile_for(graph, list(examples), aot=True)
         except RuntimeError as error:
             if "serialize method" not in str(error):
                 raise

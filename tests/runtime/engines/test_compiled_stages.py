@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipu_dynamo import Options, compile_inference
 from ipu_dynamo.program import make_function
@@ -18,6 +19,7 @@ from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
 
 ROOT = Path(__file__).resolve().parents[3]
+aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)
 
 
@@ -208,3 +210,51 @@ def test_processes_share_code_and_may_start_together(tmp_path):
     together = [start(), start()]
     assert {answer(process) for process in together} <= {"{'compiler': 1}", "{'disk': 1}"}
     assert answer(start()) == "{'disk': 1}"
+
+
+class NegateResults(CustomGraphPass):
+    """A pass of a user's, which changes what is computed so that a test sees whether it ran."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, graph):
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            nodes = output.args[0]
+            output.args = (tuple(graph.call_function(aten.neg.default, (n,)) for n in nodes),)
+            for negated, node in zip(output.args[0], nodes, strict=True):
+                negated.meta = dict(node.meta)
+
+    def uuid(self):
+        return self.name
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", [b"negates", None])
+def test_code_made_with_a_pass_of_the_users_is_not_served_without_it(folder, name):
+    def computed():
+        compiled_stages.forget()
+        return compile_inference(model, Options("inductor"))(X)
+
+    plain = model(X)
+    torch.testing.assert_close(computed(), plain)
+    with torch._inductor.config.patch(post_grad_custom_post_pass=NegateResults(name)):
+        torch.testing.assert_close(computed(), -plain)
+        torch.testing.assert_close(computed(), -plain)
+    torch.testing.assert_close(computed(), plain)
+
+
+def test_keys_name_a_users_passes_or_are_none(folder):
+    function = compile_inference(model, Options("eager"))
+    function(X)
+    (stage,) = function.program.functions
+    keys = [key_of(stage, {})]
+    for custom in (NegateResults(b"a"), NegateResults(b"b"), [NegateResults(b"a")]):
+        with torch._inductor.config.patch(post_grad_custom_pre_pass=custom):
+            keys.append(key_of(stage, {}))
+    assert None not in keys
+    assert len(set(keys)) == 3
+    for unnamed in (NegateResults(None), lambda graph: None):
+        with torch._inductor.config.patch(joint_custom_post_pass=unnamed):
+            assert key_of(stage, {}) is None
