@@ -37,6 +37,7 @@ from ipu_dynamo.capture.swap import (
     swapped,
 )
 from ipu_dynamo.errors import CompileError, raised_at
+from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
 
@@ -136,6 +137,7 @@ def trace(
         return tuple(leaves[i] for i in positions)
 
     with ExitStack() as stack:
+        stack.enter_context(compile_lock())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())

@@ -12,6 +12,7 @@ from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, IpuError, OptionError
 from ipu_dynamo.ops.narrowing import narrowed
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -230,8 +231,11 @@ class CompiledModel:
         tensor = tensor.detach().contiguous()
         return narrowed(tensor) if self.options.narrow else tensor
 
-    @torch.inference_mode(False)  # what is made here outlives the call
     def _compile(self, given: Arguments) -> None:
+        with compile_lock(), torch.inference_mode(False):  # what is made here outlives the call
+            self._compile_alone(given)
+
+    def _compile_alone(self, given: Arguments) -> None:
         options = self.options
         example = _first_micro_batch(given, self._batching.splits)
         link, reading = self._link, Reading((), [])

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,23 @@ def test_processes_share_code_and_may_start_together(tmp_path):
     together = [start(), start()]
     assert {answer(process) for process in together} <= {"{'compiler': 1}", "{'disk': 1}"}
     assert answer(start()) == "{'disk': 1}"
+
+
+def test_kernels_of_other_threads_are_not_noted(monkeypatch):
+    from torch._inductor.async_compile import AsyncCompile
+
+    from ipu_dynamo.runtime.torch_private_inductor import _kernels_noted
+
+    def kernel(compiler, argtypes, source):
+        return source
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", kernel)
+    compiler = AsyncCompile()
+    with _kernels_noted() as noted:
+        made = [compiler.cpp_pybinding([], "ours")]
+        other = threading.Thread(target=lambda: made.append(compiler.cpp_pybinding([], "theirs")))
+        other.start()
+        other.join()
+    assert made == ["ours", "theirs"]
+    assert [*noted.values()] == ["ours"]
+    assert AsyncCompile.cpp_pybinding is kernel
