@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 from ipu_dynamo.capture.checkpointed_draws import keep_draws
+from ipu_dynamo.capture.checkpointed_reads import keep_changed
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
@@ -223,6 +225,7 @@ def compile_passes(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         keep_draws(joint.graph)
+        keep_changed(joint.graph, *_changed_and_tangents(joint.graph))
         return cut(joint, *args, **kwargs)
 
     compiler = aot_autograd(
@@ -235,8 +238,38 @@ def compile_passes(
     with (
         torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
         lstms_in_operators(),
+        _values_as_sizes(),
     ):
         return compiler(gm, examples)
+
+
+@contextmanager
+def _values_as_sizes() -> Iterator[None]:
+    """Let gradients have operators whose shapes depend on values, as with `fullgraph=True`.
+
+    Those of `x[mask] = value` are rewritten later; for what stays there is an error with a line.
+    """
+    context = TracingContext.try_get()
+    shapes = context.fake_mode.shape_env if context and context.fake_mode else None
+    if shapes is None:
+        yield
+        return
+    allowed = replace(
+        shapes.settings, allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True
+    )
+    with replaced(shapes, "settings", allowed):
+        yield
+
+
+def _changed_and_tangents(joint: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The placeholders that a joint graph has new values for, and those of gradients."""
+    roles = joint.output_node().meta["desc"]
+    changed = [role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)]
+    inputs = [(node, node.meta["desc"]) for node in joint.find_nodes(op="placeholder")]
+    return (
+        [node for node, role in inputs if role in changed],
+        [node for node, role in inputs if isinstance(role, TangentAOTInput)],
+    )
 
 
 @contextmanager

@@ -214,7 +214,7 @@ def test_processes_share_code_and_may_start_together(tmp_path):
 def test_kernels_of_other_threads_are_not_noted(monkeypatch):
     from torch._inductor.async_compile import AsyncCompile
 
-    from ipu_dynamo.runtime.torch_private_inductor import _kernels_noted
+    from ipu_dynamo.runtime.engines.private.inductor import _kernels_noted
 
     def kernel(compiler, argtypes, source):
         return source
