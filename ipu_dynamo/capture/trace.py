@@ -29,6 +29,7 @@ from ipu_dynamo.capture.private.tracing import (
     to_fake,
     trace_once,
 )
+from ipu_dynamo.capture.recurrent_dropout import RecurrentDropout
 from ipu_dynamo.capture.swap import (
     Model,
     attributes_swapped,
@@ -128,7 +129,7 @@ def trace(
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
-            with MixedPrecision() if mixed_precision else nullcontext():
+            with RecurrentDropout(), MixedPrecision() if mixed_precision else nullcontext():
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))

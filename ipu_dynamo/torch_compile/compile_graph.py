@@ -25,6 +25,7 @@ from ipu_dynamo.capture.private.tracing import (
     compile_passes,
     outside_tracing,
 )
+from ipu_dynamo.capture.recurrent_dropout import separate_layers
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block
@@ -98,6 +99,7 @@ def _compile_alone(
     if found := find(gm, examples):
         return _fall_back(gm, options, UnplaceableError(found), record)
     remove_idle_dropout(gm)
+    separate_layers(gm)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     engine = make_engine(options.core().stage_engine)

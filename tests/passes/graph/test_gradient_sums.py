@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.gradient_sums import erase_unread, sum_of
+from ipu_dynamo.passes.graph.gradient_sums import erase_unread, sum_of
 
 aten = torch.ops.aten
 MANY = 3000  # three times Python's limit on calls within calls
