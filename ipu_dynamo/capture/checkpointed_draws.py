@@ -17,19 +17,19 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
-_POLICY = "recompute"  # meta key where partitioners look for a policy; checked on PyTorch 2.13.0
-_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+POLICY = "recompute"  # meta key where partitioners look for a policy; checked on PyTorch 2.13.0
+AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def keep_draws(graph: fx.Graph) -> None:
     """Rewrite a joint graph that AOTAutograd is about to cut in two."""
     for node in list(graph.nodes):
         tags = getattr(node.target, "tags", ())
-        if node.meta.get(_POLICY) in _AGAIN and torch.Tag.nondeterministic_seeded in tags:
+        if node.meta.get(POLICY) in AGAIN and torch.Tag.nondeterministic_seeded in tags:
             if node.target is aten.native_dropout.default:
                 _apply_mask(node)
             for value in (node, *_parts(node)):
-                value.meta[_POLICY] = CheckpointPolicy.MUST_SAVE
+                value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:

@@ -6,21 +6,22 @@ A trace records operators before autograd, so it would inline the forward of a
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ipu_dynamo.capture.private.tracing import FunctionBase, flatten, pytree, replaced, run_backward
+from ipu_dynamo.capture.private.tracing import FunctionBase, flatten, pytree, run_backward
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.markers import CustomCall, register_function
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 
 @contextmanager
 def custom_functions_kept() -> Iterator[list[CustomCall]]:
-    """While tracing, record each `Function.apply` as one operator.
+    """While tracing, record each `Function.apply` as one operator; in this thread only.
 
     Gives the list of what these operators call: the graph works while the list is kept.
 
@@ -33,7 +34,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
         if inside:
-            return super(FunctionBase, cls).apply(*args, **kwargs)
+            return _inherited_apply(cls, *args, **kwargs)
         if cls is CheckpointFunction:
             run_function, _, *given = args  # what it computes; when to do so again is our choice
             return run_function(*given)
@@ -79,11 +80,20 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
             hint="write that part as a torch.autograd.Function",
         )
 
-    with ExitStack() as stack:
-        stack.enter_context(replaced(FunctionBase, "apply", classmethod(recorded)))
-        stack.enter_context(replaced(torch.Tensor, "register_hook", refused))
-        stack.enter_context(replaced(torch.autograd, run_backward.__name__, refused_gradient))
+    apply = classmethod(in_this_thread(recorded, _inherited_apply))
+    hook = in_this_thread(refused, torch.Tensor.register_hook)
+    gradient = in_this_thread(refused_gradient, run_backward)
+    with (
+        replaced(FunctionBase, "apply", apply),
+        replaced(torch.Tensor, "register_hook", hook),
+        replaced(torch.autograd, run_backward.__name__, gradient),
+    ):
         yield kept
+
+
+def _inherited_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `cls.apply` is where nothing is recorded."""
+    return super(FunctionBase, cls).apply(*args, **kwargs)
 
 
 def refuse_hooks(model: nn.Module) -> None:

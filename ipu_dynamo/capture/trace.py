@@ -29,6 +29,7 @@ from ipu_dynamo.capture.private.tracing import (
     to_fake,
     trace_once,
 )
+from ipu_dynamo.capture.recurrent_dropout import RecurrentDropout
 from ipu_dynamo.capture.swap import (
     Model,
     attributes_swapped,
@@ -37,6 +38,7 @@ from ipu_dynamo.capture.swap import (
     swapped,
 )
 from ipu_dynamo.errors import CompileError, raised_at
+from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
 
@@ -127,7 +129,7 @@ def trace(
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
-            with MixedPrecision() if mixed_precision else nullcontext():
+            with RecurrentDropout(), MixedPrecision() if mixed_precision else nullcontext():
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))
@@ -136,6 +138,7 @@ def trace(
         return tuple(leaves[i] for i in positions)
 
     with ExitStack() as stack:
+        stack.enter_context(compile_lock())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())

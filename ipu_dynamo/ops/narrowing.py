@@ -1,5 +1,7 @@
 """Know which types the machine does not have, and what carries their values instead."""
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -16,3 +18,40 @@ def narrowed(tensor: Tensor) -> Tensor:
     """`tensor` in the type that carries it: itself, or a converted copy."""
     dtype = NARROW.get(tensor.dtype)
     return tensor if dtype is None else tensor.to(dtype)
+
+
+def tell_of_lost_values(name: str, tensor: Tensor, carried: Tensor) -> bool:
+    """Warn if numbers of `tensor` are outside what the type of `carried`, its copy, can hold.
+
+    Rounding is no loss. A copy with the same numbers costs some microseconds to look at.
+
+    Args:
+        name: what the tensor is, and what it is called.
+
+    Returns:
+        Whether there are such numbers.
+    """
+    if tensor.dtype == torch.int64 and carried.dtype == torch.int32:
+        if torch.equal(carried.to(torch.int64), tensor):
+            return False
+        lost = carried != tensor
+    elif NARROW.get(tensor.dtype) != carried.dtype or _sums_up(carried):
+        return False
+    else:
+        lost = torch.isfinite(tensor) & ~torch.isfinite(carried)
+        if not lost.any():
+            return False
+    was, arrives = (t[lost][0].item() for t in (tensor, carried))
+    dtype = str(carried.dtype).removeprefix("torch.")
+    warnings.warn(
+        f"{name} has numbers outside of {dtype} ({int(lost.sum())} of {lost.numel()}): {was} "
+        f"arrives as {arrives}; scale them, or map them to a smaller range, before the call",
+        stacklevel=2,
+    )
+    return True
+
+
+def _sums_up(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, as one fast pass tells; a sum that overflows says nothing."""
+    half = tensor.dtype == torch.float16
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32 if half else None)))

@@ -23,12 +23,13 @@ from ipu_dynamo.capture.private.tracing import (
     allow_retain_graph,
     aot_cache_forced,
     compile_passes,
-    mkldnn_enabled,
     outside_tracing,
 )
+from ipu_dynamo.capture.recurrent_dropout import separate_layers
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.annotate_stages import write_stage
 from ipu_dynamo.passes.pipeline import lone_pipeline, lower, placed_pipeline, run
@@ -81,7 +82,13 @@ def compile_region(
             "PyTorch asks for its own cache of compiled passes, which does not know stages",
             hint="leave out aot_compile and torch._functorch.config.force_autograd_cache",
         )
-    record = Record() if record is None else record
+    with compile_lock():  # Dynamo holds it, other callers of a backend may not
+        return _compile_alone(gm, examples, options, Record() if record is None else record)
+
+
+def _compile_alone(
+    gm: fx.GraphModule, examples: Sequence[Any], options: BackendOptions, record: Record
+) -> Callable[..., Any]:
     tell_of_swallowed_errors()
     markers = read_markers(gm)
     operators = (node for node in gm.graph.nodes if node.op.startswith("call"))
@@ -92,6 +99,7 @@ def compile_region(
     if found := find(gm, examples):
         return _fall_back(gm, options, UnplaceableError(found), record)
     remove_idle_dropout(gm)
+    separate_layers(gm)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     engine = make_engine(options.core().stage_engine)
@@ -101,7 +109,6 @@ def compile_region(
         ipus=_place(gm, options.core(), record),
         options=options,
         engine=engine,
-        mkldnn=mkldnn_enabled(),
         micro_batches=MicroBatches(options, engine) if options.micro_batches > 1 else None,
         record=record,
     )
@@ -145,7 +152,6 @@ class _Region:
     ipus: dict[int, int]
     options: BackendOptions
     engine: Engine
-    mkldnn: bool
     micro_batches: MicroBatches | None
     record: Record
     seen: dict[str, Placeholder] = field(default_factory=dict)
@@ -160,7 +166,7 @@ class _Region:
     ) -> Boxed:
         """Make the program of one flat graph, and a callable of that."""
         allow_retain_graph()
-        with outside_tracing(mkldnn=self.mkldnn):
+        with outside_tracing():
             descriptions = graph.graph.output_node().meta.get("desc", ())
             flat = read_pass(graph, self.roles, self.seen)
             capture = flat.capture

@@ -4,7 +4,6 @@ The figures decide which library a stage calls.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Literal
 import torch
 
 from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Way = Literal["torch", "onednn", "packed"]
 Times = Mapping[ProductClass, Mapping[Way, float]]
 _SECONDS = 0.05  # for each class
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def product_times() -> Times | None:

@@ -4,7 +4,6 @@ Times of several threads collapse while others use the machine, and stages with 
 threads have to choose alike; so one thread is timed, by the time that it computed.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +11,11 @@ from typing import TypeVar
 
 import torch
 
+from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 _ROUNDS = 3  # at least
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 W = TypeVar("W", bound=str)
 
 

@@ -11,7 +11,8 @@ from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, IpuError, OptionError
-from ipu_dynamo.ops.narrowing import narrowed
+from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -71,6 +72,7 @@ class CompiledModel:
         self._executable: Executable | None = None
         self._engine: Engine | None = None
         self._changed_inputs: set[str] = set()  # inputs that the model changes in place
+        self._lossy_inputs: set[str] = set()  # of which a warning told that numbers are lost
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
 
     @property
@@ -177,7 +179,7 @@ class CompiledModel:
         if self._link is not None:
             self._link.before_step()
         names = compiled.input_names
-        fed = {name: self._prepared(t) for name, t in zip(names, tensors, strict=True)}
+        fed = {name: self._prepared(name, t) for name, t in zip(names, tensors, strict=True)}
         if self._changed_inputs:
             _refuse_shared_inputs(names, tensors, self._changed_inputs)
         with recorded_casts_only():
@@ -225,13 +227,22 @@ class CompiledModel:
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)
 
-    def _prepared(self, tensor: Tensor) -> Tensor:
+    def _prepared(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor that a stream reads: contiguous, without gradient, narrowed if wanted."""
         tensor = tensor.detach().contiguous()
-        return narrowed(tensor) if self.options.narrow else tensor
+        if not self.options.narrow:
+            return tensor
+        carried = narrowed(tensor)
+        checked = carried is not tensor and name not in self._lossy_inputs
+        if checked and tell_of_lost_values(f"input {name}", tensor, carried):
+            self._lossy_inputs.add(name)
+        return carried
 
-    @torch.inference_mode(False)  # what is made here outlives the call
     def _compile(self, given: Arguments) -> None:
+        with compile_lock(), torch.inference_mode(False):  # what is made here outlives the call
+            self._compile_alone(given)
+
+    def _compile_alone(self, given: Arguments) -> None:
         options = self.options
         example = _first_micro_batch(given, self._batching.splits)
         link, reading = self._link, Reading((), [])

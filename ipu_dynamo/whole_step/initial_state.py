@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import InputError
+from ipu_dynamo.ops.narrowing import tell_of_lost_values
 from ipu_dynamo.program import AdjustLossScale, Program, Update
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.torch_optimizers import States
@@ -34,7 +35,9 @@ def initial_tensors(
             tensor = compiled.tensors[variable.name].detach()
             copied = private or variable.kind == "constant"
             if copied or tensor.dtype != variable.type.dtype:
-                tensor = tensor.to(device, variable.type.dtype, copy=True)
+                own = tensor.to(device, variable.type.dtype, copy=True)
+                tell_of_lost_values(f"{variable.kind} {variable.name}", tensor.to(device), own)
+                tensor = own
             held[variable.name] = tensor
         elif variable.kind == "accumulator":
             parameter = variable.name.removesuffix(".grad")

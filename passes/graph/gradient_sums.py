@@ -14,16 +14,23 @@ aten = torch.ops.aten
 
 def sum_of(reader: fx.Node, node: Any) -> tuple[list[fx.Node], list[fx.Node]]:
     """The terms of a sum that only `reader` reads, and its additions, the last one first."""
-    if node.target is not aten.add.Tensor or list(node.users) != [reader] or node.kwargs:
-        return [node], []
-    terms, sums = [], [node]
-    for argument in node.args:
-        if not isinstance(argument, fx.Node) or not alike(argument, node):
-            return [node], []
-        more, below = sum_of(node, argument)
-        terms += more
-        sums += below
+    terms, sums = [], []
+    pending = [(reader, node)]  # a tensor that is read a thousand times has as long a chain
+    while pending:
+        reader, node = pending.pop()
+        if _adds(node, reader):
+            sums.append(node)
+            pending += [(node, argument) for argument in reversed(node.args)]
+        else:
+            terms.append(node)
     return terms, sums
+
+
+def _adds(node: fx.Node, reader: fx.Node) -> bool:
+    """Whether `node` is a sum of two like itself, which only `reader` reads."""
+    if node.target is not aten.add.Tensor or list(node.users) != [reader] or node.kwargs:
+        return False
+    return all(isinstance(one, fx.Node) and alike(one, node) for one in node.args)
 
 
 def alike(a: fx.Node, b: fx.Node) -> bool:
@@ -68,9 +75,10 @@ def add_rows(graph: fx.Graph, total: fx.Node, table: fx.Node, *, origin: fx.Node
 
 def erase_unread(node: fx.Node) -> None:
     """Erase a node that nobody reads, and then what only it read."""
-    if node._erased or node.users or node.op != "call_function" or writes(node):
-        return
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        erase_unread(source)
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node._erased or node.users or node.op != "call_function" or writes(node):
+            continue
+        pending += reversed(node.all_input_nodes)
+        node.graph.erase_node(node)

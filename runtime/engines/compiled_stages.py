@@ -2,13 +2,13 @@
 
 import logging
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.runtime.engines.private.inductor import (
     Run,
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
 origins: Counter[Origin] = Counter()  # how often code came from where, in this process
 _memory: dict[str, Run] = {}
-_one_at_a_time = threading.Lock()  # Inductor compiles one thing at a time
 # What loading raises when something outside the entry has changed: a library that a kernel needs.
 _STALE = (
     OSError,
@@ -42,7 +41,7 @@ def machine_code(
 
     Equal stages are compiled once for all processes that share a folder.
     """
-    with _one_at_a_time:
+    with compile_lock():
         key = stage_key(function, settings)
         if key is None:
             return _counted(
@@ -57,7 +56,7 @@ def machine_code(
 
 def forget() -> None:
     """Drop the code that this process keeps for the next equal stage; programs keep theirs."""
-    with _one_at_a_time:
+    with compile_lock():
         _memory.clear()
 
 

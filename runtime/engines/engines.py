@@ -14,6 +14,7 @@ from ipu_dynamo.errors import IpuError, source_line
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
 from ipu_dynamo.ops.graph_queries import only_looks
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.native import cpp_compiler_names
 from ipu_dynamo.program import Function, graph_outputs, make_function
 from ipu_dynamo.runtime.engines.eager_code import eager_code
@@ -102,6 +103,12 @@ class InductorEngine:
 
     def compile(
         self, function: Function, threads: int | None = None, constants: Collection[int] = ()
+    ) -> Stage:
+        with compile_lock():
+            return self._compile_alone(function, threads, constants)
+
+    def _compile_alone(
+        self, function: Function, threads: int | None, constants: Collection[int]
     ) -> Stage:
         self.compiled += 1
         fault = miscompiled(function.graph.graph)

@@ -1,12 +1,12 @@
 """Hold in host memory what leaves the IPUs, and count the bytes of every transfer; count too what
 replicas get from each other."""
 
-import threading
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program import Traffic
 
 _HOST = torch.device("cpu")
@@ -29,7 +29,7 @@ class StreamingMemory:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def store(self, value: Tensor) -> Kept:
         """What is kept of a value that leaves its IPU."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.program import Function, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.lower.convolution_times import ConvolutionShape, convolution_times
@@ -176,7 +177,8 @@ def _written(
 ) -> list[fx.Node | None]:
     """The results of `compute(*given)`, whose operators stand for `node`, with its source line."""
     values = [source.meta["val"] for source in given]
-    with values[0].fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
+    off = torch.autocast("cpu", enabled=False)
+    with tracing_here(), values[0].fake_mode, torch.no_grad(), off:
         operators = make_fx(compute)(*values).graph
     new = dict[fx.Node, fx.Node](
         zip(operators.find_nodes(op="placeholder"), (of[g] for g in given), strict=True)

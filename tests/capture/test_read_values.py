@@ -10,11 +10,11 @@ import ipu_dynamo
 from ipu_dynamo.torch_compile.backend import ipu
 
 
-def compare(call, *inputs):
+def compare(call, *inputs, fullgraph=True):
     """Results and gradients of `call`, compiled and plain."""
     found, expected = [], []
     for function, into in (
-        (torch.compile(call, backend=ipu, fullgraph=True, options={"engine": "eager"}), found),
+        (torch.compile(call, backend=ipu, fullgraph=fullgraph, options={"engine": "eager"}), found),
         (call, expected),
     ):
         mine = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
@@ -30,8 +30,9 @@ def compare(call, *inputs):
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     data=st.data(),
     density=st.sampled_from([0.0, 0.5, 1.0]),
+    fullgraph=st.booleans(),
 )
-def test_a_learned_value_fills_masked_places(shape, data, density):
+def test_a_learned_value_fills_masked_places(shape, data, density, fullgraph):
     masked = data.draw(st.integers(1, len(shape)))
     first = data.draw(st.integers(masked, len(shape)))  # the value has the dims from here on
     x = torch.randn(shape, requires_grad=True)
@@ -44,19 +45,45 @@ def test_a_learned_value_fills_masked_places(shape, data, density):
         return x
 
     torch._dynamo.reset()
-    compare(fill, x, value)
+    compare(fill, x, value, fullgraph=fullgraph)
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch breaks the graph")
+@pytest.mark.parametrize("learned", [(True, False), (False, True), (True, True)])
+def test_masked_places_are_changed_in_place_where_the_graph_may_break(learned):
+    torch.manual_seed(0)
+    mask = torch.rand(4, 3) > 0.5
+    x, factor = (
+        torch.randn(shape, requires_grad=wanted)
+        for shape, wanted in zip(((4, 3), ()), learned, strict=True)
+    )
+
+    def scale(x, factor):
+        y = x.sin()
+        y[mask] *= factor
+        return y
+
+    def fill(x, value):
+        y = x.sin()
+        y[mask] = value
+        return y
+
+    torch._dynamo.reset()
+    compare(scale, x, factor, fullgraph=False)
+    compare(fill, x, factor, fullgraph=False)
 
 
 @pytest.mark.examples(15)
 @given(
     indices=st.lists(st.integers(0, 3), min_size=1, max_size=5),
     dim=st.integers(-2, 1),
+    fullgraph=st.booleans(),
 )
-def test_a_learned_value_fills_indices(indices, dim):
+def test_a_learned_value_fills_indices(indices, dim, fullgraph):
     x, value = torch.randn(4, 4, requires_grad=True), torch.randn((), requires_grad=True)
     index = torch.tensor(indices)
     torch._dynamo.reset()
-    compare(lambda x, value: x.index_fill(dim, index, value), x, value)
+    compare(lambda x, value: x.index_fill(dim, index, value), x, value, fullgraph=fullgraph)
 
 
 def test_hidden_values_do_not_reach_the_gradient():

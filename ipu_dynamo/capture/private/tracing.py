@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._functorch._aot_autograd.descriptors import (
@@ -44,6 +46,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 from ipu_dynamo.capture.checkpointed_draws import keep_draws
+from ipu_dynamo.capture.checkpointed_reads import keep_changed
+from ipu_dynamo.ops.private.graphs import tracing_here
+from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -71,14 +76,12 @@ __all__ = [
     "key_text",
     "marked_dynamic",
     "masks_unread",
-    "mkldnn_enabled",
     "moved",
     "outside_modes",
     "outside_tracing",
     "pytree",
     "quote_source_of",
     "recompile_limit",
-    "replaced",
     "reset_with_dynamo",
     "run_backward",
     "seen_as_compiling",
@@ -146,7 +149,7 @@ def trace_once(
         _allow_non_fake_inputs=True,
         record_stack_traces=True,
     )
-    with mode:
+    with tracing_here(), mode:
         return tracer(*tensors)
 
 
@@ -160,44 +163,25 @@ def export_joint(
     meta["desc"].
     """
     with ExitStack() as stack:
+        stack.enter_context(tracing_here())
         stack.enter_context(torch._functorch.config.patch(backward_pass_autocast="off"))
         stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(preserve_node_meta())
-        if torch.is_grad_enabled() and _holds_lstm(module):
-            # oneDNN's LSTM as one operator has a backward that cannot be called on its own.
-            stack.enter_context(_mkldnn(enabled=False))
+        if torch.is_grad_enabled():
+            stack.enter_context(lstms_in_operators())
         joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors))
         return joint.graph_module
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give `owner` another attribute `name` for a while; an inherited one is only hidden."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+def seen_as_compiling() -> AbstractContextManager[None]:
+    """Make `torch.compiler.is_compiling()` true: libraries then avoid data-dependent branches.
+
+    In other threads it stays false: PyTorch's optimisers compute otherwise when it is true.
+    """
+    return replaced(torch.compiler, "_is_compiling_flag", TrueInThisThread())
 
 
-@contextmanager
-def seen_as_compiling() -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` true: libraries then avoid data-dependent branches."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-@contextmanager
-def masks_unread() -> Iterator[None]:
+def masks_unread() -> AbstractContextManager[None]:
     """Keep `nn.Transformer` and its parts from reading whether a mask is a causal one.
 
     The answer is a hint: without it they apply the mask that they were given.
@@ -206,8 +190,16 @@ def masks_unread() -> Iterator[None]:
     def detect(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
 
-    with replaced(torch.nn.modules.transformer, "_detect_is_causal_mask", detect):
-        yield
+    module, name = torch.nn.modules.transformer, "_detect_is_causal_mask"
+    return replaced(module, name, in_this_thread(detect, getattr(module, name)))
+
+
+def lstms_in_operators() -> AbstractContextManager[None]:
+    """Keep oneDNN's LSTM out of what is differentiated: its operator saves tensors that
+    AOTAutograd cannot handle, and has a backward that cannot be called on its own."""
+    name = "select_one_layer_lstm_function"
+    choose = in_this_thread(lambda *_: decompositions.one_layer_lstm, getattr(decompositions, name))
+    return replaced(decompositions, name, choose)
 
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
@@ -233,6 +225,7 @@ def compile_passes(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         keep_draws(joint.graph)
+        keep_changed(joint.graph, *_changed_and_tangents(joint.graph))
         return cut(joint, *args, **kwargs)
 
     compiler = aot_autograd(
@@ -242,22 +235,47 @@ def compile_passes(
         partition_fn=partition,
         keep_inference_input_mutations=False,
     )
-    with ExitStack() as stack:
-        stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-        if _holds_lstm(gm):
-            # oneDNN's LSTM as one operator saves tensors that AOTAutograd cannot handle.
-            stack.enter_context(_mkldnn(enabled=False))
+    with (
+        torch._functorch.config.patch(force_non_lazy_backward_lowering=True),
+        lstms_in_operators(),
+        _values_as_sizes(),
+    ):
         return compiler(gm, examples)
 
 
 @contextmanager
-def outside_tracing(*, mkldnn: bool) -> Iterator[None]:
-    """Leave AOTAutograd's tracing, to work with real tensors and to compile them.
+def _values_as_sizes() -> Iterator[None]:
+    """Let gradients have operators whose shapes depend on values, as with `fullgraph=True`.
 
-    Args:
-        mkldnn: whether oneDNN was enabled before `compile_passes`, see `mkldnn_enabled`.
+    Those of `x[mask] = value` are rewritten later; for what stays there is an error with a line.
     """
-    with unset_fake_temporarily(), tracing(None), _mkldnn(enabled=mkldnn):
+    context = TracingContext.try_get()
+    shapes = context.fake_mode.shape_env if context and context.fake_mode else None
+    if shapes is None:
+        yield
+        return
+    allowed = replace(
+        shapes.settings, allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True
+    )
+    with replaced(shapes, "settings", allowed):
+        yield
+
+
+def _changed_and_tangents(joint: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The placeholders that a joint graph has new values for, and those of gradients."""
+    roles = joint.output_node().meta["desc"]
+    changed = [role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)]
+    inputs = [(node, node.meta["desc"]) for node in joint.find_nodes(op="placeholder")]
+    return (
+        [node for node, role in inputs if role in changed],
+        [node for node, role in inputs if isinstance(role, TangentAOTInput)],
+    )
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Leave AOTAutograd's tracing, to work with real tensors and to compile them."""
+    with unset_fake_temporarily(), tracing(None):
         yield
 
 
@@ -270,10 +288,6 @@ def allow_retain_graph() -> None:
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
-
-
-def mkldnn_enabled() -> bool:
-    return bool(torch._C._get_mkldnn_enabled())
 
 
 def aot_cache_forced() -> bool:
@@ -361,36 +375,20 @@ def _number(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> float:
     return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
 
 
-def _holds_lstm(model: nn.Module) -> bool:
-    return any(
-        getattr(node.target, "__name__", "").partition(".")[0] == "lstm"
-        for module in model.modules()
-        if isinstance(module, fx.GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    )
-
-
-@contextmanager
-def _mkldnn(*, enabled: bool) -> Iterator[None]:
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(enabled)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
 @contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
     """Keep fake tensors from logging a traceback for an operator that the error names anyway."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
+    is_here = TrueInThisThread()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return not is_here
+
+    logger.addFilter(passes)
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.removeFilter(passes)
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:

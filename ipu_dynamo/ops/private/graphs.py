@@ -1,13 +1,21 @@
 """Hold every use that program makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
 
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from inspect import unwrap
+from types import FunctionType
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.utils import _pytree as pytree
+
+from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
 __all__ = [
     "FakeTensorMode",
@@ -15,7 +23,9 @@ __all__ = [
     "code_on_demand",
     "is_registered",
     "module_of",
+    "pytorch_compile_lock",
     "pytree",
+    "tracing_here",
     "with_device",
 ]
 
@@ -37,6 +47,33 @@ def code_on_demand() -> AbstractContextManager[None]:
 def with_device(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake tensor like `meta`, on `device`; six times as fast as to make it under the mode."""
     return FakeTensor(mode, meta, device)
+
+
+def pytorch_compile_lock() -> threading.RLock:
+    """What PyTorch holds while `torch.compile` captures and compiles, in any thread."""
+    from torch._dynamo.convert_frame import compile_lock  # Dynamo: a second to import
+
+    return compile_lock
+
+
+@contextmanager
+def tracing_here() -> Iterator[None]:
+    """Let `make_fx` trace in this thread, without a trace of that in others.
+
+    PyTorch notes that there is a trace for the whole process, and every compiled function refuses
+    to be called then. Here the code that notes it has other globals.
+    """
+    shared = _symbolic_trace.Tracer.trace
+    plain = unwrap(shared)  # Dynamo wraps it
+    assert isinstance(plain, FunctionType)
+    own = FunctionType(plain.__code__, dict(vars(_symbolic_trace)), argdefs=plain.__defaults__)
+    trace = in_this_thread(torch.compiler.disable(own), shared)
+    with (
+        pytorch_compile_lock(),
+        replaced(_symbolic_trace, "_is_fx_tracing_flag", TrueInThisThread()),
+        replaced(PythonKeyTracer, "trace", trace),
+    ):
+        yield
 
 
 def is_registered(operator: str, overload: str) -> bool:

@@ -24,6 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from ipu_dynamo.ops.private.native import custom_pass_names
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import shortened_compiling
 
@@ -142,17 +143,17 @@ def _kernels_noted() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _kernels_made_by(make: Callable[[_MakeKernel, list[str], str], object]) -> Iterator[None]:
-    """Call `make` where generated code asks for a kernel of C++; it gets the original, too."""
+    """Call `make` where generated code asks for a kernel of C++; it gets the original, too.
+
+    Other threads get their kernels as before.
+    """
     original = AsyncCompile.cpp_pybinding
 
     def cpp_pybinding(compiler: AsyncCompile, argtypes: list[str], source_code: str) -> object:
         return make(partial(original, compiler), argtypes, source_code)
 
-    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(AsyncCompile, "cpp_pybinding", in_this_thread(cpp_pybinding, original)):
         yield
-    finally:
-        AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
 
 
 def _digest(argtypes: Sequence[str], source: str) -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,23 @@ def test_keys_name_a_users_passes_or_are_none(folder):
     for unnamed in (NegateResults(None), lambda graph: None):
         with torch._inductor.config.patch(joint_custom_post_pass=unnamed):
             assert key_of(stage, {}) is None
+
+
+def test_kernels_of_other_threads_are_not_noted(monkeypatch):
+    from torch._inductor.async_compile import AsyncCompile
+
+    from ipu_dynamo.runtime.engines.private.inductor import _kernels_noted
+
+    def kernel(compiler, argtypes, source):
+        return source
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", kernel)
+    compiler = AsyncCompile()
+    with _kernels_noted() as noted:
+        made = [compiler.cpp_pybinding([], "ours")]
+        other = threading.Thread(target=lambda: made.append(compiler.cpp_pybinding([], "theirs")))
+        other.start()
+        other.join()
+    assert made == ["ours", "theirs"]
+    assert [*noted.values()] == ["ours"]
+    assert AsyncCompile.cpp_pybinding is kernel

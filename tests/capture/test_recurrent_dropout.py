@@ -1,0 +1,161 @@
+"""Check that dropout between recurrent layers is kept, which PyTorch's decomposition drops."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ipu_dynamo import Options, compile_inference, compile_training
+from ipu_dynamo.capture.recurrent_dropout import recurrent_layers
+from ipu_dynamo.testing import assert_same_training
+from ipu_dynamo.torch_compile.backend import ipu
+
+EAGER = {"engine": "eager"}
+LAYERS = {
+    "lstm": lambda **kwargs: nn.LSTM(3, 4, **kwargs),
+    "lstm with projections": lambda **kwargs: nn.LSTM(3, 4, proj_size=2, **kwargs),
+    "gru": lambda **kwargs: nn.GRU(3, 4, **kwargs),
+    "rnn": lambda **kwargs: nn.RNN(3, 4, **kwargs),
+    "rnn with relu": lambda **kwargs: nn.RNN(3, 4, nonlinearity="relu", **kwargs),
+}
+FORMS = {
+    "three layers": {"num_layers": 3},
+    "both directions": {"num_layers": 2, "bidirectional": True},
+    "batch first, without biases": {"num_layers": 2, "batch_first": True, "bias": False},
+}
+CASES = [
+    ("lstm", "three layers"),
+    ("lstm", "both directions"),
+    ("lstm with projections", "batch first, without biases"),
+    ("gru", "both directions"),
+    ("rnn", "batch first, without biases"),
+    ("rnn with relu", "three layers"),
+]
+cases = pytest.mark.parametrize(
+    ("make", "form"), [(LAYERS[one], FORMS[form]) for one, form in CASES], ids=map(", ".join, CASES)
+)
+
+
+class Model(nn.Module):
+    """All that a recurrent layer returns, in one sum."""
+
+    def __init__(self, make, form, dropout, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = make(dropout=dropout, **form)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        call = self.layer
+        output, last = checkpoint(call, x, use_reentrant=False) if self.checkpointed else call(x)
+        states = last if isinstance(last, tuple) else (last,)
+        return output.square().sum() + sum(state.sum() for state in states)
+
+
+@pytest.fixture
+def allow_rnn():
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
+def step(model, call, x):
+    """Loss and gradients from one state of the generator, and the number after it."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = call(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad.clone() for p in model.parameters()), torch.rand(1)]
+
+
+def assert_draws_as_pytorch(make, form, *, checkpointed=False):
+    x = torch.randn(3, 2, 3)
+    plain = Model(make, form, 0.5)
+    expected = step(plain, plain, x)
+    model = Model(make, form, 0.5, checkpointed)
+    call = torch.compile(model, backend=ipu, fullgraph=True, options=EAGER)
+    torch.testing.assert_close(step(model, call, x), expected)
+
+
+@pytest.mark.usefixtures("allow_rnn")
+@cases
+def test_torch_compile_draws_as_pytorch(make, form):
+    assert_draws_as_pytorch(make, form)
+
+
+@pytest.mark.usefixtures("allow_rnn")
+def test_torch_compile_draws_once_in_a_checkpoint():
+    assert_draws_as_pytorch(LAYERS["gru"], FORMS["three layers"], checkpointed=True)
+
+
+def test_sequences_of_different_lengths_are_taken_layer_by_layer():
+    layer = nn.LSTM(3, 4, num_layers=2, dropout=0.5, bidirectional=True)
+    lengths, states = torch.tensor([2, 2, 1]), (torch.randn(4, 2, 4), torch.randn(4, 2, 4))
+    arguments = (
+        torch.randn(5, 3),
+        lengths,
+        states,
+        [*layer.parameters()],
+        True,
+        2,
+        0.5,
+        True,
+        True,
+    )
+    torch.manual_seed(1)
+    expected = torch.lstm(*arguments)
+    torch.manual_seed(1)
+    torch.testing.assert_close(recurrent_layers("lstm", *arguments), expected)
+
+
+@cases
+def test_a_whole_step_drops_everything_between_layers(make, form):
+    """Where everything is dropped no numbers are random, and later layers see zeros."""
+    assert_same_training(Model(make, form, 1.0), [*torch.randn(2, 3, 2, 3)], EAGER, loss=0)
+
+
+@cases
+def test_inference_in_training_mode_draws_anew_each_time(make, form):
+    x = torch.randn(3, 2, 3)
+    losses = {}
+    for dropout in (0.0, 0.5):
+        model = Model(make, form, dropout)
+        run = compile_inference(model, Options(engine="eager", seed=1))
+        losses[dropout] = {run(x).item() for _ in range(4)}
+    assert len(losses[0.0]) == 1
+    assert len(losses[0.5]) == 4
+
+
+def test_whatever_is_called_the_layer_is_kept():
+    weights = [p.detach() for p in nn.GRU(3, 4, num_layers=2).parameters()]
+    arguments = (torch.zeros(2, 2, 4), weights, True, 2, 1.0, True, False, False)
+    x = torch.randn(5, 2, 3)
+    expected = torch.gru(x, *arguments)
+    for call in (
+        lambda x: torch.gru(x, *arguments),
+        lambda x: torch._VF.gru(x, *arguments),
+        lambda x: torch.ops.aten.gru(x, *arguments),
+        lambda x: torch.ops.aten.gru.input(x, *arguments),
+    ):
+        with pytest.warns(UserWarning, match="neither an input, a parameter nor a buffer"):
+            torch.testing.assert_close(compile_inference(call, EAGER)(x), expected)
+
+
+@pytest.mark.parametrize(
+    "form", [{"num_layers": 1}, {"num_layers": 2, "dropout": 0.0}, {"num_layers": 2}]
+)
+def test_what_drops_nothing_is_left_whole(form):
+    x = torch.randn(5, 2, 3)
+    layer = nn.GRU(3, 4, **{"dropout": 0.5 if form["num_layers"] > 1 else 0.0, **form})
+    if "dropout" not in form:
+        layer.eval()
+    expected, _ = layer(x)
+    found, _ = compile_inference(layer, EAGER)(x)
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_a_whole_step_draws_anew_each_time():
+    model = Model(LAYERS["gru"], FORMS["three layers"], 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = compile_training(model, optimizer, Options(engine="eager", seed=1), loss=0)
+    assert len({run(torch.ones(3, 2, 3)).item() for _ in range(4)}) == 4
