@@ -4,7 +4,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # test processes at once
 JOBS ?= 2
-VENV := .venv
+# make test TORCH=2.14.1: another PyTorch, in an environment of its own; else the one of constraints.txt
+TORCH ?=
+VENV := .venv$(TORCH:%=-torch%)
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -44,13 +47,14 @@ wheel: $(VENV)/dev ## build sdist and wheel, look inside, try the wheel outside 
 	$(BIN)/python packaging/check_archives.py dist
 	$(BIN)/python packaging/try_wheel.py dist
 
-clean: ## remove what was built, but keep .venv
+clean: ## remove what was built, but keep .venv and its like
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # .venv/<extra> is an empty file that says: this extra of pyproject.toml is installed
-$(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable ".[$*]"
+$(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(TORCH),echo "torch==$(TORCH)" > $(CONSTRAINTS))
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$*]"
 	@touch $@
 
 $(BIN)/python:

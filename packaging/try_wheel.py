@@ -9,16 +9,20 @@ import tempfile
 import venv
 from pathlib import Path
 
-USE = Path(__file__).resolve().parent / "use_installed.py"
+FOLDER = Path(__file__).resolve().parent
+USE = FOLDER / "use_installed.py"
+CONSTRAINTS = FOLDER.parent / "constraints.txt"
 
 
 def main(folder: Path) -> None:
-    """Install the one wheel in `folder`, with its dependencies and no extras, and run `USE`."""
+    """Install the one wheel in `folder`, with its dependencies no extras and the PyTorch of
+    `CONSTRAINTS`, and run `USE`."""
     (wheel,) = folder.resolve().glob("*.whl")
     with tempfile.TemporaryDirectory(prefix="try-wheel-") as elsewhere:
         venv.create(elsewhere, with_pip=True)
         python = [str(Path(elsewhere, "bin", "python")), "-I"]  # no PYTHONPATH, no current folder
-        for arguments in (["-m", "pip", "install", "--quiet", str(wheel)], [str(USE)]):
+        install = ["-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), str(wheel)]
+        for arguments in (install, [str(USE)]):
             subprocess.run(python + arguments, cwd=elsewhere, check=True)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch._inductor
 
-if not "2.13" <= torch.__version__ < "2.14":
+if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     raise ImportError(
-        f"ipu_dynamo calls private operators of PyTorch 2.13, and this is {torch.__version__}: "
-        "install torch>=2.13,<2.14"
+        f"ipu_dynamo calls private operators of PyTorch 2.13 and 2.14, and this is "
+        f"{torch.__version__}: install torch>=2.13,<2.15"
     )
 
 fused_sgd_: Callable[..., None] = torch._fused_sgd_
