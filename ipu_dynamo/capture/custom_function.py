@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ipu_dynamo.capture.private.tracing import FunctionBase, flatten, pytree, run_backward
+from ipu_dynamo.capture.private.function_apply import apply_replaced
+from ipu_dynamo.capture.private.tracing import flatten, pytree, run_backward
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.markers import CustomCall, register_function
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
@@ -32,9 +33,6 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
     kept: list[CustomCall] = []
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside:
-            return _inherited_apply(cls, *args, **kwargs)
         if cls is CheckpointFunction:
             run_function, _, *given = args  # what it computes; when to do so again is our choice
             return run_function(*given)
@@ -80,20 +78,14 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
             hint="write that part as a torch.autograd.Function",
         )
 
-    apply = classmethod(in_this_thread(recorded, _inherited_apply))
     hook = in_this_thread(refused, torch.Tensor.register_hook)
     gradient = in_this_thread(refused_gradient, run_backward)
     with (
-        replaced(FunctionBase, "apply", apply),
+        apply_replaced(recorded, unless=lambda: inside),
         replaced(torch.Tensor, "register_hook", hook),
         replaced(torch.autograd, run_backward.__name__, gradient),
     ):
         yield kept
-
-
-def _inherited_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `cls.apply` is where nothing is recorded."""
-    return super(FunctionBase, cls).apply(*args, **kwargs)
 
 
 def refuse_hooks(model: nn.Module) -> None:
