@@ -36,8 +36,8 @@ def apply_replaced(
     def attribute(cls: Any, name: str) -> Any:
         if name == "_backward_cls" and is_replaced():
             thread.applied = cls
-        elif name == "forward" and getattr(thread, "applied", None) is cls:
-            thread.applied = None
+        elif name == "forward" and cls is getattr(thread, "applied", None):
+            del thread.applied
             takes_context = cls.setup_context is FunctionBase.setup_context
             return lambda *args: record(cls, *args[takes_context:])
         return type.__getattribute__(cls, name)
