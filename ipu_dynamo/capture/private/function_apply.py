@@ -34,9 +34,10 @@ def apply_replaced(
         return super(FunctionBase, cls).apply(*args, **kwargs)
 
     def attribute(cls: Any, name: str) -> Any:
+        applied: Any = getattr(thread, "applied", None)
         if name == "_backward_cls" and is_replaced():
             thread.applied = cls
-        elif name == "forward" and cls is getattr(thread, "applied", None):
+        elif name == "forward" and applied is cls:
             del thread.applied
             takes_context = cls.setup_context is FunctionBase.setup_context
             return lambda *args: record(cls, *args[takes_context:])
