@@ -13,7 +13,7 @@ from typing import Any
 from torch.autograd.function import Function, FunctionMeta
 from torch.autograd.function import _SingleLevelFunction as FunctionBase
 
-from ipu_dynamo.capture.private.tracing import replaced
+from ipu_dynamo.ops.private.replacing import replaced
 
 _IS_PYTHON = isinstance(vars(Function)["apply"], classmethod)  # PyTorch 2.13
 
