@@ -203,7 +203,7 @@ def _layer(name: str, base: type[Any], device: WeightsOnDevice) -> type[Any]:
     plain = nn.Parameter if issubclass(base, nn.Parameter) else Tensor
     layer: Any = _new_class(name, (base,), _device=device, _plain=plain)
     layer._layers = (layer,)
-    return layer  # type: ignore[no-any-return]
+    return layer
 
 
 def _wrapped_class(plain: type[Any], layers: tuple[type[Any], ...]) -> type[Any]:

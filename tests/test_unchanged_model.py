@@ -120,3 +120,24 @@ def test_values_may_change_in_place():
     run(X, Y)
     model.load_state_dict(Net().state_dict())
     torch.testing.assert_close(run(X, Y), model(X, Y).detach())
+
+
+def test_what_is_added_or_put_back_is_no_change():
+    model = Net()
+    run = compiled(model, training=False)
+    run(X, Y)
+    model.body[0].register_buffer("more", torch.ones(1))
+    model.body[0].register_parameter("another", None)
+    weight = model.last.weight
+    del model.last.weight
+    model.last.weight = weight  # behind the bias now
+    run(X, Y)
+
+
+def test_a_removed_last_part_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    run = compile_inference(model, EAGER)
+    run(X)
+    del model[1]
+    with pytest.raises(InputError, match="module 1 is not the one"):
+        run(X)

@@ -1,13 +1,20 @@
-"""Notice that a model is no longer the one that its program was compiled from."""
+"""Notice that a model is no longer the one that its program was compiled from.
 
+Most checks find nothing: they run over all of a model without a line of Python for each tensor.
+"""
+
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 
 _IN_PLACE = "change values in place (copy_, load_state_dict without assign), or compile again"
+_END = object()
+_requires_grad, _training = attrgetter("requires_grad"), itemgetter("training")
 
 
 class _Slot(NamedTuple):
@@ -19,40 +26,33 @@ class _Slot(NamedTuple):
     what: str  # for errors: "parameter fc.weight"
 
 
-class _Mode(NamedTuple):
-    """The mode of a module when it was compiled."""
-
-    attributes: dict[str, Any]  # the module's own dictionary
-    training: bool
-    path: str
-
-
 class UnchangedModel:
     """The tensors, submodules and modes that a model had when it was compiled.
-
-    A check costs one look into a dictionary for each of them.
 
     Args:
         model: a callable that is no module has none of these.
     """
 
     def __init__(self, model: Model) -> None:
-        self._slots: list[_Slot] = []
-        self._modes: list[_Mode] = []
-        self._trainable: list[tuple[str, Tensor, bool]] = []
-        if not isinstance(model, nn.Module):
-            return
-        for path, module in model.named_modules():
-            prefix = f"{path}." if path else ""
-            self._modes.append(_Mode(vars(module), module.training, path))
+        modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+        self._slots = [
+            _Slot(held, name, value, f"{kind} {path}.{name}" if path else f"{kind} {name}")
+            for path, module in modules.items()
             for kind, held in (
                 ("parameter", module._parameters),
                 ("buffer", module._buffers),
                 ("module", module._modules),
-            ):
-                for name, value in held.items():
-                    self._slots.append(_Slot(held, name, value, f"{kind} {prefix}{name}"))
-        self._trainable = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
+            )
+            for name, value in held.items()
+        ]
+        self._dictionaries = list({id(slot.held): slot.held for slot in self._slots}.values())
+        self._values = [*(slot.value for slot in self._slots), _END]
+        self._paths = list(modules)
+        self._attributes = [vars(module) for module in modules.values()]
+        self._modes = [module.training for module in modules.values()]
+        named = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+        self._names, self._parameters = list(named), list(named.values())
+        self._trainable = [parameter.requires_grad for parameter in self._parameters]
 
     def check_tensors(self) -> None:
         """Hold the model to the tensors and submodules that it had.
@@ -60,7 +60,10 @@ class UnchangedModel:
         Raises:
             InputError: one was replaced or removed.
         """
-        for held, name, value, what in self._slots:
+        values = chain.from_iterable(map(dict.values, self._dictionaries))
+        if all(map(is_, chain(values, (_END,)), self._values)):
+            return
+        for held, name, value, what in self._slots:  # some may only have been added
             if held.get(name) is not value:
                 raise InputError(
                     f"{what} is not the one that the program was compiled with: it was "
@@ -74,7 +77,11 @@ class UnchangedModel:
         Raises:
             InputError: `requires_grad` of one has changed.
         """
-        for name, parameter, wanted in self._trainable:
+        if all(map(is_, map(_requires_grad, self._parameters), self._trainable)):
+            return
+        for name, parameter, wanted in zip(
+            self._names, self._parameters, self._trainable, strict=True
+        ):
             if parameter.requires_grad != wanted:
                 raise InputError(
                     f"parameter {name} had requires_grad={wanted} when the program was compiled, "
@@ -84,12 +91,15 @@ class UnchangedModel:
 
     def changed_mode(self) -> str | None:
         """What module is in another mode than it was; None: all are in theirs."""
-        for attributes, training, path in self._modes:
-            if attributes.get("training") is not training:
-                was, now = ("train", "eval") if training else ("eval", "train")
-                what = f"module {path}" if path else "the model"
-                return f"{what} is in {now} mode, and was in {was} mode when it was compiled"
-        return None
+        if all(map(is_, map(_training, self._attributes), self._modes)):
+            return None
+        modules = zip(self._paths, self._attributes, self._modes, strict=True)
+        path, was_training = next(
+            (path, mode) for path, held, mode in modules if held["training"] is not mode
+        )
+        was, now = ("train", "eval") if was_training else ("eval", "train")
+        what = f"module {path}" if path else "the model"
+        return f"{what} is in {now} mode, and was in {was} mode when it was compiled"
 
     def check_mode(self) -> None:
         """Hold modules to train or eval mode.

@@ -188,7 +188,9 @@ class Discriminate(nn.Module):
     def forward(self, x, z):
         with torch.no_grad():
             fake = self.generator(z)
-        loss = (1 - self.discriminator(x)).square().mean() + self.discriminator(fake).square().mean()
+        loss = (1 - self.discriminator(x)).square().mean() + self.discriminator(
+            fake
+        ).square().mean()
         return poptorch.identity_loss(loss, "none")
 
 
@@ -223,8 +225,9 @@ class Adversaries:
 def adversarial_data(steps):
     rng = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        yield (torch.randn(8, 2, generator=rng), torch.randn(8, 4, generator=rng)), (
-            torch.randn(8, 4, generator=rng),
+        yield (
+            (torch.randn(8, 2, generator=rng), torch.randn(8, 4, generator=rng)),
+            (torch.randn(8, 4, generator=rng),),
         )
 
 
