@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
-from ipu_dynamo.compiled import CompiledModel
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from tests.poptorch.executor.models import Classifier, Weighted, batch
 
 ONE = torch.ones(1)
