@@ -113,22 +113,21 @@ def test_a_look_during_a_call_waits_for_its_end(look, monkeypatch):
     assert model.w.item() == pytest.approx(-1.0)
 
 
-def test_a_loop_of_calls_does_not_keep_readers_waiting():
-    model = Weighted()
-    executor = trainer(model)
-    executor(ONE)
-    reads = []
+def test_who_waits_for_weights_goes_before_the_next_call():
+    executor = trainer(Weighted())
+    weights, order = executor._weights, []
+    waits = []
 
-    def read():
-        for _ in range(20):
-            reads.append(float(model.w.detach()))
+    def call():
+        waits.append(in_thread(lambda: weights.alone(lambda: order.append("look"))))
+        until = time.monotonic() + SECONDS
+        while not weights._queue.locked() and time.monotonic() < until:
             time.sleep(0.001)
 
-    wait, until = in_thread(read), time.monotonic() + SECONDS
-    while len(reads) < 20 and time.monotonic() < until:
-        executor(ONE)
-    wait()
-    assert reads == sorted(reads, reverse=True)
+    weights.alone(call, long=True)
+    weights.alone(lambda: order.append("call"), long=True)
+    waits[0]()
+    assert order == ["look", "call"]
 
 
 def test_calls_of_one_executor_from_several_threads_are_made_in_turn():
