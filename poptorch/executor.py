@@ -221,10 +221,11 @@ class PoplarExecutor(DeviceWeights):
             check_program(core.program, self._traced, self._options, buffers)
             check_anchors(self._options, core)
         self._compile_seconds = time.perf_counter() - started
-        self._core, self._adapter, self._expected = core, adapter, ExpectedCall(call)
-        self._weights.compiled(core)
         if self._update is not None and self._options.connection_type != ConnectionType.Never:
             self._update.connect(core, self._weights)
+        self._weights.compiled(core)
+        self._adapter, self._expected = adapter, ExpectedCall(call)
+        self._core = core  # last: an interrupted compilation is none
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:

@@ -86,8 +86,9 @@ class OptimizerInUse:
             else:
                 own.host_state_is_dirty = True
         elif own in _left:
-            device.write(_left.pop(own))
+            device.write(_left[own])
         self._device = device
+        _left.pop(own, None)  # last: what is interrupted before is done again
 
     def _disconnect(self) -> None:
         """Let the optimizer keep the state that the device has; where it is torch's own, for the
