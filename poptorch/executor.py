@@ -39,9 +39,10 @@ from poptorch.replica_grouping import (
     read_grouping,
 )
 from poptorch.traced_model import TracedModel
+from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
 from poptorch.weights import DeviceWeights
-from poptorch.wrapping import Wrapping, plain_classes
+from poptorch.wrapping import Wrapping
 
 
 class PoplarExecutor(DeviceWeights):
@@ -70,14 +71,14 @@ class PoplarExecutor(DeviceWeights):
         user_model: Any = None,
     ) -> None:
         made_from = model if user_model is None else user_model
-        super().__init__(options, made_from)
+        super().__init__(options, model)
         self._traced, self._training, self._made_from = model, training, made_from
         self._poptorch_version = poptorch_version
         self._parameters = parameters_of(model)
         self.per_replica_params: dict[str, Grouping] = {}
         self._adapter: TracedModel | None = None
         self._expected: ExpectedCall | None = None
-        self._warned_about_layout = False
+        self._warned_about_layout = self._warned_about_mode = False
         self._compile_seconds: float | None = None
         self._wrapping: Wrapping | None = None
         self._update: OptimizerInUse | None = None
@@ -140,8 +141,8 @@ class PoplarExecutor(DeviceWeights):
         if self.isCompiled():
             logger.warning("The model is compiled already: call destroy() to compile it again")
             return
-        with self._link.quiet():
-            self._compile(bind(self._parameters, args, kwargs))
+        self._follow()
+        self._weights.alone(lambda: self._compile(bind(self._parameters, args, kwargs)), long=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, compiling it first if needed.
@@ -158,15 +159,17 @@ class PoplarExecutor(DeviceWeights):
             "Trying to run a model on an offline device (ConnectionType.Never): use "
             "model.compile(inputs) instead of model(inputs)",
         )
-        with self._link.quiet():
+        self._follow()
+
+        def run() -> Any:
             call = bind(self._parameters, args, kwargs)
             if not self.isCompiled():
                 self._compile(call)
-            elif not self._training:
-                self._follow()
             if not self._attached:
-                self.attachToDevice()
+                self._attach()
             return self._run(call)
+
+        return self._weights.alone(run, long=True)
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
         """The tensor that `Options.anchorTensor` calls so, from the last call."""
@@ -174,14 +177,20 @@ class PoplarExecutor(DeviceWeights):
 
     def destroy(self) -> None:
         """Drop the program; the host keeps the newest weights, in the classes they had first."""
-        self.copyWeightsToHostIfNeeded()
-        if self._update is not None:
-            self._update.connect(None)
-        self._core = self._adapter = self._expected = None
-        self._detach()
+
+        def drop() -> None:
+            self.copyWeightsToHostIfNeeded()
+            if self._update is not None:
+                self._update.connect(None)
+            self._core = self._adapter = self._expected = None
+            self._detach()
+            if self._wrapping is not None:
+                self._wrapping.remove()
+                self._wrapping = None
+
         if self._wrapping is not None:
-            self._wrapping.remove()
-            self._wrapping = None
+            note_trainers()  # the classes will not show any more that this one has trained
+        self._weights.alone(drop)
 
     def __del__(self) -> None:
         if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
@@ -196,7 +205,6 @@ class PoplarExecutor(DeviceWeights):
         if self._update is not None:
             self._wrap()
             self._update.read_again()
-        self._follow()
         named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
         inputs = self._prepared(named.values())
         adapter = TracedModel(self._traced, call)
@@ -205,7 +213,6 @@ class PoplarExecutor(DeviceWeights):
             self._attaching(),
             compilation_bar(show=self._options._show_progress_bar),
             compile_hooks(),
-            plain_classes(self._tensors()),
             core_errors(f"compiling {self._name()}", self._options),
         ):
             core = self._new_core(adapter)
@@ -214,10 +221,11 @@ class PoplarExecutor(DeviceWeights):
             check_program(core.program, self._traced, self._options, buffers)
             check_anchors(self._options, core)
         self._compile_seconds = time.perf_counter() - started
-        self._core, self._adapter, self._expected = core, adapter, ExpectedCall(call)
-        self._link.dirty = False
         if self._update is not None and self._options.connection_type != ConnectionType.Never:
-            self._update.connect(core)
+            self._update.connect(core, self._weights)
+        self._weights.compiled(core)
+        self._adapter, self._expected = adapter, ExpectedCall(call)
+        self._core = core  # last: an interrupted compilation is none
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
@@ -232,7 +240,9 @@ class PoplarExecutor(DeviceWeights):
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
         options = replace(options, replica_groups=groups)
         if update is None:
-            return CompiledModel(adapter, options, optimizer=None, own_weights=True)
+            return CompiledModel(
+                adapter, options, optimizer=None, own_weights=True, settings_stay=True
+            )
         return CompiledModel(
             adapter,
             options,
@@ -240,6 +250,7 @@ class PoplarExecutor(DeviceWeights):
             own_weights=True,
             describe=update.groups,
             live=False,
+            settings_stay=True,
         )
 
     def _run(self, call: Call) -> Any:
@@ -247,13 +258,14 @@ class PoplarExecutor(DeviceWeights):
         assert self._adapter is not None
         assert self._expected is not None
         inputs = self._prepared(self._expected.tensors(call))
+        self._say_changed_mode(self._core)
+        self._send(self._core)
         if self._update is not None:
             self._update.upload()
+            self._weights.steps_begin()  # first: a call that fails may have made some of its steps
+            self._update.steps_begin()
         with core_errors(f"running {self._name()}", self._options):
             leaves = self._core.run(inputs)
-        if self._update is not None:
-            self._link.trained()
-            self._update.stepped()
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 refuse_backward(leaf)
@@ -265,12 +277,16 @@ class PoplarExecutor(DeviceWeights):
         """Use the numbers of an optimizer, the same or another, from the next call on."""
         if self._update is None:
             raise createPoptorchError("setOptimizer is for training: this model infers only")
-        with self._link.quiet():
+        update = self._update
+
+        def use() -> None:
             self._check_strategy(optimizer)
-            self._update.replace(optimizer, compiled=self.isCompiled())
+            update.replace(optimizer, compiled=self.isCompiled())
             if self._core is not None:
                 with core_errors("setting the optimizer", self._options):
                     self._core.set_optimizer(optimizer)
+
+        self._weights.alone(use, long=True)
 
     def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
         """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""
@@ -294,16 +310,15 @@ class PoplarExecutor(DeviceWeights):
         """Let the module fetch its weights; no-op when it does so already, or is a function."""
         if self._wrapping is not None or not isinstance(self._made_from, nn.Module):
             return
-        wrapping = Wrapping(self._made_from, self._link)
-        wrapping.install()
-        self._wrapping = wrapping
+        wrapping = self._wrapping = Wrapping(self._made_from, self._weights)
+        try:
+            wrapping.install()
+        except BaseException:
+            wrapping.remove()
+            self._wrapping = None
+            raise
         self.PoptorchParameter = wrapping.parameter_class
         self.PoptorchBuffer = wrapping.buffer_class
-
-    def _tensors(self) -> list[Tensor]:
-        if not isinstance(self._traced, nn.Module):
-            return []
-        return [*self._traced.parameters(), *self._traced.buffers()]
 
     def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors without gradient; a warning where the caller's have one, or gaps."""
@@ -317,6 +332,16 @@ class PoplarExecutor(DeviceWeights):
                 self._warned_about_layout = True
             prepared.append(tensor)
         return prepared
+
+    def _say_changed_mode(self, core: CompiledModel) -> None:
+        """Warn once where train() or eval() was called since: PopTorch takes no notice."""
+        if not self._warned_about_mode and (change := core.changed_mode) is not None:
+            self._warned_about_mode = True
+            logger.warning(
+                "%s: the program goes on in the mode that it was compiled in. Call destroy() on "
+                "the executor to compile for the other one, or make an executor for each",
+                change[0].upper() + change[1:],
+            )
 
     def _name(self) -> str:
         return type(self._traced).__name__

@@ -1,6 +1,7 @@
 """Keep the optimizer that trains a model, and hold others to what was compiled in from it."""
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,7 +11,11 @@ from ipu_dynamo.whole_step.torch_optimizers import Group
 from poptorch._logging import logger
 from poptorch.optim import Optimizer, Reading, read_optimizer
 from poptorch.optimizer_state import StateOnDevice
+from poptorch.ownership import WeightsOnDevice
 from poptorch.updates import check_replacement, check_supported, groups_of
+
+# What torch's own optimizers, which do not show it, have left behind on a device.
+_left: "WeakKeyDictionary[torch.optim.Optimizer, dict[str, Tensor]]" = WeakKeyDictionary()
 
 
 class OptimizerInUse:
@@ -61,16 +66,45 @@ class OptimizerInUse:
         """The update of every group, with the numbers that are in force."""
         return groups_of(self.reading, parameters)
 
-    def connect(self, core: CompiledModel | None) -> None:
-        """Let the optimizer's state be that of a compiled model, or of none any more."""
-        self._device = None if core is None else StateOnDevice(core, self.reading)
-        self._connect()
+    def connect(self, core: CompiledModel | None, weights: WeightsOnDevice | None = None) -> None:
+        """Let the optimizer's state be that of a compiled model, or of none any more.
 
-    def _connect(self) -> None:
-        if isinstance(self.optimizer, Optimizer):
-            self.optimizer.connect(self._device)
-            if self._device is not None and not self.optimizer.ipu_state_is_dirty:
-                self.optimizer.host_state_is_dirty = True
+        A state that the optimizer has from a program before goes on in the new one.
+
+        Args:
+            weights: of the executor that compiled it, which says when the state may be read.
+        """
+        self._disconnect()
+        if core is None:
+            return
+        assert weights is not None
+        device, own = StateOnDevice(core, self.reading, weights), self.optimizer
+        if isinstance(own, Optimizer):
+            own.connect(device)
+            if own.has_state():
+                own.ipu_state_is_dirty = True
+            else:
+                own.host_state_is_dirty = True
+        elif own in _left:
+            device.write(_left[own])
+        self._device = device
+        _left.pop(own, None)  # last: what is interrupted before is done again
+
+    def _disconnect(self) -> None:
+        """Let the optimizer keep the state that the device has; where it is torch's own, for the
+        next program that it trains."""
+        device, own = self._device, self.optimizer
+        if isinstance(own, Optimizer):
+            self._release()
+        elif device is not None:
+            _left[own] = device.read_optimizer_state()["ipu_state"]
+        self._device = None
+
+    def _release(self) -> None:
+        """Let an optimizer of this package keep the state, if it is still this device's."""
+        device, own = self._device, self.optimizer
+        if device is not None and isinstance(own, Optimizer) and own.is_connected(device):
+            own.connect(None)
 
     def upload(self) -> None:
         """Write a state that the optimizer has loaded to the device."""
@@ -79,8 +113,8 @@ class OptimizerInUse:
             self._device.write(own.get_state_dict()["ipu_state"] or {})
             own.ipu_state_is_dirty, own.host_state_is_dirty = False, True
 
-    def stepped(self) -> None:
-        """Note that the device's state is newer than the optimizer's."""
+    def steps_begin(self) -> None:
+        """Note that the device's state may be newer than the optimizer's from now on."""
         if isinstance(self.optimizer, Optimizer):
             self.optimizer.host_state_is_dirty = True
 
@@ -94,15 +128,17 @@ class OptimizerInUse:
         reading = self._read(optimizer)
         if compiled:
             check_replacement(self.reading, reading)
-        another = optimizer is not self.optimizer
-        if another and isinstance(self.optimizer, Optimizer):
-            self.optimizer.connect(None)
         factor = reading.settings["loss_scaling"] / self.loss_scale
-        self.optimizer, self.reading = optimizer, reading
-        if self._device is not None:
-            self._device.follow(reading, factor)
+        another = optimizer is not self.optimizer
         if another:
-            self._connect()
+            self._release()
+        self.optimizer, self.reading, device = optimizer, reading, self._device
+        if device is not None:
+            device.follow(reading, factor)
+            if another and isinstance(optimizer, Optimizer):
+                optimizer.connect(device)
+                if not optimizer.ipu_state_is_dirty:
+                    optimizer.host_state_is_dirty = True
 
     def read_again(self) -> None:
         """Put the optimizer's present numbers in force, for a compilation."""

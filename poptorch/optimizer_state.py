@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
+from poptorch.ownership import WeightsOnDevice
 
 _FACTOR = "lossScaleUpdateFactor"
 _STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
@@ -41,10 +43,11 @@ class StateOnDevice:
     Args:
         core: the compiled model.
         reading: the optimizer's numbers that are in force.
+        weights: of the executor, which says when no step runs.
     """
 
-    def __init__(self, core: CompiledModel, reading: Reading) -> None:
-        self._core, self.reading = core, reading
+    def __init__(self, core: CompiledModel, reading: Reading, weights: WeightsOnDevice) -> None:
+        self._core, self.reading, self._weights = core, reading, weights
 
     def follow(self, reading: Reading, factor: float) -> None:
         """Take over new numbers; multiply the loss scale, which may be automatic, by `factor`."""
@@ -53,9 +56,13 @@ class StateOnDevice:
             self._core.set_loss_scale(self._core.loss_scale * factor)
 
     def read_optimizer_state(self) -> dict[str, Any]:
-        """Copies of everything, by name."""
-        tensors = {name: value.clone() for name, value in self._tensors().items()}
-        return {"ipu_state": tensors, "ipu_param": self._parameters()}
+        """Copies of everything, by name, after the step that may be running."""
+
+        def read() -> dict[str, Any]:
+            tensors = {name: value.clone() for name, value in self._tensors().items()}
+            return {"ipu_state": tensors, "ipu_param": self._parameters()}
+
+        return self._weights.alone(read)
 
     def write(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite the device's state; what is missing keeps its value, with a warning."""
@@ -69,6 +76,7 @@ class StateOnDevice:
             for own, theirs in self._names().items():
                 if own in held[name] and f"{theirs}___{name}" in state:
                     value = state[f"{theirs}___{name}"].to(held[name][own].device)
+                    _check_shape(f"{theirs}___{name}", value, held[name][own])
                     held[name][own].copy_(self._taken(value, group, name))
         self._core.reload_states()
 
@@ -183,3 +191,11 @@ class StateOnDevice:
             "scaledMomentum2": values["momentum"],
             "dampeningScaleFactor2": kept,
         }
+
+
+def _check_shape(name: str, value: Tensor, held: Tensor) -> None:
+    if value.shape != held.shape:
+        raise createPoptorchError(
+            f"The optimizer's state {name} has shape {list(value.shape)}, and the model's "
+            f"{list(held.shape)}: give the model an optimizer of its own"
+        )

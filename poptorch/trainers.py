@@ -1,51 +1,78 @@
 """Follow the executors that train tensors of a model on devices of their own."""
 
+import weakref
 from typing import Any
 
 from torch import nn
 
-from poptorch.wrapping import WeightLink, WrappedModule, WrappedTensor, Wrapping
+from poptorch.ownership import WeightsOnDevice
+from poptorch.wrapping import WrappedTensor, Wrapping
 
 
 class Trainers:
     """Who trains the tensors of a model, or of modules around or inside it.
 
-    Invariant: `_seen` has the version of each trainer's weights that the host had last.
+    Invariant: `_followed` has the version of each trainer's weights up to which changes are here,
+    or marked as what this executor's device has to get.
 
     Args:
-        model: the module; any other callable has no trainers.
-        but: the link of the executor that asks.
+        model: the module, or one that shares its tensors; any other callable has no trainers.
+        own: the weights of the executor that asks.
     """
 
-    def __init__(self, model: Any, but: WeightLink) -> None:
-        self._model, self._but = model, but
-        self._seen: dict[WeightLink, int] = {}
+    def __init__(self, model: Any, own: WeightsOnDevice) -> None:
+        self._model, self._own = model, own
+        self._followed: dict[WeightsOnDevice, int] = {}
         self._wrappings = -1
+        _all.add(self)
 
-    def fetch(self) -> bool:
-        """Bring the host's weights up to date; say whether they have been trained since."""
+    def fetch(self) -> dict[WeightsOnDevice, int]:
+        """Bring the host's weights up to date; for each trainer with news, its version.
+
+        No lock of the executor that asks may be held: two that follow each other would wait for
+        each other.
+        """
         if self._wrappings != Wrapping.installed:
             self._wrappings = Wrapping.installed
-            for link in links_of(self._model):
-                if link is not self._but:
-                    self._seen.setdefault(link, 0)
-        trained = [link for link, version in self._seen.items() if link.version != version]
-        for link in trained:
-            if (owner := link.owner) is not None:
+            self.look()
+        news = {w: w.version for w, seen in self._followed.items() if w.version != seen}
+        for weights in news:
+            if (owner := weights.owner) is not None:
                 owner.copyWeightsToHostIfNeeded()
-            self._seen[link] = link.version
-        return bool(trained)
+        return news
+
+    def look(self) -> None:
+        """Note who trains tensors of the model."""
+        for weights in trainers_of(self._model):
+            if weights is not self._own:
+                self._followed.setdefault(weights, 0)
+
+    def changed(self, news: dict[WeightsOnDevice, int]) -> frozenset[int]:
+        """The ids of the host's tensors that have got new values by that which is news."""
+        changed = (w.changed_since(self._followed[w]) for w in news)
+        return frozenset().union(*changed)
+
+    def follow(self, news: dict[WeightsOnDevice, int]) -> None:
+        """Note that news have been taken over."""
+        self._followed.update(news)
 
 
-def links_of(model: Any) -> list[WeightLink]:
-    """The links of a model and of its parameters and buffers, each once.
+_all: "weakref.WeakSet[Trainers]" = weakref.WeakSet()
 
-    A module inside a wrapped one is not wrapped itself: only its tensors show who trains it.
+
+def note_trainers() -> None:
+    """Let everybody note who trains, before somebody stops and cannot be found any more."""
+    for trainers in list(_all):
+        trainers.look()
+
+
+def trainers_of(model: Any) -> list[WeightsOnDevice]:
+    """The weights of those who train parameters or buffers of a model, each once.
+
+    Tensors show it and not modules: one inside a wrapped module is not wrapped itself.
     """
     if not isinstance(model, nn.Module):
         return []
     tensors = [*model.parameters(), *model.buffers()]
-    links = [tensor._link for tensor in tensors if isinstance(tensor, WrappedTensor)]
-    if isinstance(model, WrappedModule):
-        links.append(model._poptorch_link)
-    return list(dict.fromkeys(links))
+    wrapped = [type(tensor) for tensor in tensors if isinstance(tensor, WrappedTensor)]
+    return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))

@@ -5,32 +5,31 @@ from contextlib import contextmanager
 from typing import Any
 
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch.core_errors import core_errors
 from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
+from poptorch.ownership import WeightsOnDevice
 from poptorch.trainers import Trainers
-from poptorch.wrapping import WeightLink
 
 
 class DeviceWeights:
-    """The part of an executor that knows who has the newest weights.
-
-    Invariant: what the device has is newer than what the host has exactly while `_link.dirty`.
+    """The part of an executor that exchanges weights with its device.
 
     Args:
         options: the executor's own.
-        made_from: the user's module or function.
+        model: the module that it runs, with the user's tensors.
     """
 
     model: Any
 
-    def __init__(self, options: Options, made_from: Any) -> None:
+    def __init__(self, options: Options, model: Any) -> None:
         self._options = options
         self._core: CompiledModel | None = None
         self._attached = False
-        self._link = WeightLink(self)
-        self._trainers = Trainers(made_from, but=self._link)
+        self._weights = WeightsOnDevice(self)
+        self._trainers = Trainers(model, own=self._weights)
 
     def isCompiled(self) -> bool:
         """Whether there is a program."""
@@ -45,37 +44,58 @@ class DeviceWeights:
         raise NotImplementedError
 
     def copyWeightsToHost(self) -> None:
-        """Copy the device's parameters and buffers to the model."""
-        core = self._ready()
-        self._link.dirty = False
-        with self._link.quiet():
-            core.read_weights()
+        """Copy the device's parameters and buffers to the model.
+
+        What another executor on the same tensors has trained since stays as it is.
+        """
+        self._ready()
+        self._follow()
+
+        def copy() -> None:
+            core = self._ready()
+            self._send(core)
+            self._weights.device_wins()
+            self._weights.fetch(core)
+
+        self._weights.alone(copy)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy them if the device's are newer; say whether they were copied."""
-        if not (self.isCompiled() and self._link.dirty):
-            return False
-        self.copyWeightsToHost()
-        return True
+        """Copy those of them that are newer on the device; say whether any was."""
+
+        def copy() -> bool:
+            if self._core is None or not self._weights.newer_on_device:
+                return False
+            self._weights.fetch(self._core)
+            return True
+
+        return self._weights.alone(copy)
 
     def copyWeightsToDevice(self) -> None:
         """Copy the model's parameters and buffers to the device; the host's values win."""
-        core = self._ready()
-        self._link.dirty = False
-        with self._link.quiet():
-            core.write_weights()
+        self._ready()
+        self._follow()
+
+        def copy() -> None:
+            self._upload()
+            self._weights.uploaded()
+
+        self._weights.alone(copy)
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that `Options.updatableNamedBuffers` names to the device."""
-        core = self._ready()
+        self._ready()
         names = self._options._Popart.options.get("updatableNamedBuffers", ())
         if not names:
             raise createPoptorchError(
                 "No buffer may be copied alone: name those that change in "
                 "poptorch.Options.updatableNamedBuffers()"
             )
-        with self._link.quiet():
-            core.write_weights(names)
+
+        def copy() -> None:
+            self._weights.host_wins(names)
+            self._send(self._ready())
+
+        self._weights.alone(copy)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load weights into the model, and on to the device if there is a program on it."""
@@ -93,17 +113,26 @@ class DeviceWeights:
         )
         if self._attached:
             raise createPoptorchError("Device is already attached")
-        acquire(self._ipu_id, self)
-        self.copyWeightsToDevice()
-        self._attached = True
+        self._follow()
+        self._weights.alone(self._attach)
 
     def detachFromDevice(self) -> None:
         """Copy the weights to the host if they have changed, and release the IPUs."""
         self._ready()
         if not self._attached:
             raise createPoptorchError("Device is not attached")
+
+        def detach() -> None:
+            self.copyWeightsToHostIfNeeded()
+            self._detach()
+
+        self._weights.alone(detach)
+
+    def _attach(self) -> None:
+        acquire(self._ipu_id, self)
         self.copyWeightsToHostIfNeeded()
-        self._detach()
+        self._upload()
+        self._attached = True
 
     @contextmanager
     def _attaching(self) -> Iterator[None]:
@@ -128,9 +157,32 @@ class DeviceWeights:
         return self._options.ipu_id if self._options.exists("ipu_id") else None
 
     def _follow(self) -> None:
-        """Take over what other executors have learnt since, for tensors of the same model."""
-        if self._trainers.fetch() and self.isCompiled():
-            self.copyWeightsToDevice()
+        """Note what other executors have trained since, for the device to get before it runs."""
+        if self._weights.is_mine():
+            return  # what is going on began with it
+        news = self._trainers.fetch()
+        if not news:
+            return
+
+        def follow() -> None:
+            if self._core is not None:
+                changed = self._trainers.changed(news)
+                tensors = self._core.weights()
+                names = {name for name, tensor in tensors.items() if id(tensor) in changed}
+                self._weights.host_wins(names - self._weights.newer_on_device)
+            self._trainers.follow(news)
+
+        self._weights.alone(follow)
+
+    def _upload(self) -> None:
+        """Copy all weights of the host to the device."""
+        self._weights.host_wins()
+        self._send(self._ready())
+
+    def _send(self, core: CompiledModel) -> None:
+        """Copy what is newer on the host to the device."""
+        with core_errors("copying weights to the device", self._options):
+            self._weights.send(core)
 
     def _ready(self) -> CompiledModel:
         if self._core is None:

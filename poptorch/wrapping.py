@@ -2,73 +2,27 @@
 
 import copy
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from poptorch import ownership
 from poptorch.errors import createPoptorchError
+from poptorch.ownership import WeightsOnDevice
 
 _READ_WEIGHTS = frozenset({"_parameters", "_buffers", "forward"})
 
 
-class Owner(Protocol):
-    """The executor whose device has the newest weights."""
+class WrappedTensor:
+    """Mixin of the classes of parameters and buffers of wrapped modules.
 
-    def copyWeightsToHostIfNeeded(self) -> bool: ...
-
-    def destroy(self) -> None: ...
-
-
-class WeightLink:
-    """Connects a wrapped module, and who infers from it, with the executor that trains it.
-
-    Args:
-        owner: the executor; it is held weakly.
-
-    Attributes:
-        version: counts the calls that changed the device's weights.
-        dirty: the host's weights are older than the device's.
+    Several executors may train modules that share a tensor: its class has a layer of each.
     """
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = weakref.ref(owner)
-        self.version = 0
-        self.dirty = False
-        self._quiet = 0
-
-    @property
-    def owner(self) -> Owner | None:
-        """The executor, while it lives."""
-        return self._owner()
-
-    def trained(self) -> None:
-        """Note that the device's weights have changed."""
-        self.version += 1
-        self.dirty = True
-
-    def refresh(self) -> None:
-        """Bring the host's weights up to date; no-op inside `quiet`."""
-        if self.dirty and not self._quiet and (owner := self.owner) is not None:
-            owner.copyWeightsToHostIfNeeded()
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Let the executor's own code touch weights without fetching them."""
-        self._quiet += 1
-        try:
-            yield
-        finally:
-            self._quiet -= 1
-
-
-class WrappedTensor:
-    """Mixin of the classes of a wrapped module's parameters and buffers."""
-
-    _link: ClassVar[WeightLink]
+    _device: ClassVar[WeightsOnDevice]  # of the executor that a layer belongs to
+    _layers: "ClassVar[tuple[type[WrappedTensor], ...]]"  # in the order of wrapping
     _plain: ClassVar[type[Tensor]]
 
     @classmethod
@@ -79,8 +33,9 @@ class WrappedTensor:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        for link in {kind._link for kind in kinds if issubclass(kind, WrappedTensor)}:
-            link.refresh()
+        wrapped = [kind for kind in kinds if issubclass(kind, WrappedTensor)]
+        for layer in dict.fromkeys(layer for kind in wrapped for layer in kind._layers):
+            layer._device.refresh()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -110,22 +65,22 @@ class _WrappedBuffer(WrappedTensor, Tensor):
 class WrappedModule:
     """Mixin of the class of a wrapped module."""
 
-    _poptorch_link: ClassVar[WeightLink]
+    _poptorch_device: ClassVar[WeightsOnDevice]
     _poptorch_plain: ClassVar[type[nn.Module]]
 
     def __getattribute__(self, name: str) -> Any:
         if name in _READ_WEIGHTS:
-            object.__getattribute__(self, "_poptorch_link").refresh()
+            object.__getattribute__(self, "_poptorch_device").refresh()
         return super().__getattribute__(name)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Fetch the weights if the device has newer ones; say whether they were fetched."""
-        owner = self._poptorch_link.owner
+        owner = self._poptorch_device.owner
         return owner is not None and owner.copyWeightsToHostIfNeeded()
 
     def destroy(self) -> None:
         """Destroy the executor that trains this module."""
-        if (owner := self._poptorch_link.owner) is not None:
+        if (owner := self._poptorch_device.owner) is not None:
             owner.destroy()
 
     def __copy__(self) -> Any:
@@ -143,7 +98,7 @@ class WrappedModule:
         made: Callable[[Any], None] = lambda twin: None,
     ) -> Any:
         """A copy of the same class."""
-        self._poptorch_link.refresh()
+        self._poptorch_device.refresh()
         reduced: Any = super().__reduce_ex__(4)
         make, args, state = reduced[:3]
         twin = make(*args)
@@ -153,7 +108,7 @@ class WrappedModule:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain class, so that this package is not needed for loading."""
-        self._poptorch_link.refresh()
+        self._poptorch_device.refresh()
         reduced: Any = super().__reduce_ex__(max(protocol, 2))
         _, args, *rest = reduced
         return (object.__new__, (self._poptorch_plain, *args[1:]), *rest)
@@ -169,12 +124,12 @@ class Wrapping:
 
     installed: ClassVar[int] = 0
 
-    def __init__(self, module: nn.Module, link: WeightLink) -> None:
-        self._module, self._link = module, link
+    def __init__(self, module: nn.Module, device: WeightsOnDevice) -> None:
+        self._module, self._device = module, device
         self._plain: type[nn.Module] = type(module)
-        self._changed: list[tuple[Tensor, type[Tensor]]] = []
-        self.parameter_class = _derived("PoptorchParameter", _WrappedParameter, link)
-        self.buffer_class = _derived("PoptorchBuffer", _WrappedBuffer, link)
+        self._changed: list[Tensor] = []
+        self.parameter_class = _layer("PoptorchParameter", _WrappedParameter, device)
+        self.buffer_class = _layer("PoptorchBuffer", _WrappedBuffer, device)
 
     def install(self) -> None:
         """Change the classes.
@@ -195,37 +150,42 @@ class Wrapping:
                     f"All buffers must be an instance of torch.Tensor (Got {type(buffer)} for "
                     f"{name})"
                 )
-        for parameter in module.parameters():
-            self._change(parameter, self.parameter_class)
-        for buffer in module.buffers():
-            self._change(buffer, self.buffer_class)
-        module.__class__ = _new_class(
-            f"Poptorch{self._plain.__name__}",
-            (WrappedModule, self._plain),
-            _poptorch_link=self._link,
-            _poptorch_plain=self._plain,
-            __module__=self._plain.__module__,
-            __doc__=self._plain.__doc__,
-        )
-        Wrapping.installed += 1
+        with ownership.host_tensors():
+            for parameter in module.parameters():
+                self._change(parameter, self.parameter_class)
+            for buffer in module.buffers():
+                self._change(buffer, self.buffer_class)
+            module.__class__ = _new_class(
+                f"Poptorch{self._plain.__name__}",
+                (WrappedModule, self._plain),
+                _poptorch_device=self._device,
+                _poptorch_plain=self._plain,
+                __module__=self._plain.__module__,
+                __doc__=self._plain.__doc__,
+            )
+            Wrapping.installed += 1
 
     def remove(self) -> None:
-        """Give every object its class back."""
-        with self._link.quiet():
-            if isinstance(self._module, WrappedModule):
-                self._module.__class__ = self._plain  # type: ignore[assignment]
-            for tensor, plain in self._changed:
-                tensor.__class__ = plain
-        self._changed = []
+        """Give every object the class back that it has without this change."""
+        with ownership.host_tensors():
+            module = self._module
+            if isinstance(module, WrappedModule) and module._poptorch_device is self._device:
+                module.__class__ = self._plain  # type: ignore[assignment]
+            own = (self.parameter_class, self.buffer_class)
+            for tensor in self._changed:
+                kind: Any = type(tensor)
+                if issubclass(kind, WrappedTensor):  # else somebody has unwrapped it before
+                    others = tuple(layer for layer in kind._layers if layer not in own)
+                    tensor.__class__ = _wrapped_class(kind._plain, others)
+            self._changed = []
 
-    def _change(self, tensor: Tensor, wrapped: type[Tensor]) -> None:
-        plain = type(tensor)
-        if isinstance(tensor, WrappedTensor):
-            return  # shared with another module that is being trained
-        if plain not in (nn.Parameter, Tensor):
-            wrapped = _new_class(wrapped.__name__, (wrapped, plain), _plain=plain)
-        self._changed.append((tensor, plain))
-        tensor.__class__ = wrapped
+    def _change(self, tensor: Tensor, layer: type[Any]) -> None:
+        kind: Any = type(tensor)
+        plain, layers = kind, ()
+        if issubclass(kind, WrappedTensor):  # shared with another module that is being trained
+            plain, layers = kind._plain, kind._layers
+        self._changed.append(tensor)
+        tensor.__class__ = _wrapped_class(plain, (*layers, layer))
 
 
 def plain_copy(module: Any) -> Any:
@@ -238,22 +198,23 @@ def plain_copy(module: Any) -> Any:
     return twin
 
 
-@contextmanager
-def plain_classes(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Give wrapped tensors the classes back that the compiler knows, for a while."""
-    wrapped = [(t, type(t)) for t in tensors if isinstance(t, WrappedTensor)]
-    for tensor, kind in wrapped:
-        tensor.__class__ = kind._plain  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for tensor, kind in wrapped:
-            tensor.__class__ = kind
-
-
-def _derived(name: str, base: type[Any], link: WeightLink) -> type[Any]:
+def _layer(name: str, base: type[Any], device: WeightsOnDevice) -> type[Any]:
+    """The class of tensors that only the executor with this device has wrapped."""
     plain = nn.Parameter if issubclass(base, nn.Parameter) else Tensor
-    return _new_class(name, (base,), _link=link, _plain=plain)
+    layer: Any = _new_class(name, (base,), _device=device, _plain=plain)
+    layer._layers = (layer,)
+    return layer
+
+
+def _wrapped_class(plain: type[Any], layers: tuple[type[Any], ...]) -> type[Any]:
+    """The class of a tensor that is of class `plain` when nobody wraps it."""
+    if not layers:
+        return plain
+    own = () if plain in (nn.Parameter, Tensor) else (plain,)
+    if len(layers) == 1 and not own:
+        return layers[0]
+    bases = (*reversed(layers), *own)
+    return _new_class(layers[-1].__name__, bases, _layers=layers, _plain=plain)
 
 
 def _new_class(name: str, bases: tuple[type[Any], ...], **attributes: Any) -> type[Any]:

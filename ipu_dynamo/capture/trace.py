@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
+from ipu_dynamo.capture.composed_losses import ComposedLosses
 from ipu_dynamo.capture.constants import lift_constants
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
@@ -129,7 +130,11 @@ def trace(
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
-            with RecurrentDropout(), MixedPrecision() if mixed_precision else nullcontext():
+            with (
+                RecurrentDropout(),
+                MixedPrecision() if mixed_precision else nullcontext(),
+                ComposedLosses() if training else nullcontext(),
+            ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))

@@ -22,11 +22,12 @@ from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
-from ipu_dynamo.whole_step.initial_state import initial_tensors, loss_scale_variable
+from ipu_dynamo.whole_step.initial_state import initial_tensors, loss_scale_variable, updates
 from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
+from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.weight_aliasing import refuse_what_cannot_be_shared
 
 
@@ -47,6 +48,8 @@ class CompiledModel:
         describe: reads the optimiser's groups, given the model's parameters by name.
         live: follow the optimiser: its numbers before each call, and its state when compiling.
             Otherwise its numbers are read when compiling and by `set_optimizer` only.
+        settings_stay: the modes of modules, and which parameters need a gradient, are those of the
+            time when it was compiled, whatever becomes of them. Otherwise a change is refused.
     """
 
     def __init__(
@@ -59,10 +62,11 @@ class CompiledModel:
         own_weights: bool = False,
         describe: Describe = describe,
         live: bool = True,
+        settings_stay: bool = False,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
-        self._loss, self._own_weights = loss, own_weights
+        self._loss, self._own_weights, self._settings_stay = loss, own_weights, settings_stay
         self._link: OptimizerLink | None = None
         if optimizer is not None:
             self._link = OptimizerLink(optimizer, model, describe, live=live)
@@ -74,6 +78,8 @@ class CompiledModel:
         self._changed_inputs: set[str] = set()  # inputs that the model changes in place
         self._lossy_inputs: set[str] = set()  # of which a warning told that numbers are lost
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
+        self._unchanged: UnchangedModel | None = None
+        self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
     def program(self) -> Program:
@@ -170,12 +176,9 @@ class CompiledModel:
             tensors: those of the arguments, in the order in which flattening finds them.
         """
         compiled, executable = self._ready()
-        for name, tensor, address in self._watched:
-            if tensor.data_ptr() != address:
-                raise InputError(
-                    f"{name} lies in other memory than when the program was compiled",
-                    hint="change it in place (copy_, load_state_dict), or compile again",
-                )
+        self._check_model()
+        if self._state_to_write:
+            self.write_optimizer_state()
         if self._link is not None:
             self._link.before_step()
         names = compiled.input_names
@@ -198,12 +201,42 @@ class CompiledModel:
         """
         self._training().set(optimizer)
 
-    def read_weights(self) -> None:
-        """Copy parameters and buffers from the program to the model."""
-        self._exchange(to_model=True)
+    def weights(self) -> dict[str, Tensor]:
+        """The model's tensors that `read_weights` and `write_weights` exchange, by name."""
+        compiled, _ = self._ready()
+        kinds = {v.name: v.kind for v in compiled.program.variables}
+        return {
+            name: tensor
+            for name, tensor in compiled.tensors.items()
+            if kinds.get(name) in ("parameter", "buffer")
+        }
+
+    @property
+    def written(self) -> frozenset[str]:
+        """Which of `weights` a call may change: what the optimiser updates, and buffers."""
+        program = self.program
+        updated = [name for update in updates(program) for name in update.parameters]
+        return frozenset((*updated, *(v.name for v in program.variables if v.kind == "buffer")))
+
+    @property
+    def changed_mode(self) -> str | None:
+        """What module is in another mode than when it was compiled, in words; None: all are in
+        the mode that they had."""
+        return self._unchanged.changed_mode() if self._unchanged is not None else None
+
+    def read_weights(self, names: Collection[str] | None = None) -> None:
+        """Copy parameters and buffers, or those with the given names, from the program to the
+        tensors that the model had when it was compiled."""
+        self._exchange(to_model=True, names=names)
 
     def write_weights(self, names: Collection[str] | None = None) -> None:
-        """Copy parameters and buffers, or those with the given names, to the program."""
+        """Copy parameters and buffers, or those with the given names, to the program.
+
+        Raises:
+            InputError: one of the model was replaced since it was compiled.
+        """
+        if self._unchanged is not None:
+            self._unchanged.check_tensors()
         self._exchange(to_model=False, names=names)
 
     def read_optimizer_state(self) -> None:
@@ -212,12 +245,37 @@ class CompiledModel:
         link.read_state(compiled.program, executable)
 
     def write_optimizer_state(self) -> None:
-        """Take over the state that the torch optimiser holds, for instance from a checkpoint."""
-        self._training().write_state(*self._ready())
+        """Take over the state that the torch optimiser holds, for instance from a checkpoint.
+
+        If it is interrupted, the next call does it first.
+        """
+        link, (compiled, executable) = self._training(), self._ready()
+        self._state_to_write = True
+        link.write_state(compiled, executable)
+        self._state_to_write = False
 
     def reload_states(self) -> None:
         """Take notice that tensors of `states` were overwritten."""
         self.executable.reload_states()
+
+    def _check_model(self) -> None:
+        """Hold the model to what it was when it was compiled.
+
+        Raises:
+            InputError: a tensor or module was replaced, lies elsewhere, or has another setting.
+        """
+        assert self._unchanged is not None
+        self._unchanged.check_tensors()
+        if not self._settings_stay:
+            self._unchanged.check_mode()
+            if self.training:
+                self._unchanged.check_trainable()
+        for name, tensor, address in self._watched:
+            if tensor.data_ptr() != address:
+                raise InputError(
+                    f"{name} lies in other memory than when the program was compiled",
+                    hint="change it in place (copy_, load_state_dict), or compile again",
+                )
 
     def _training(self) -> OptimizerLink:
         if self._link is None:
@@ -284,6 +342,7 @@ class CompiledModel:
         ]
         if link is not None:
             link.take(reading)
+        self._unchanged, self._state_to_write = UnchangedModel(self.model), False
         self._engine, self._expected = engine, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
 

@@ -55,9 +55,14 @@ class OptimizerLink:
     ) -> None:
         self.optimizer, self.live = optimizer, live
         self.groups: tuple[Group, ...] = ()
-        self.has_newer_state = False  # the program made steps that the optimiser does not know
+        self._steps = self._known_steps = 0  # that began; after which the state was exchanged last
         self._model, self._describe = model, describe
         self._numbers: list[list[Any]] = []
+
+    @property
+    def has_newer_state(self) -> bool:
+        """Whether the program has made steps that the optimiser does not know."""
+        return self._steps != self._known_steps
 
     def read(self) -> Reading:
         """The optimiser's groups as they are now, for a new program."""
@@ -85,7 +90,7 @@ class OptimizerLink:
             if _numbers_of(self.optimizer) != self._numbers:
                 self.set(self.optimizer)
             mark_stepped(self.optimizer)
-            self.has_newer_state = True
+            self._steps += 1
 
     def known(self, reading: Reading) -> tuple[States, dict[str, Tensor]]:
         """What a new program goes on from: states of the optimiser, and of its loss scale."""
@@ -96,12 +101,13 @@ class OptimizerLink:
 
     def read_state(self, program: Program, executable: Executable) -> None:
         """Write the state on the IPUs into the torch optimiser."""
+        steps = self._steps  # of another thread's meanwhile, it is not known whether they are read
         held = states_of(program, executable)
         export_state(held, self.groups, self.optimizer, self._parameters())
         names = loss_scale_states(program)
         scale = {key: executable.whole(name) for key, name in names.items()}
         export_loss_scale(scale, self.optimizer)
-        self.has_newer_state = False
+        self._known_steps = steps
 
     def write_state(self, compiled: Compiled, executable: Executable) -> None:
         """Take over the state that the torch optimiser holds."""
@@ -114,7 +120,7 @@ class OptimizerLink:
         for name in (*states, *loss_scale_states(program).values()):
             executable.whole(name).copy_(fresh[name])
         executable.reload_states()
-        self.has_newer_state = False
+        self._known_steps = self._steps
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {}

@@ -8,6 +8,7 @@ import torch
 
 from poptorch.errors import require
 from poptorch.optim.variable import VariableAttributes
+from poptorch.versions import Versions
 
 State = dict[str, Any]
 _ACCUMULATION_TYPES = (torch.float16, torch.float32)
@@ -25,18 +26,14 @@ class Optimizer(torch.optim.Optimizer):
     """The part that the optimizers of this package share.
 
     An executor that trains with an optimizer calls `connect` once, sets `host_state_is_dirty`
-    after each training call, and before a call uploads `get_state_dict()` and clears
+    before each training call, and before that uploads `get_state_dict()` and clears
     `ipu_state_is_dirty` where that is set.
-
-    Invariant: not both flags are set. `ipu_state_is_dirty`: the device's copy is out of date;
-    `host_state_is_dirty`: the host's copy is.
     """
 
     _OWN: ClassVar[Mapping[str, Any]] = {}  # arguments that torch's class lacks -> defaults
 
     variable_attrs: VariableAttributes
-    ipu_state_is_dirty: bool
-    host_state_is_dirty: bool
+    _versions: Versions
     _device: DeviceState | None
     _ipu: State
 
@@ -65,7 +62,7 @@ class Optimizer(torch.optim.Optimizer):
         self.variable_attrs = VariableAttributes(given, {*self.defaults, *arguments})
         self._device = None
         self._ipu = dict.fromkeys(_KEYS)
-        self.ipu_state_is_dirty = self.host_state_is_dirty = False
+        self._versions = Versions()
 
     def _check_accumulation_types(self) -> None:
         for name in self._OWN:
@@ -78,10 +75,38 @@ class Optimizer(torch.optim.Optimizer):
 
     # the device's state
 
+    @property
+    def ipu_state_is_dirty(self) -> bool:
+        """Whether the device's copy of the state is older than the host's."""
+        return self._versions.device < self._versions.host
+
+    @ipu_state_is_dirty.setter
+    def ipu_state_is_dirty(self, older: bool) -> None:
+        if older:
+            self._versions.host_changes()
+        elif self.ipu_state_is_dirty:
+            self._versions.device = self._versions.host
+
+    @property
+    def host_state_is_dirty(self) -> bool:
+        """Whether the host's copy of the state is older than the device's."""
+        return self._versions.host < self._versions.device
+
+    @host_state_is_dirty.setter
+    def host_state_is_dirty(self, older: bool) -> None:
+        if older:
+            self._versions.device_changes()
+        elif self.host_state_is_dirty:
+            self._versions.host = self._versions.device
+
     def connect(self, device: DeviceState | None) -> None:
         """Let `device` hold the state from now on; None: nobody, after a last read."""
         self.get_state_dict()
         self._device = device
+
+    def is_connected(self, device: DeviceState) -> bool:
+        """Whether `device` holds the state."""
+        return self._device is device
 
     def has_state(self) -> bool:
         """Whether there is a state that came from a device or a checkpoint."""
@@ -90,9 +115,10 @@ class Optimizer(torch.optim.Optimizer):
     def get_state_dict(self) -> State:
         """The device's state, read from it where that is newer; Nones where there is none."""
         if self.host_state_is_dirty and self._device is not None:
+            version = self._versions.device  # steps of another thread meanwhile leave it dirty
             state = self._device.read_optimizer_state()
             self._ipu = {key: state[key] for key in _KEYS}
-            self.host_state_is_dirty = False
+            self._versions.host = version
         return dict(self._ipu)
 
     def set_state_dict(self, state: State) -> None:
@@ -108,7 +134,7 @@ class Optimizer(torch.optim.Optimizer):
                 "the model was compiled"
             )
         self._ipu = {key: state[key] for key in _KEYS}
-        self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
+        self._versions.host_changes()
 
     def state_dict(self) -> State:
         """Torch's state and groups, and `ipu_state` and `ipu_param` of the device."""
@@ -123,13 +149,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: self.__dict__[name] for name in self._OWN}
+        state, versions = self.get_state_dict(), Versions()
+        if self.has_state():
+            versions.host_changes()
         return {
             **super().__getstate__(),
             **own,
             "variable_attrs": self.variable_attrs.copy(),
-            "_ipu": self.get_state_dict(),
-            "ipu_state_is_dirty": self.has_state(),
-            "host_state_is_dirty": False,
+            "_ipu": state,
+            "_versions": versions,
             "_device": None,
         }
 

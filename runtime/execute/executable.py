@@ -110,7 +110,8 @@ class Executable:
         self._engine, self._loop = engine, loop
         self.linked: LinkedRun | None = None
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
-            self.linked = LinkedRun(program, engine, self._tensors, threads)
+            own = {name: self.tensor(name) for name in self._tensors}
+            self.linked = LinkedRun(program, engine, own, threads)
             self.linked.prepare(numbers)
         self._constants = constant_variables(program) if own_tensors else frozenset()
         self._turns = [] if self.linked else in_turns(self._prepare(loop, engine))

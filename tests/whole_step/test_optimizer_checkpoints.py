@@ -1,6 +1,7 @@
 """Check that torch's checkpoints see what a program holds, and that unequal ones are refused."""
 
 import copy
+import itertools
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import CompileError, InputError, Options, compile_inference, compile_training
+from ipu_dynamo.whole_step import optimizer_sync
 
 EAGER = Options("eager")
 
@@ -47,6 +49,50 @@ def test_training_resumes_from_a_checkpoint(make):
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     assert [step(*data()) for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_an_interrupted_load_is_finished_by_the_next_step(make, after, monkeypatch):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = make(model.parameters())
+    step = compile_training(model, optimizer, EAGER)
+    for _ in range(3):
+        step(*data())
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = [step(*data()) for _ in range(2)]
+    model.load_state_dict(saved[0])
+    real, count = torch.Tensor.copy_, itertools.count()
+
+    def copy_(self, *args, **kwargs):
+        if next(count) == after:
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", copy_)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.load_state_dict(saved[1])
+    assert [step(*data()) for _ in range(2)] == expected
+
+
+def test_steps_of_another_thread_leave_the_optimizer_to_be_read_again(monkeypatch):
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    step = compile_training(model, optimizer, EAGER)
+    step(*data())
+    real = optimizer_sync.export_loss_scale  # what is read last
+
+    def meanwhile(*args):
+        monkeypatch.undo()
+        step(*data())
+        real(*args)
+
+    monkeypatch.setattr(optimizer_sync, "export_loss_scale", meanwhile)
+    optimizer.state_dict()
+    (count,) = {float(state["step"]) for state in optimizer.state_dict()["state"].values()}
+    assert count == 2
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)

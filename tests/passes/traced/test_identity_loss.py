@@ -96,6 +96,22 @@ def test_factor_after_a_torch_loss_is_not_differentiated():
     assert node.target is torch.ops.aten.mse_loss.default
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: torch.nn.KLDivLoss(reduction="batchmean")(x, Y),
+        lambda x: F.kl_div(x, Y, None, None, "batchmean"),
+        lambda x: F.mse_loss(x, Y, weight=Y),
+        lambda x: F.mse_loss(x, Y, reduction="sum", weight=Y),
+        lambda x: F.mse_loss(x, Y, reduction="none", weight=Y),
+    ],
+)
+def test_the_value_of_a_loss_of_several_operators_is_the_loss(loss):
+    _, capture = loss_of(loss, X)
+    (returned,) = capture.returned
+    assert returned is capture.loss
+
+
 def test_metric_under_no_grad_counts_as_a_loss():
     def model(x, y):
         with torch.no_grad():

@@ -229,3 +229,27 @@ def test_a_compiled_model_has_its_groups():
         inference.w.replicaGrouping(NoGrouping, 0, ONE)
     inference.destroy()
     inference.w.replicaGrouping(Consecutive, 1, ONE)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize(("kind", "mode"), [(NoGrouping, EACH), (Consecutive, ONE)])
+def test_one_replica_has_its_slice_in_a_fused_step(kind, mode, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "inductor")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.arange(12.0).view(1, 3, 4) / 12)
+
+        def forward(self, x):
+            return poptorch.identity_loss((x @ self.w).square(), "sum")
+
+    model = Net()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(1), optimizer)
+    executor.w.replicaGrouping(kind, 1, mode)
+    x = torch.rand(2, 3)
+    executor(x)
+    (x @ reference.w[0]).square().sum().backward()
+    torch.testing.assert_close(model.w, reference.w - 0.1 * reference.w.grad)

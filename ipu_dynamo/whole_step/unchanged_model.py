@@ -1,0 +1,114 @@
+"""Notice that a model is no longer the one that its program was compiled from.
+
+Most checks find nothing: they run over all of a model without a line of Python for each tensor.
+"""
+
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.errors import InputError
+
+_IN_PLACE = "change values in place (copy_, load_state_dict without assign), or compile again"
+_END = object()
+_requires_grad, _training = attrgetter("requires_grad"), itemgetter("training")
+
+
+class _Slot(NamedTuple):
+    """What a module held under a name when it was compiled."""
+
+    held: dict[str, Any]  # the module's own dictionary
+    name: str
+    value: object
+    what: str  # for errors: "parameter fc.weight"
+
+
+class UnchangedModel:
+    """The tensors, submodules and modes that a model had when it was compiled.
+
+    Args:
+        model: a callable that is no module has none of these.
+    """
+
+    def __init__(self, model: Model) -> None:
+        modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+        self._slots = [
+            _Slot(held, name, value, f"{kind} {path}.{name}" if path else f"{kind} {name}")
+            for path, module in modules.items()
+            for kind, held in (
+                ("parameter", module._parameters),
+                ("buffer", module._buffers),
+                ("module", module._modules),
+            )
+            for name, value in held.items()
+        ]
+        self._dictionaries = list({id(slot.held): slot.held for slot in self._slots}.values())
+        self._values = [*(slot.value for slot in self._slots), _END]
+        self._paths = list(modules)
+        self._attributes = [vars(module) for module in modules.values()]
+        self._modes = [module.training for module in modules.values()]
+        named = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+        self._names, self._parameters = list(named), list(named.values())
+        self._trainable = [parameter.requires_grad for parameter in self._parameters]
+
+    def check_tensors(self) -> None:
+        """Hold the model to the tensors and submodules that it had.
+
+        Raises:
+            InputError: one was replaced or removed.
+        """
+        values = chain.from_iterable(map(dict.values, self._dictionaries))
+        if all(map(is_, chain(values, (_END,)), self._values)):
+            return
+        for held, name, value, what in self._slots:  # some may only have been added
+            if held.get(name) is not value:
+                raise InputError(
+                    f"{what} is not the one that the program was compiled with: it was "
+                    "replaced or removed",
+                    hint=_IN_PLACE,
+                )
+
+    def check_trainable(self) -> None:
+        """Hold parameters to whether they need a gradient.
+
+        Raises:
+            InputError: `requires_grad` of one has changed.
+        """
+        if all(map(is_, map(_requires_grad, self._parameters), self._trainable)):
+            return
+        for name, parameter, wanted in zip(
+            self._names, self._parameters, self._trainable, strict=True
+        ):
+            if parameter.requires_grad != wanted:
+                raise InputError(
+                    f"parameter {name} had requires_grad={wanted} when the program was compiled, "
+                    f"and has {parameter.requires_grad} now",
+                    hint="set it back, or compile again",
+                )
+
+    def changed_mode(self) -> str | None:
+        """What module is in another mode than it was; None: all are in theirs."""
+        if all(map(is_, map(_training, self._attributes), self._modes)):
+            return None
+        modules = zip(self._paths, self._attributes, self._modes, strict=True)
+        path, was_training = next(
+            (path, mode) for path, held, mode in modules if held["training"] is not mode
+        )
+        was, now = ("train", "eval") if was_training else ("eval", "train")
+        what = f"module {path}" if path else "the model"
+        return f"{what} is in {now} mode, and was in {was} mode when it was compiled"
+
+    def check_mode(self) -> None:
+        """Hold modules to train or eval mode.
+
+        Raises:
+            InputError: one is in the other mode.
+        """
+        if (change := self.changed_mode()) is not None:
+            raise InputError(
+                f"{change}, which decided what dropout and batch norm do in the program",
+                hint="call train() or eval() first, or compile again",
+            )

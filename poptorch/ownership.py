@@ -1,0 +1,166 @@
+"""Know which of two copies of a model's weights is newer, the host's or an executor's.
+
+An executor has copies of its model's weights on its device. Steps change these, the user changes
+those of the host, and other executors on the same tensors have copies of their own.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+
+_Result = TypeVar("_Result")
+_NONE: frozenset[str] = frozenset()
+
+
+class Owner(Protocol):
+    """An executor, as far as those who read its model's weights need it."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool: ...
+
+    def destroy(self) -> None: ...
+
+
+class WeightsOnDevice:
+    """The weights that one executor has on its device.
+
+    Invariant: no name is in both sets. A name is in its set before the newer value can be there,
+    and leaves it when the other side has the value: a step that fails, or a copy that is
+    interrupted, leaves what has to be copied.
+
+    Args:
+        owner: the executor; it is held weakly.
+
+    Attributes:
+        version: counts what others have to follow: training calls, and uploads by the user.
+        newer_on_device: what the host has to fetch before somebody looks at it.
+        newer_on_host: what the device has to get before it runs.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = weakref.ref(owner)
+        self.version = 0
+        self.newer_on_device = self.newer_on_host = _NONE
+        self._names = self._written = _NONE  # of the program: all, and those that calls change
+        self._tensors: frozenset[int] = frozenset()  # ids of the host's, ever exchanged
+        self._trained: frozenset[int] = frozenset()  # those of them that calls change
+        self._trained_version = self._uploaded_version = 0
+        self._make_locks()
+        _all.add(self)
+
+    @property
+    def owner(self) -> Owner | None:
+        """The executor, while it lives."""
+        return self._owner()
+
+    # threads
+
+    def alone(self, action: Callable[[], _Result], *, long: bool = False) -> _Result:
+        """Do something while no other thread uses the device.
+
+        Args:
+            long: a call or a compilation, which lets threads that wait for weights go first, so
+                that a loop of calls does not keep them waiting for ever.
+        """
+        if self.is_mine():
+            return action()
+        # The interpreter looks for interrupts between calls: it is in the `with` of a lock of
+        # Python's own that none can come between taking the lock and remembering to release it.
+        if long:
+            with self._queue:
+                pass
+            with self._lock:
+                return action()
+        with self._queue, self._lock:
+            return action()
+
+    def is_mine(self) -> bool:
+        """Whether this thread is inside `alone`."""
+        return bool(self._lock._is_owned())
+
+    def _make_locks(self) -> None:
+        self._lock: Any = threading.RLock()
+        self._queue = threading.Lock()  # held while waiting for the other one
+
+    # what happens
+
+    def compiled(self, core: CompiledModel) -> None:
+        """Note that there is a program, which has the host's weights."""
+        tensors = core.weights()
+        self._names, self._written = frozenset(tensors), core.written & frozenset(tensors)
+        self._tensors |= {id(tensor) for tensor in tensors.values()}
+        self._trained |= {id(tensors[name]) for name in self._written}
+        self.newer_on_device = self.newer_on_host = _NONE
+
+    def steps_begin(self) -> None:
+        """Note that a call may change the device's weights, complete or not."""
+        self.version += 1
+        self._trained_version = self.version
+        if self.newer_on_device is not self._written:
+            self.newer_on_device |= self._written
+
+    def device_wins(self) -> None:
+        """Let the host get all of the device's weights."""
+        self.newer_on_device = self._names - self.newer_on_host
+
+    def host_wins(self, names: Collection[str] | None = None) -> None:
+        """Let the device get the host's weights, all of them or those with the given names."""
+        names = self._names if names is None else self._names & frozenset(names)
+        self.newer_on_host |= names
+        self.newer_on_device -= names
+
+    def uploaded(self) -> None:
+        """Note that others have to follow what the user has put on the device."""
+        self.version += 1
+        self._uploaded_version = self.version
+
+    def changed_since(self, version: int) -> frozenset[int]:
+        """The ids of the host's tensors that have got new values on this device since."""
+        changed = self._trained if self._trained_version > version else frozenset()
+        return changed | self._tensors if self._uploaded_version > version else changed
+
+    # copying
+
+    def fetch(self, core: CompiledModel) -> None:
+        """Copy to the host what is newer on the device."""
+        if names := self.newer_on_device:
+            with host_tensors(), torch._C.DisableTorchFunctionSubclass():
+                core.read_weights(names)
+            self.newer_on_device = _NONE
+
+    def send(self, core: CompiledModel) -> None:
+        """Copy to the device what is newer on the host."""
+        if names := self.newer_on_host:
+            with host_tensors(), torch._C.DisableTorchFunctionSubclass():
+                core.write_weights(names)
+            self.newer_on_host = _NONE
+
+    def refresh(self) -> None:
+        """Bring the host's weights up to date; the executor's own code sees them as they are."""
+        if self.newer_on_device and not self.is_mine() and (owner := self.owner) is not None:
+            owner.copyWeightsToHostIfNeeded()
+
+
+def host_tensors() -> AbstractContextManager[bool]:
+    """The lock to hold while weights of the host are copied, or change their class."""
+    return _locks[0]
+
+
+_locks = [threading.RLock()]
+_all: "weakref.WeakSet[WeightsOnDevice]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Free a child process of locks that threads hold which it has not."""
+    _locks[0] = threading.RLock()
+    for weights in list(_all):
+        weights._make_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,16 @@
+"""Count what has happened to two copies of the same values: the host's and the device's."""
+
+
+class Versions:
+    """Which of two copies of the same values is newer: the one with the greater number."""
+
+    def __init__(self) -> None:
+        self.host = self.device = 0
+
+    def host_changes(self) -> None:
+        """Note that the host's copy gets values that the device has not."""
+        self.host = max(self.host, self.device) + 1
+
+    def device_changes(self) -> None:
+        """Note that the device's copy gets values that the host has not."""
+        self.device = max(self.host, self.device) + 1

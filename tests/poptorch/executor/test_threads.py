@@ -1,0 +1,206 @@
+"""Check what other threads see of an executor's weights, and that they wait for each other."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch.ownership import WeightsOnDevice
+from tests.poptorch.executor.models import Weighted
+
+ONE = torch.ones(1)
+SECONDS = 20.0  # a thread that waits longer waits for ever
+
+
+class Many(nn.Module):
+    """Every weight is -4k after k calls with four device iterations."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.ParameterList(torch.zeros(16, 16) for _ in range(6))
+
+    def forward(self, x):
+        return poptorch.identity_loss(sum(w.sum() for w in self.w) + 0 * x.sum(), "none")
+
+
+def trainer(model, iterations=1):
+    options = poptorch.Options().deviceIterations(iterations)
+    return poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
+    )
+
+
+def in_thread(action):
+    """Start a thread; what it gives, and a function that waits for it."""
+    results = []
+
+    def run():
+        try:
+            results.append(action())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def wait():
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "the thread waits for ever"
+        (result,) = results
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    return wait
+
+
+def test_weights_read_in_another_thread_are_whole_and_new():
+    model = Many()
+    executor = trainer(model, iterations=4)
+    x = torch.ones(4, 2)
+    executor(x)
+    calls, done, reads = [1], threading.Event(), []
+
+    def read():
+        while not done.is_set():
+            begun = calls[0]
+            values = torch.stack([v.clone() for v in model.state_dict().values()]).unique()
+            reads.append((begun, [-v / 4 for v in values.tolist()]))
+
+    wait = in_thread(read)
+    for _ in range(60):
+        executor(x)
+        calls[0] += 1
+    done.set()
+    wait()
+    assert len(reads) > 1
+    for begun, seen in reads:
+        assert len(seen) == 1
+        assert seen[0] >= begun
+
+
+@pytest.mark.parametrize("look", ["weights", "optimizer"])
+def test_a_look_during_a_call_waits_for_its_end(look, monkeypatch):
+    model = Weighted()
+    optimizer = poptorch.optim.Adam(model.parameters(), lr=1.0)
+    executor = poptorch.trainingModel(model, None, optimizer)
+    executor(ONE)
+    inside, go, run = threading.Event(), threading.Event(), CompiledModel.run
+
+    def slow(self, tensors):
+        inside.set()
+        assert go.wait(SECONDS)
+        return run(self, tensors)
+
+    monkeypatch.setattr(CompiledModel, "run", slow)
+    waits = [in_thread(lambda: executor(ONE))]
+    assert inside.wait(SECONDS)
+    if look == "weights":
+        waits.append(in_thread(lambda: model.w.tolist()))
+    else:
+        waits.append(in_thread(lambda: float(optimizer.state_dict()["ipu_state"]["Step___w"])))
+    time.sleep(0.05)
+    go.set()
+    waits[0]()
+    seen = waits[1]()
+    assert seen == (model.w.tolist() if look == "weights" else 2.0)
+    assert model.w.item() == pytest.approx(-1.0)
+
+
+def test_who_waits_for_weights_goes_before_the_next_call():
+    executor = trainer(Weighted())
+    weights, order = executor._weights, []
+    waits = []
+
+    def call():
+        waits.append(in_thread(lambda: weights.alone(lambda: order.append("look"))))
+        until = time.monotonic() + SECONDS
+        while not weights._queue.locked() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    weights.alone(call, long=True)
+    weights.alone(lambda: order.append("call"), long=True)
+    waits[0]()
+    assert order == ["look", "call"]
+
+
+def test_calls_of_one_executor_from_several_threads_are_made_in_turn():
+    model = Weighted(0.0)
+    executor = trainer(model)
+    executor.compile(ONE)
+
+    def train():
+        for _ in range(20):
+            executor(ONE)
+
+    for wait in [in_thread(train) for _ in range(3)]:
+        wait()
+    assert model.w == -60
+
+
+def test_two_executors_that_follow_each_other_do_not_wait_for_each_other():
+    model = Weighted()
+    executors = [trainer(nn.Sequential(model)), trainer(nn.Sequential(model))]
+    for executor in executors:
+        executor(ONE)
+
+    def train(executor):
+        for _ in range(30):
+            executor(ONE)
+            model.state_dict()
+
+    for wait in [in_thread(lambda e=e: train(e)) for e in executors]:
+        wait()
+
+
+def test_one_thread_infers_while_another_trains():
+    model = Weighted(0.0)
+    training, follower = trainer(model), poptorch.inferenceModel(model)
+    training(ONE)
+    follower(ONE)
+    calls, results = [1], []
+
+    def infer():
+        for _ in range(20):
+            results.append((calls[0], -float(follower(ONE))))
+
+    wait = in_thread(infer)
+    for _ in range(20):
+        training(ONE)
+        calls[0] += 1
+    wait()
+    assert all(seen >= begun for begun, seen in results)
+
+
+def test_hooks_of_a_compilation_may_look_at_weights():
+    model = Weighted()
+    executor = trainer(model)
+    seen = []
+    handle = poptorch.registerPreCompileHook(lambda: seen.append(model.state_dict()["w"].item()))
+    try:
+        executor(ONE)
+    finally:
+        handle.remove()
+    assert seen == [1.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_during_a_call_does_not_wait_for_it():
+    weights = WeightsOnDevice(trainer(Weighted()))
+    inside, go = threading.Event(), threading.Event()
+    wait = in_thread(lambda: weights.alone(lambda: (inside.set(), go.wait(SECONDS)), long=True))
+    assert inside.wait(SECONDS)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends a child that waits
+        os._exit(weights.alone(lambda: 7))
+    go.set()
+    wait()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
