@@ -19,7 +19,7 @@ from poptorch.blocks import (
     removeBlocks,
 )
 from poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
-from poptorch.dataloader import DataLoader
+from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -61,6 +61,7 @@ from poptorch.strategies import (
 from poptorch.tracing import isRunningOnIpu
 
 __all__ = [
+    "AsynchronousDataAccessor",
     "AutoStage",
     "BeginBlock",
     "Block",

@@ -1,5 +1,6 @@
 """Take structures of tensors apart and put them together, classes of the user's included."""
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -57,6 +58,19 @@ def custom_parser(data_type: type) -> ICustomArgParser | None:
         if issubclass(data_type, known):
             return parser
     return None
+
+
+def picklable_parsers() -> dict[type, ICustomArgParser]:
+    """The parsers that another process can get, by class."""
+    return {known: parser for known, parser in _parsers.items() if _picklable((known, parser))}
+
+
+def _picklable(thing: object) -> bool:
+    try:
+        pickle.dumps(thing)
+    except Exception:  # whatever a class of the user raises
+        return False
+    return True
 
 
 def tensors_of(struct: Any) -> Iterator[Any]:

@@ -1,15 +1,20 @@
 """Load data in items of as many samples as one call of a model consumes."""
 
-from typing import Any
+from collections.abc import Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from poptorch._logging import logger
+from poptorch.data.accessor import AsynchronousDataAccessor
+from poptorch.data.sampling import Batches, GroupedBatches, ProcessSampler, concatenated
+from poptorch.data.source import Source, items
 from poptorch.enums import DataLoaderMode
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
-from poptorch.sampling import Batches, GroupedBatches, ProcessSampler, concatenated
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -23,15 +28,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         dataset: map-style or iterable.
         batch_size: samples of one micro-batch; None passes samples through as they are.
         shuffle: draw a new order for every epoch.
-        num_workers: processes that load; 0 loads in this one.
+        num_workers: processes that load; 0 loads in this one, or in that of `mode`.
         drop_last: leave out an incomplete last item.
         persistent_workers: keep workers between epochs; None keeps them if there are any.
         auto_distributed_partitioning: divide a map-style data set among processes.
-        mode: Sync. Async and AsyncRebatched are not available yet.
-        async_options, rebatched_worker_size: of the other modes.
+        mode: Sync makes items when they are asked for; Async makes them ahead, in a process beside
+            this one (see `AsynchronousDataAccessor`: an item is valid until the next one is asked
+            for); AsyncRebatched does too, and joins what workers have left over to whole items.
+        async_options: arguments of the accessor by name, but for `rebatched_size`.
+        rebatched_worker_size: samples that workers of AsyncRebatched load at a time; None: as many
+            as an item has.
         batch_sampler: gives lists of indices; several of its batches make an item.
         kwargs: more arguments of `torch.utils.data.DataLoader`.
     """
+
+    _accessor: AsynchronousDataAccessor | None = None
 
     def __init__(
         self,
@@ -52,6 +63,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         require(isinstance(options, Options), f"options must be poptorch.Options, got {options!r}")
         options._freeze()
         self._options = options
+        self._mode, self._drop_last = DataLoaderMode(mode), drop_last
         batches_per_item = _batches_per_item(options)
         partition = auto_distributed_partitioning and options.Distributed.numProcesses > 1
         shuffle = bool(shuffle)
@@ -60,7 +72,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             batch_size = getattr(batch_sampler, "batch_size", None)
         item_size = None if batch_size is None else batch_size * batches_per_item
         self._combined_batch_size = item_size
-        _check_mode(mode, async_options, rebatched_worker_size, item_size)
+        async_options = async_options or {}
+        cut = _cut(self._mode, item_size, drop_last, async_options, rebatched_worker_size)
 
         if isinstance(dataset, IterableDataset):
             _check_iterable(partition, num_workers, kwargs.get("worker_init_fn"))
@@ -72,8 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 dataset = Batches(dataset, kwargs.pop("collate_fn", None) or default_collate)
                 kwargs["collate_fn"] = concatenated
         else:
-            kwargs["batch_size"] = item_size
-            kwargs["drop_last"] = drop_last and item_size is not None
+            kwargs["batch_size"] = item_size if cut is None else cut.worker_size
+            kwargs["drop_last"] = drop_last and item_size is not None and cut is None
             if partition:
                 kwargs["sampler"] = _process_sampler(
                     options, dataset, item_size, shuffle, drop_last, kwargs.get("sampler")
@@ -89,6 +102,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             else persistent_workers,
             **kwargs,
         )
+        if self._mode != DataLoaderMode.Sync:
+            self._accessor = AsynchronousDataAccessor(
+                self, rebatched_size=None if cut is None else cut.size, **async_options
+            )
 
     @property
     def options(self) -> Options:
@@ -102,6 +119,61 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def terminate(self) -> None:
         """Stop loading in the background. In mode Sync nothing does."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if self._accessor is None else iter(self._accessor)
+
+    def __len__(self) -> int:
+        return super().__len__() if self._accessor is None else len(self._accessor)
+
+    def _source(self, rebatched_size: int | None) -> Source:
+        """What an accessor makes its items of, and how many."""
+        if self._accessor is not None:
+            raise createPoptorchError(
+                "the loader is asynchronous already: iterate over it, or make it with "
+                "DataLoaderMode.Sync"
+            )
+        require(
+            rebatched_size is not None or self._drop_last or self._combined_batch_size in (None, 1),
+            "drop_last=False may make a last item with fewer samples: pass rebatched_size",
+        )
+        loader = self if self._mode == DataLoaderMode.Sync else self._synchronous()
+        return Source(
+            loader,
+            partial(loader._length, rebatched_size),
+            keep_rest=not self._drop_last and self.batch_sampler is not None,
+        )
+
+    def _synchronous(self) -> "DataLoader":
+        """A loader of the same batches that makes them when they are asked for.
+
+        It has no more than this class needs: a subclass may not be complete yet.
+        """
+        loader = object.__new__(DataLoader)
+        loader.__dict__.update(self.__dict__, _mode=DataLoaderMode.Sync)
+        return loader
+
+    def _length(self, rebatched_size: int | None) -> int:
+        """Items of an epoch, as they are or in another size; as if workers shared a stream."""
+        if rebatched_size is None:
+            return super().__len__()
+        size, keep_rest = self._combined_batch_size, not self._drop_last
+        if size is None or isinstance(self.batch_sampler, GroupedBatches):
+            return items(super().__len__() * (size or 1), rebatched_size, keep_rest=keep_rest)
+        is_stream = isinstance(self.dataset, IterableDataset)
+        samples = len(cast(Sized, self.dataset if is_stream else self.sampler))
+        used = samples if keep_rest else samples // size * size
+        return items(used, rebatched_size, keep_rest=keep_rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Batches of `worker_size` samples, cut into items of `size`."""
+
+    size: int
+    worker_size: int
 
 
 def _batches_per_item(options: Options) -> int:
@@ -122,29 +194,37 @@ def _check_batch_sampler(batch_size: int | None, shuffle: bool, partition: bool)
         )
 
 
-def _check_mode(
+def _cut(
     mode: DataLoaderMode,
-    async_options: dict[str, Any] | None,
-    rebatched_worker_size: int | None,
     item_size: int | None,
-) -> None:
-    """Refuse settings that contradict an asynchronous mode, and then the mode itself."""
+    drop_last: bool,
+    async_options: dict[str, Any],
+    worker_size: int | None,
+) -> _Cut | None:
+    """How a mode cuts the batches of workers anew; None if each is an item already."""
     if mode == DataLoaderMode.Sync:
-        return
+        return None
     require(
-        "rebatched_size" not in (async_options or {}),
+        "rebatched_size" not in async_options,
         'async_options must not hold "rebatched_size": the data loader sets it',
     )
-    if rebatched_worker_size is not None and item_size is not None:
-        require(
-            rebatched_worker_size <= item_size,
-            f"rebatched_worker_size {rebatched_worker_size} must not be larger than the combined "
-            f"batch size {item_size}",
-        )
-    raise createPoptorchError(
-        f"DataLoaderMode.{DataLoaderMode(mode).name} is not available yet: use "
-        "poptorch.DataLoaderMode.Sync, with num_workers > 0 to load in other processes"
+    if item_size is None:
+        if mode == DataLoaderMode.AsyncRebatched:
+            raise createPoptorchError(
+                "AsyncRebatched makes items of one size, which needs a batch_size: of the loader, "
+                "or as an attribute of its batch_sampler"
+            )
+        return None
+    require(
+        worker_size is None or 1 <= worker_size <= item_size,
+        f"rebatched_worker_size {worker_size} must be positive and must not be larger than the "
+        f"combined batch size {item_size}",
     )
+    if item_size == 1 or (mode == DataLoaderMode.Async and drop_last):
+        return None
+    if mode == DataLoaderMode.Async:
+        return _Cut(item_size, item_size)
+    return _Cut(item_size, worker_size or item_size)
 
 
 def _check_iterable(partition: bool, num_workers: int, worker_init_fn: Any) -> None:

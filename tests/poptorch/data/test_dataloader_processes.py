@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
-from poptorch.sampling import ProcessSampler
-from tests.poptorch.datasets import Lengths, Numbers, Stream, flat, numbers
+from poptorch.data.sampling import ProcessSampler
+from tests.poptorch.data.datasets import Lengths, Numbers, Stream, flat, numbers
 
 
 def process(number, count, seed=None):

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
 from poptorch import CommGroupType, DataLoaderMode
-from tests.poptorch.datasets import Lengths, Numbers, Stream, flat, numbers
+from tests.poptorch.data.datasets import Lengths, Numbers, Stream, flat, numbers
 
 
 class Manifold(Numbers):

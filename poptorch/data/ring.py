@@ -1,0 +1,177 @@
+"""Lay out the slots of a ring of items in memory that two processes share.
+
+The memory is an anonymous file, so it is gone with the last process that has it open, however that
+one ends.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from poptorch.errors import require
+
+_ALIGNMENT = 64  # bytes: one cache line, and every dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One tensor of every item.
+
+    Args:
+        dtype, shape: what it is in a full item.
+        offset: where it lies in a slot, in bytes.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tensors of each item lie.
+
+    Args:
+        fields: the tensors of an item.
+        slots: how many items there is room for.
+        slot_nbytes: the distance of two slots.
+    """
+
+    fields: tuple[Field, ...]
+    slots: int
+    slot_nbytes: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], *, slots: int, rows: int | None) -> Self:
+        """Room for items like this one.
+
+        Args:
+            tensors: the tensors of the first item, or of a part of it.
+            rows: the first dimension of a full item; None: that of `tensors`.
+        """
+        fields, offset = [], 0
+        for tensor in tensors:
+            shape = tuple(tensor.shape) if rows is None else (rows, *tensor.shape[1:])
+            field = Field(tensor.dtype, shape, offset)
+            fields.append(field)
+            offset = _aligned(offset + field.nbytes)
+        return cls(tuple(fields), slots, offset)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The first dimension of each tensor of a full item; 1 where there is none."""
+        return tuple(field.shape[0] if field.shape else 1 for field in self.fields)
+
+    @property
+    def first_slot(self) -> int:
+        """Where the first slot begins, behind one byte for each slot."""
+        return _aligned(self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        return self.first_slot + self.slots * self.slot_nbytes
+
+
+class Ring:
+    """The slots, as one of the two processes sees them.
+
+    Invariant: a slot belongs to the process that fills it until it is marked as full, and to the
+    other until it is marked as empty. Messages say so; the marks are for who looks.
+
+    Args:
+        layout: of both processes.
+        file: a descriptor of the shared file; it may be closed afterwards.
+    """
+
+    def __init__(self, layout: Layout, file: int) -> None:
+        self.layout = layout
+        self._bytes = torch.frombuffer(mmap.mmap(file, layout.nbytes), dtype=torch.uint8)
+
+    @classmethod
+    def create(cls, layout: Layout) -> tuple[Self, int]:
+        """A new ring, and the descriptor of its file."""
+        file = _anonymous_file()
+        os.truncate(file, layout.nbytes)
+        return cls(layout, file), file
+
+    @property
+    def indices_mem(self) -> Tensor:
+        """Which slots are full: 1, or 0. The name is that by which programs look at it."""
+        return self._bytes[: self.layout.slots]
+
+    def mark(self, slot: int, *, full: bool) -> None:
+        self.indices_mem[slot] = full
+
+    def check(self, tensors: Sequence[Tensor], *, fewer_rows: bool) -> None:
+        """Refuse tensors that are unlike those of the first item.
+
+        Args:
+            fewer_rows: whether the first dimension may be smaller.
+        """
+        fields = self.layout.fields
+        require(
+            len(tensors) == len(fields),
+            f"an item has {len(tensors)} tensors, but the first one has {len(fields)}",
+        )
+        for index, (tensor, field) in enumerate(zip(tensors, fields, strict=True)):
+            shape = tuple(tensor.shape)
+            fits = shape == field.shape or (
+                fewer_rows
+                and len(shape) == len(field.shape)
+                and shape[:1] < field.shape[:1]
+                and shape[1:] == field.shape[1:]
+            )
+            require(
+                fits and tensor.dtype == field.dtype,
+                f"tensor {index} of an item is {Field(tensor.dtype, shape, 0)}, but that of the "
+                f"first item is {field}: all items must be alike; pad them in collate_fn",
+            )
+
+    def write(self, slot: int, tensors: Sequence[Tensor], start: int) -> None:
+        """Copy the tensors of an item, or rows of it from row `start` on, that were checked."""
+        for field, tensor in zip(self.layout.fields, tensors, strict=True):
+            place = self._view(slot, field)
+            (place[start : start + len(tensor)] if place.dim() else place).copy_(tensor)
+
+    def read(self, slot: int, rows: Sequence[int] | None) -> list[Tensor]:
+        """The tensors of an item in their slot, not copied.
+
+        Args:
+            rows: of each tensor; None: it is full.
+        """
+        views = [self._view(slot, field) for field in self.layout.fields]
+        if rows is None:
+            return views
+        return [
+            view[:count] if view.dim() else view for view, count in zip(views, rows, strict=True)
+        ]
+
+    def _view(self, slot: int, field: Field) -> Tensor:
+        start = self.layout.first_slot + slot * self.layout.slot_nbytes + field.offset
+        return self._bytes[start : start + field.nbytes].view(field.dtype).view(field.shape)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _anonymous_file() -> int:
+    """An open file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("poptorch_items")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
