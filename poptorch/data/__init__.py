@@ -6,5 +6,8 @@ them made while the model computes. No process and no shared memory outlives the
 
 from poptorch.data.accessor import AsynchronousDataAccessor
 from poptorch.data.loader import DataLoader
+from poptorch.data.samplers_with_source import accept_data_source
 
 __all__ = ["AsynchronousDataAccessor", "DataLoader"]
+
+accept_data_source()

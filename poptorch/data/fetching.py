@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import random
 import signal
 import sys
@@ -24,6 +23,7 @@ from poptorch.data.control import Control
 from poptorch.data.messages import End, Failed, FromWorker, Item, Ready
 from poptorch.data.rebatching import pieces
 from poptorch.data.ring import Layout, Ring
+from poptorch.data.shipping import Shipment
 from poptorch.data.skeleton import taken_apart
 from poptorch.data.watching import EndsWithParent
 
@@ -59,11 +59,11 @@ class Settings:
     parsers: dict[type, ICustomArgParser]
 
 
-def fetch(connection: Connection, settings: Settings, data: Any, other_end: Any) -> None:
+def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_end: Any) -> None:
     """Make items until told to stop, or until the process that wants them is gone.
 
     Args:
-        data: what is iterated for each epoch; None if a file with it follows on the connection.
+        shipment: of what is iterated for each epoch.
         other_end: of the connection, where this process has inherited it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the accessor's process is told too, and decides
@@ -77,8 +77,7 @@ def fetch(connection: Connection, settings: Settings, data: Any, other_end: Any)
     for data_type, parser in settings.parsers.items():
         registerCustomArgParser(data_type, parser)
     try:
-        if data is None:
-            data = _data_of_file(connection)
+        data = shipment.unpack()
         control = Control(connection, settings.slots)
     except Exception as error:
         _tell(connection, error)
@@ -201,11 +200,6 @@ def _batches(data: Any) -> Iterator[Any]:
     if hasattr(data, "__iter__"):
         return iter(data)
     return (data[index] for index in range(len(data)))
-
-
-def _data_of_file(connection: Connection) -> Any:
-    with open(reduction.recv_handle(connection), "rb") as file:
-        return pickle.load(file)
 
 
 def _tell(connection: Connection, error: BaseException) -> None:

@@ -6,7 +6,6 @@ one ends.
 
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from poptorch.data.nameless_files import in_memory
 from poptorch.errors import require
 
 _ALIGNMENT = 64  # bytes: one cache line, and every dtype
@@ -104,7 +104,7 @@ class Ring:
     @classmethod
     def create(cls, layout: Layout) -> tuple[Self, int]:
         """A new ring, and the descriptor of its file."""
-        file = _anonymous_file()
+        file = in_memory()
         os.truncate(file, layout.nbytes)
         return cls(layout, file), file
 
@@ -167,11 +167,3 @@ class Ring:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _anonymous_file() -> int:
-    """An open file without a name, in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("poptorch_items")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

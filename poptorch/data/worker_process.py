@@ -5,12 +5,11 @@ import multiprocessing.forkserver
 import os
 import pickle
 import signal
-import tempfile
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import IO, Any
+from typing import Any
 
 import torch.multiprocessing
 
@@ -18,6 +17,7 @@ from poptorch._logging import logger
 from poptorch.data.fetching import Settings, fetch
 from poptorch.data.messages import End, Failed, FromWorker, Item, Ready, Stop, ToWorker
 from poptorch.data.ring import Ring
+from poptorch.data.shipping import Shipment
 from poptorch.data.watching import death_of
 from poptorch.enums import SharingStrategy
 
@@ -49,7 +49,7 @@ class WorkerProcess:
         self._owner, self._stopped = os.getpid(), False
         self._data_buffers: Ring | None = None  # PopTorch's name, by which programs look at it
         self._failure: str | None = None
-        by_file = _file_of(data) if strategy is SharingStrategy.FileSystem else None
+        shipment = Shipment(data, by_disk=strategy is SharingStrategy.FileSystem)
         if strategy is SharingStrategy.ForkServer:
             _preload()
         context: Any = torch.multiprocessing.get_context(START_METHODS[strategy])
@@ -57,15 +57,12 @@ class WorkerProcess:
         inherited = self._connection if strategy is SharingStrategy.Fork else None
         self._process: BaseProcess = context.Process(
             target=fetch,
-            args=(other_end, settings, data if by_file is None else None, inherited),
+            args=(other_end, settings, shipment, inherited),
             name="AsynchronousDataAccessor",
         )
         with other_end:
             self._process.start()
         self._death = death_of(self._process)
-        if by_file is not None:
-            with by_file, suppress(OSError):  # the first `receive` says that it has ended
-                reduction.send_handle(self._connection, by_file.fileno(), self._process.pid)
         logger.debug("AsynchronousDataAccessor worker process: %d", self._process.pid)
 
     @property
@@ -141,18 +138,6 @@ class WorkerProcess:
         if code >= 0:
             return f"process {self._process.pid} ended with exit code {code}"
         return f"process {self._process.pid} was killed by {signal.Signals(-code).name}"
-
-
-def _file_of(data: Any) -> IO[bytes]:
-    """A file without a name that holds `data`."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    try:
-        pickle.dump(data, file, protocol=pickle.HIGHEST_PROTOCOL)
-        file.seek(0)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _preload() -> None:
