@@ -117,6 +117,7 @@ class _Fetcher:
             self._make(epoch)
             if epoch == 1 and not self._published and not self._control.left_behind(1):
                 raise EmptyDataError("the data set is empty, or smaller than one item")
+            self._send(End(epoch))
             epoch += 1
             if not self._settings.load_indefinitely or self._published == before:
                 self._control.wait_for_begin(epoch)
@@ -151,7 +152,6 @@ class _Fetcher:
             self._publish(epoch, slot, rows, skeleton)
         elif slot is not None:
             self._control.give_back(slot)
-        self._send(End(epoch))
 
     @property
     def _fewer_rows(self) -> bool:

@@ -119,6 +119,8 @@ class Ring:
     def check(self, tensors: Sequence[Tensor], *, fewer_rows: bool) -> None:
         """Refuse tensors that are unlike those of the first item.
 
+        Those of another dtype fit if that of the first item holds their values exactly.
+
         Args:
             fewer_rows: whether the first dimension may be smaller.
         """
@@ -136,7 +138,7 @@ class Ring:
                 and shape[1:] == field.shape[1:]
             )
             require(
-                fits and tensor.dtype == field.dtype,
+                fits and _holds(field.dtype, tensor),
                 f"tensor {index} of an item is {Field(tensor.dtype, shape, 0)}, but that of the "
                 f"first item is {field}: all items must be alike; pad them in collate_fn",
             )
@@ -163,6 +165,15 @@ class Ring:
     def _view(self, slot: int, field: Field) -> Tensor:
         start = self.layout.first_slot + slot * self.layout.slot_nbytes + field.offset
         return self._bytes[start : start + field.nbytes].view(field.dtype).view(field.shape)
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether a dtype has room for the values of a tensor."""
+    if tensor.dtype == dtype:
+        return True
+    back = tensor.to(dtype).to(tensor.dtype)
+    both_nan = (back != back) & (tensor != tensor)
+    return bool(((back == tensor) | both_nan).all())
 
 
 def _aligned(nbytes: int) -> int:

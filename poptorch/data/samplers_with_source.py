@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 def accept_data_source() -> None:
     """Give `torch.utils.data.Sampler` the argument back, where it is missing."""
     if "__init__" not in vars(Sampler):
-        Sampler.__init__ = _init  # type: ignore[method-assign]
+        Sampler.__init__ = _init  # type: ignore[assignment, method-assign]
 
 
 def _init(self: Sampler[Any], *args: Any, **kwargs: Any) -> None:

@@ -68,7 +68,7 @@ class _Pickler(reduction.ForkingPickler):
     def __init__(self, stream: BinaryIO, tensors: BinaryIO) -> None:
         super().__init__(stream, _PROTOCOL)
         self._tensors = tensors
-        self._places: dict[int, tuple[torch.UntypedStorage, int]] = {}  # by their address
+        self._places: dict[tuple[int, int], tuple[torch.UntypedStorage, int]] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
@@ -81,13 +81,14 @@ class _Pickler(reduction.ForkingPickler):
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
         if not isinstance(obj, torch.UntypedStorage) or obj.device.type != "cpu":
             return None
-        if obj.data_ptr() not in self._places:
+        key = obj.data_ptr(), obj.nbytes()
+        if key not in self._places:
             if obj.nbytes() >= _MAPPED:
                 self._tensors.write(bytes(-self._tensors.tell() % mmap.ALLOCATIONGRANULARITY))
-            self._places[obj.data_ptr()] = obj, self._tensors.tell()
+            self._places[key] = obj, self._tensors.tell()  # held, so that no other gets its address
             content = torch.empty(0, dtype=torch.uint8).set_(obj)
             self._tensors.write(content.numpy().data)
-        return self._places[obj.data_ptr()][1], obj.nbytes()
+        return self._places[key][1], obj.nbytes()
 
 
 class _Unpickler(pickle.Unpickler):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
-from poptorch import CommGroupType, DataLoaderMode
-from tests.poptorch.data.datasets import Lengths, Numbers, Stream, flat, numbers
+from poptorch import CommGroupType
+from tests.poptorch.data.datasets import Lengths, MeasuredStream, Numbers, Stream, flat, numbers
 
 
 class Manifold(Numbers):
@@ -16,11 +16,6 @@ class Manifold(Numbers):
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
-
-
-class MeasuredStream(Stream):
-    def __len__(self):
-        return self.length
 
 
 @given(
@@ -116,21 +111,6 @@ def test_an_exception_of_the_data_set_comes_out():
 
     with pytest.raises(KeyError, match="broken"):
         next(iter(poptorch.DataLoader(poptorch.Options(), Broken(3))))
-
-
-# asynchronous modes
-
-
-@pytest.mark.parametrize("mode", [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched])
-def test_other_modes_say_what_to_use(mode):
-    with pytest.raises(poptorch.Error, match=f"{mode.name} is not available yet.*Sync"):
-        poptorch.DataLoader(poptorch.Options(), Numbers(3), mode=mode)
-    with pytest.raises(AssertionError, match="rebatched_size"):
-        poptorch.DataLoader(
-            poptorch.Options(), Numbers(3), mode=mode, async_options={"rebatched_size": 2}
-        )
-    with pytest.raises(AssertionError, match="rebatched_worker_size 3"):
-        poptorch.DataLoader(poptorch.Options(), Numbers(3), 2, mode=mode, rebatched_worker_size=3)
 
 
 def test_their_settings_are_ignored_in_mode_sync():
