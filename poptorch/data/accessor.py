@@ -108,6 +108,7 @@ class AsynchronousDataAccessor:
     def terminate(self) -> None:
         """End the process; no more items come. Deleting the accessor and exiting do it too."""
         self._finalizer()
+        self._first = None
 
     def _next(self, epoch: int) -> Any:
         """Let go of the item that was handed out last, and hand out the next one of an epoch."""
