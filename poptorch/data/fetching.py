@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,17 +78,14 @@ def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_
     for data_type, parser in settings.parsers.items():
         registerCustomArgParser(data_type, parser)
     try:
-        data = shipment.unpack()
         control = Control(connection, settings.slots)
-    except Exception as error:
-        _tell(connection, error)
+        _Fetcher(connection, control, settings, shipment.unpack()).run()
+    except _NobodyListensError:
         return
-    try:
-        _Fetcher(connection, control, settings, data).run()
     except BaseException as error:
-        if control.stopped(within=1.0 if isinstance(error, ConnectionError) else 0.0):
-            return
-        _tell(connection, error)
+        cause = _cause(error)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where PyTorch raises for its workers
+        _tell(connection, cause)
         control.wait_for_stop()
 
 
@@ -185,11 +183,18 @@ class _Fetcher:
             self._control.wait_for_begin(1)
 
     def _send(self, message: FromWorker) -> None:
-        self._connection.send(message)
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise _NobodyListensError from error
 
 
 class EmptyDataError(Exception):
     """There is nothing to make an item of."""
+
+
+class _NobodyListensError(Exception):
+    """The accessor's process has gone."""
 
 
 def _batches(data: Any) -> Iterator[Any]:
@@ -200,6 +205,20 @@ def _batches(data: Any) -> Iterator[Any]:
     if hasattr(data, "__iter__"):
         return iter(data)
     return (data[index] for index in range(len(data)))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What has led to an error.
+
+    When a worker of a loader is killed, the connection to it may break before PyTorch is told by
+    the system which one it was, and says so wherever the process is then.
+    """
+    if isinstance(error, OSError | EOFError):
+        try:
+            time.sleep(0.5)
+        except RuntimeError as later:
+            return later
+    return error
 
 
 def _tell(connection: Connection, error: BaseException) -> None:

@@ -5,6 +5,7 @@ import multiprocessing.forkserver
 import os
 import pickle
 import signal
+import time
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import wait
@@ -88,7 +89,6 @@ class WorkerProcess:
             try:
                 message = self._next()
             except (EOFError, OSError, pickle.UnpicklingError):
-                wait([self._death], 1.0)  # it has closed the connection, and will have ended
                 self._failure = self._how_it_ended()
                 break
             if not isinstance(message, Failed):
@@ -132,7 +132,9 @@ class WorkerProcess:
         return None
 
     def _how_it_ended(self) -> str:
-        code = self._process.exitcode
+        end = time.monotonic() + 1.0
+        while (code := self._process.exitcode) is None and time.monotonic() < end:
+            time.sleep(0.01)  # its files are closed before the system knows how it has ended
         if code is None:
             return f"process {self._process.pid} closed its connection"
         if code >= 0:

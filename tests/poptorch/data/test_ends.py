@@ -1,0 +1,111 @@
+"""Check that every end of a program or process takes the others with it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+from poptorch import AsynchronousDataAccessor, SharingStrategy
+from poptorch.data import watching
+from tests.poptorch.data.datasets import Dying, Numbers
+from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
+from tests.poptorch.data.processes import alive, nothing_left, seconds_until, segments
+
+ROOT = Path(__file__).resolve().parents[3]
+FORK = {"sharing_strategy": SharingStrategy.Fork}  # the quickest to start
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    with nothing_left():
+        yield
+
+
+@contextmanager
+def running(strategy, seconds):
+    """A program with a loader, in a process group of its own, and the numbers of its processes."""
+    command = [sys.executable, "-m", "tests.poptorch.data.program", strategy, str(seconds)]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        try:
+            yield program, [int(pid) for pid in program.stdout.readline().split()]
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_killing_a_process_is_told_and_leaves_nothing(number):
+    killed_round(random.Random(number))
+
+
+def test_the_error_names_the_process_and_the_signal():
+    items = iter(AsynchronousDataAccessor(Dying(9), 1, **FORK))
+    next(items)
+    with pytest.raises(AssertionError, match=r"data fetcher: process \d+ was killed by SIGKILL"):
+        list(items)
+
+
+@pytest.mark.parametrize(("strategy", "seconds"), [("ForkServer", 0.001), ("Fork", 60)])
+def test_processes_end_when_the_program_is_killed(strategy, seconds):
+    shared = segments()
+    with running(strategy, seconds) as (program, (_, accessor, *workers)):
+        assert len(workers) == 2
+        program.kill()
+        seconds_until(lambda: not alive(accessor), ACCESSOR)
+        seconds_until(lambda: not any(map(alive, workers)), WORKERS)
+    assert segments() == shared
+
+
+def test_an_interrupt_is_the_programs_own():
+    with running("ForkServer", 0.001) as (program, (_, *processes)):
+        os.killpg(program.pid, signal.SIGINT)  # as the terminal does
+        output, _ = program.communicate(timeout=60)
+        assert output == "interrupted\nand goes on\n"
+        assert program.returncode == 0
+        seconds_until(lambda: not any(map(alive, processes)), ACCESSOR)
+
+
+def test_an_interrupt_while_the_first_item_is_made_ends_the_process(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poptorch.data.worker_process.WorkerProcess.receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        AsynchronousDataAccessor(Numbers(3), **FORK)
+
+
+def test_ends_are_noticed_without_process_descriptors(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    items = iter(AsynchronousDataAccessor(Dying(9), 1, **FORK))
+    with pytest.raises(AssertionError, match="was killed by SIGKILL"):
+        list(items)
+    assert watching.death_of_parent() is None
+
+
+def test_no_descriptor_is_left_open():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    list(AsynchronousDataAccessor(Numbers(2), **FORK))
+    before = count()
+    for strategy in (SharingStrategy.Fork, SharingStrategy.ForkServer):
+        accessor = AsynchronousDataAccessor([torch.ones(3)] * 2, sharing_strategy=strategy)
+        assert len(list(accessor)) == 2
+        accessor.terminate()
+        del accessor
+    with pytest.raises(poptorch.Error):
+        AsynchronousDataAccessor([lambda: 0])
+    assert count() <= before + 4  # the servers of multiprocessing, when they were started here
