@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks import door_overhead, half, inference, language_model, pipeline, training_step
+from benchmarks import (
+    door_overhead,
+    half,
+    inference,
+    language_model,
+    loader,
+    pipeline,
+    training_step,
+)
 from benchmarks.measure import Maker
 
 
@@ -44,4 +52,5 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training_step.overhead,
     "pipeline": pipeline.idle_shares,
     "half_training": half.distances,
+    "loader": loader.epochs,
 }  # what else is to be known, by name: figures by what they say

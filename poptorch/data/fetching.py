@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser
 from poptorch.data.control import Control
+from poptorch.data.leftovers import Leftovers
 from poptorch.data.messages import End, Failed, FromWorker, Item, Ready
 from poptorch.data.rebatching import pieces
 from poptorch.data.ring import Layout, Ring
@@ -77,16 +78,20 @@ def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_
     torch.multiprocessing.set_sharing_strategy(settings.sharing)
     for data_type, parser in settings.parsers.items():
         registerCustomArgParser(data_type, parser)
+    leftovers = Leftovers()
     try:
         control = Control(connection, settings.slots)
-        _Fetcher(connection, control, settings, shipment.unpack()).run()
+        _Fetcher(connection, control, settings, shipment.unpack(), leftovers).run()
     except _NobodyListensError:
-        return
+        pass
     except BaseException as error:
         cause = _cause(error)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where PyTorch raises for its workers
+        leftovers.remove()
         _tell(connection, cause)
         control.wait_for_stop()
+    finally:
+        leftovers.remove()
 
 
 class _Fetcher:
@@ -97,10 +102,15 @@ class _Fetcher:
     """
 
     def __init__(
-        self, connection: Connection, control: Control, settings: Settings, data: Any
+        self,
+        connection: Connection,
+        control: Control,
+        settings: Settings,
+        data: Any,
+        leftovers: Leftovers,
     ) -> None:
         self._connection, self._control, self._settings = connection, control, settings
-        self._data = data
+        self._data, self._leftovers = data, leftovers
         if isinstance(data, DataLoader) and data.num_workers:
             data.worker_init_fn = EndsWithParent(data.worker_init_fn)
         self._ring: Ring | None = None
@@ -131,7 +141,9 @@ class _Fetcher:
         slot: int | None = None
         rows: tuple[int, ...] = ()
         skeleton = b""
-        for piece in pieces(_batches(self._data), self._settings.size):
+        batches = _batches(self._data)
+        self._leftovers.notice_processes()
+        for piece in pieces(batches, self._settings.size):
             tensors = piece.tensors
             if self._ring is None:
                 self._ring = self._create_ring(tensors)
