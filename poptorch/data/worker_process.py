@@ -91,6 +91,9 @@ class WorkerProcess:
             except (EOFError, OSError, pickle.UnpicklingError):
                 self._failure = self._how_it_ended()
                 break
+            except BaseException:
+                self._failure = "an interrupt came while an item was received: make a new loader"
+                raise
             if not isinstance(message, Failed):
                 return message
             self._failure = f"{message.reason} (in process {self._process.pid})"

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import poptorch
 from poptorch import DataLoaderMode, SharingStrategy
 from tests.poptorch.data.datasets import Arrays
-from tests.poptorch.data.processes import alive, children, seconds_until, segments, worker_of
+from tests.poptorch.data.processes import (
+    alive,
+    check_that_none_stays,
+    children,
+    seconds_until,
+    segments,
+    worker_of,
+)
 
 ERROR, ACCESSOR, WORKERS = 5.0, 5.0, 12.0  # seconds that each may take
 
@@ -78,7 +85,7 @@ def killed_round(chance: random.Random) -> Round:
     all_gone = time.monotonic() - start
     assert gone < ACCESSOR
     assert all_gone < WORKERS
-    assert segments() == shared, segments() - shared
+    check_that_none_stays(shared)
     what = f"{strategy.name}, {nbytes} bytes, {workers} workers, "
     return Round(
         what + ("accessor" if victim == accessor else "worker"), noticed, gone, all_gone, text

@@ -16,7 +16,13 @@ from poptorch import AsynchronousDataAccessor, SharingStrategy
 from poptorch.data import watching
 from tests.poptorch.data.datasets import Dying, Numbers
 from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
-from tests.poptorch.data.processes import alive, nothing_left, seconds_until, segments
+from tests.poptorch.data.processes import (
+    alive,
+    check_that_none_stays,
+    nothing_left,
+    seconds_until,
+    segments,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 FORK = {"sharing_strategy": SharingStrategy.Fork}  # the quickest to start
@@ -66,7 +72,7 @@ def test_processes_end_when_the_program_is_killed(strategy, seconds):
         program.kill()
         seconds_until(lambda: not alive(accessor), ACCESSOR)
         seconds_until(lambda: not any(map(alive, workers)), WORKERS)
-    assert segments() == shared
+    check_that_none_stays(shared)
 
 
 def test_an_interrupt_is_the_programs_own():
@@ -85,6 +91,23 @@ def test_an_interrupt_while_the_first_item_is_made_ends_the_process(monkeypatch)
     monkeypatch.setattr("poptorch.data.worker_process.WorkerProcess.receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         AsynchronousDataAccessor(Numbers(3), **FORK)
+
+
+def test_a_message_that_was_half_read_is_not_read_on(monkeypatch):
+    accessor = AsynchronousDataAccessor(Numbers(9), **FORK)
+    items = iter(accessor)
+    next(items)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("poptorch.data.worker_process.WorkerProcess._next", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="an interrupt came"):
+            next(iter(accessor))
 
 
 def test_ends_are_noticed_without_process_descriptors(monkeypatch):
