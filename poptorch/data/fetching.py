@@ -1,6 +1,7 @@
 """Make the items of an accessor in a process of their own."""
 
 import contextlib
+import copy
 import os
 import random
 import signal
@@ -78,9 +79,22 @@ def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_
     torch.multiprocessing.set_sharing_strategy(settings.sharing)
     for data_type, parser in settings.parsers.items():
         registerCustomArgParser(data_type, parser)
-    leftovers = Leftovers()
+    control, leftovers = Control(connection, settings.slots), Leftovers()
+    _make_all(connection, control, settings, shipment, leftovers)
+    # the last reference to a loader is gone, with which it has ended its workers in order
+    leftovers.remove()
+    control.wait_for_stop()
+
+
+def _make_all(
+    connection: Connection,
+    control: Control,
+    settings: Settings,
+    shipment: Shipment,
+    leftovers: Leftovers,
+) -> None:
+    """Make items; tell why when that fails."""
     try:
-        control = Control(connection, settings.slots)
         _Fetcher(connection, control, settings, shipment.unpack(), leftovers).run()
     except _NobodyListensError:
         pass
@@ -89,9 +103,7 @@ def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where PyTorch raises for its workers
         leftovers.remove()
         _tell(connection, cause)
-        control.wait_for_stop()
-    finally:
-        leftovers.remove()
+        _forget(cause)
 
 
 class _Fetcher:
@@ -112,7 +124,8 @@ class _Fetcher:
         self._connection, self._control, self._settings = connection, control, settings
         self._data, self._leftovers = data, leftovers
         if isinstance(data, DataLoader) and data.num_workers:
-            data.worker_init_fn = EndsWithParent(data.worker_init_fn)
+            self._data = copy.copy(data)  # the only reference to what it starts
+            self._data.worker_init_fn = EndsWithParent(data.worker_init_fn)
         self._ring: Ring | None = None
         self._skeleton: bytes | None = None
         self._published = 0
@@ -231,6 +244,17 @@ def _cause(error: BaseException) -> BaseException:
         except RuntimeError as later:
             return later
     return error
+
+
+def _forget(error: BaseException | None) -> None:
+    """Let go of what an error refers to.
+
+    It may refer to itself and to a loader. Collected as garbage, that would lose the connection to
+    its workers before it can end them.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _tell(connection: Connection, error: BaseException) -> None:

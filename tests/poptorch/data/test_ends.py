@@ -5,16 +5,18 @@ import random
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import poptorch
 from poptorch import AsynchronousDataAccessor, SharingStrategy
 from poptorch.data import watching
-from tests.poptorch.data.datasets import Dying, Numbers
+from tests.poptorch.data.datasets import Dying, Failing, Numbers
 from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
 from tests.poptorch.data.processes import (
     alive,
@@ -55,6 +57,33 @@ def running(strategy, seconds):
 @pytest.mark.parametrize("number", range(5))
 def test_killing_a_process_is_told_and_leaves_nothing(number):
     killed_round(random.Random(number))
+
+
+class Marks:
+    """A `worker_init_fn` that leaves a file when its process ends in order."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, worker):
+        Finalize(None, (self.folder / str(worker)).touch, exitpriority=1)
+
+
+@pytest.mark.parametrize("bad", [9, 4])
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])
+def test_workers_end_in_order_also_after_a_failure(tmp_path, bad, persistent, strategy):
+    loader = DataLoader(
+        Failing(9, bad),
+        num_workers=2,
+        worker_init_fn=Marks(tmp_path),
+        persistent_workers=persistent,
+    )
+    accessor = AsynchronousDataAccessor(loader, sharing_strategy=strategy)
+    with suppress(AssertionError):
+        list(accessor)
+    accessor.terminate()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_the_error_names_the_process_and_the_signal():
