@@ -1,7 +1,6 @@
 """Make the items of an accessor in a process of their own."""
 
 import contextlib
-import copy
 import os
 import random
 import signal
@@ -28,6 +27,7 @@ from poptorch.data.rebatching import pieces
 from poptorch.data.ring import Layout, Ring
 from poptorch.data.shipping import Shipment
 from poptorch.data.skeleton import taken_apart
+from poptorch.data.torch_private import without_workers
 from poptorch.data.watching import EndsWithParent
 
 
@@ -124,7 +124,7 @@ class _Fetcher:
         self._connection, self._control, self._settings = connection, control, settings
         self._data, self._leftovers = data, leftovers
         if isinstance(data, DataLoader) and data.num_workers:
-            self._data = copy.copy(data)  # the only reference to what it starts
+            self._data = without_workers(data)  # the only reference to those that it starts
             self._data.worker_init_fn = EndsWithParent(data.worker_init_fn)
         self._ring: Ring | None = None
         self._skeleton: bytes | None = None

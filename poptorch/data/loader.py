@@ -12,6 +12,7 @@ from poptorch._logging import logger
 from poptorch.data.accessor import AsynchronousDataAccessor
 from poptorch.data.sampling import Batches, GroupedBatches, ProcessSampler, concatenated
 from poptorch.data.source import Source, items
+from poptorch.data.torch_private import without_workers
 from poptorch.enums import DataLoaderMode
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
@@ -141,7 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         loader = self if self._mode == DataLoaderMode.Sync else self._synchronous()
         return Source(
-            loader,
+            without_workers(loader),
             partial(loader._length, rebatched_size),
             keep_rest=not self._drop_last and self.batch_sampler is not None,
         )

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.utils.data
+from torch.utils.data import DataLoader
 
+from poptorch.data.torch_private import without_workers
 from poptorch.errors import require
 
 
@@ -35,11 +36,13 @@ def source_of(dataset: Any, rebatched_size: int | None) -> Source:
     if hasattr(type(dataset), "_source"):  # a loader of this package
         source: Source = dataset._source(rebatched_size)
         return source
-    if rebatched_size is None:
-        return Source(dataset, lambda: len(dataset))
-    if isinstance(dataset, torch.utils.data.DataLoader):
+    data = dataset
+    if isinstance(dataset, DataLoader):
         require(
-            dataset.batch_size in (1, None),
+            rebatched_size is None or dataset.batch_size in (1, None),
             f"rebatched_size needs a loader of batch size 1, got {dataset.batch_size}",
         )
-    return Source(dataset, lambda: items(len(dataset), rebatched_size, keep_rest=False))
+        data = without_workers(dataset)
+    if rebatched_size is None:
+        return Source(data, lambda: len(dataset))
+    return Source(data, lambda: items(len(dataset), rebatched_size, keep_rest=False))

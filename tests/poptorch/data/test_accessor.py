@@ -166,6 +166,24 @@ def test_a_loader_of_torch_is_read(workers):
     accessor.terminate()
 
 
+@pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_loader_with_workers_of_its_own_keeps_them(strategy, ours):
+    settings = {"batch_size": 2, "num_workers": 1, "persistent_workers": True}
+    loader = (
+        poptorch.DataLoader(poptorch.Options(), Numbers(4), **settings)
+        if ours
+        else DataLoader(Numbers(4), **settings)
+    )
+    items = iter(loader)
+    next(items)
+    accessor = AsynchronousDataAccessor(loader, sharing_strategy=strategy)
+    assert datasets.numbers(accessor) == [[0, 1], [2, 3]]
+    assert next(items)[0].tolist() == [2, 3]
+    assert datasets.numbers(loader) == [[0, 1], [2, 3]]
+    accessor.terminate()
+
+
 # random numbers
 
 
