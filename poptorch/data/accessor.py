@@ -1,5 +1,6 @@
 """Make the items of a data set in another process, while this one computes."""
 
+import pickle
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from typing import Any
@@ -82,11 +83,7 @@ class AsynchronousDataAccessor:
                 self._source.data, settings, SharingStrategy(sharing_strategy)
             )
         except Exception as error:
-            raise createPoptorchError(
-                f"{_FAILED_TO_START}: the data set cannot be sent to another process: {error}. "
-                "Define what it is made of at the top level of a module, or use "
-                "SharingStrategy.Fork"
-            ) from error
+            raise createPoptorchError(f"{_FAILED_TO_START}: {_why_not_sent(error)}") from error
         self._finalizer = Finalize(self, self._worker.stop, exitpriority=10)
         try:
             self._first: Item | End | None = self._worker.receive()
@@ -160,6 +157,16 @@ class _Epoch(Iterator[Any]):
         except StopIteration:
             self._accessor = None
             raise
+
+
+def _why_not_sent(error: Exception) -> str:
+    """Why a process could not be started, and what to try."""
+    if not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+        return str(error).strip()
+    return (
+        f"the data set cannot be sent to another process: {error}. Define what it is made of at "
+        "the top level of a module, or use SharingStrategy.Fork"
+    )
 
 
 def _start_method() -> str:

@@ -243,6 +243,15 @@ def test_a_data_set_that_cannot_be_pickled_is_refused():
         AsynchronousDataAccessor([lambda: 0])
 
 
+def test_a_process_that_cannot_be_started_is_an_error(monkeypatch):
+    def refuse(self):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refuse)
+    with pytest.raises(poptorch.Error, match=r"for details\): no more processes$"):
+        AsynchronousDataAccessor(Numbers(3), **FORK)
+
+
 # failures
 
 
