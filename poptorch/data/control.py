@@ -10,9 +10,11 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection, wait
 
-from poptorch.data.messages import Begin, Free, Stop, ToWorker
+from poptorch.data.loader_workers import LoaderWorkers
+from poptorch.data.messages import Begin, Failed, Free, FromWorker, Stop, ToWorker
 from poptorch.data.watching import death_of_parent
 
+LOOK = 0.5  # seconds between two looks at the workers of a loader
 GRACE = 2.5  # seconds from the wish to stop until the process is ended from inside
 
 
@@ -22,12 +24,14 @@ class Control:
     Invariant: a slot is either in the accessor's hands, or in `_free`, or taken.
 
     Args:
-        connection: to the accessor; only this object receives from it.
+        connection: to the accessor; only this object uses it.
         slots: of the ring, all empty.
+        workers: of a loader, which it adds when it starts them.
     """
 
-    def __init__(self, connection: Connection, slots: int) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, slots: int, workers: LoaderWorkers) -> None:
+        self._connection, self._workers = connection, workers
+        self._sending = threading.Lock()
         self._parent = death_of_parent()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
@@ -68,6 +72,10 @@ class Control:
         with self._changed:
             self._free.appendleft(slot)
 
+    def send(self, message: FromWorker) -> None:
+        with self._sending:
+            self._connection.send(message)
+
     def _listen(self) -> None:
         while (message := self._next()) is not None and not isinstance(message, Stop):
             with self._changed:
@@ -80,15 +88,18 @@ class Control:
             self._stopped.set()
             self._changed.notify_all()
         time.sleep(GRACE)  # for loader workers to be stopped in order
+        self._workers.remove_leftovers()
         os._exit(1)
 
     def _next(self) -> ToWorker | None:
         """What the accessor says next; None when it has ended."""
-        if self._parent is not None and self._connection not in wait(
-            [self._connection, self._parent]
-        ):
-            return None
+        parent = [] if self._parent is None else [self._parent]
         try:
+            while self._connection not in (ready := wait([self._connection, *parent], LOOK)):
+                if ready:
+                    return None
+                if (reason := self._workers.reason_of_death()) is not None:
+                    self.send(Failed(reason))
             message: ToWorker = self._connection.recv()
         except (EOFError, OSError):
             return None

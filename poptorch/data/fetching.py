@@ -1,6 +1,7 @@
 """Make the items of an accessor in a process of their own."""
 
 import contextlib
+import multiprocessing
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from poptorch.arg_parsers import ICustomArgParser, registerCustomArgParser
 from poptorch.data.control import Control
-from poptorch.data.leftovers import Leftovers
+from poptorch.data.loader_workers import LoaderWorkers
 from poptorch.data.messages import End, Failed, FromWorker, Item, Ready
 from poptorch.data.rebatching import pieces
 from poptorch.data.ring import Layout, Ring
@@ -79,10 +80,11 @@ def fetch(connection: Connection, settings: Settings, shipment: Shipment, other_
     torch.multiprocessing.set_sharing_strategy(settings.sharing)
     for data_type, parser in settings.parsers.items():
         registerCustomArgParser(data_type, parser)
-    control, leftovers = Control(connection, settings.slots), Leftovers()
-    _make_all(connection, control, settings, shipment, leftovers)
+    workers = LoaderWorkers()
+    control = Control(connection, settings.slots, workers)
+    _make_all(connection, control, settings, shipment, workers)
     # the last reference to a loader is gone, with which it has ended its workers in order
-    leftovers.remove()
+    workers.remove_leftovers()
     control.wait_for_stop()
 
 
@@ -91,18 +93,18 @@ def _make_all(
     control: Control,
     settings: Settings,
     shipment: Shipment,
-    leftovers: Leftovers,
+    workers: LoaderWorkers,
 ) -> None:
     """Make items; tell why when that fails."""
     try:
-        _Fetcher(connection, control, settings, shipment.unpack(), leftovers).run()
+        _Fetcher(connection, control, settings, shipment.unpack(), workers).run()
     except _NobodyListensError:
         pass
     except BaseException as error:
         cause = _cause(error)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where PyTorch raises for its workers
-        leftovers.remove()
-        _tell(connection, cause)
+        workers.remove_leftovers()
+        _tell(control, cause)
         _forget(cause)
 
 
@@ -119,10 +121,10 @@ class _Fetcher:
         control: Control,
         settings: Settings,
         data: Any,
-        leftovers: Leftovers,
+        workers: LoaderWorkers,
     ) -> None:
         self._connection, self._control, self._settings = connection, control, settings
-        self._data, self._leftovers = data, leftovers
+        self._data, self._workers = data, workers
         if isinstance(data, DataLoader) and data.num_workers:
             self._data = without_workers(data)  # the only reference to those that it starts
             self._data.worker_init_fn = EndsWithParent(data.worker_init_fn)
@@ -154,9 +156,7 @@ class _Fetcher:
         slot: int | None = None
         rows: tuple[int, ...] = ()
         skeleton = b""
-        batches = _batches(self._data)
-        self._leftovers.notice_processes()
-        for piece in pieces(batches, self._settings.size):
+        for piece in pieces(self._batches(), self._settings.size):
             tensors = piece.tensors
             if self._ring is None:
                 self._ring = self._create_ring(tensors)
@@ -175,6 +175,20 @@ class _Fetcher:
             self._publish(epoch, slot, rows, skeleton)
         elif slot is not None:
             self._control.give_back(slot)
+
+    def _batches(self) -> Iterator[Any]:
+        """What an epoch consists of, in order.
+
+        A map-style data set is read up to its length: it may not say where it ends otherwise.
+        """
+        data = self._data
+        if not hasattr(data, "__iter__"):
+            return (data[index] for index in range(len(data)))
+        before = set(multiprocessing.active_children())
+        batches = iter(data)
+        if isinstance(data, DataLoader):
+            self._workers.add(set(multiprocessing.active_children()) - before)
+        return batches
 
     @property
     def _fewer_rows(self) -> bool:
@@ -209,7 +223,7 @@ class _Fetcher:
 
     def _send(self, message: FromWorker) -> None:
         try:
-            self._connection.send(message)
+            self._control.send(message)
         except OSError as error:
             raise _NobodyListensError from error
 
@@ -220,16 +234,6 @@ class EmptyDataError(Exception):
 
 class _NobodyListensError(Exception):
     """The accessor's process has gone."""
-
-
-def _batches(data: Any) -> Iterator[Any]:
-    """What an epoch consists of, in order.
-
-    A map-style data set is read up to its length: it may not say where it ends in another way.
-    """
-    if hasattr(data, "__iter__"):
-        return iter(data)
-    return (data[index] for index in range(len(data)))
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -257,7 +261,7 @@ def _forget(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _tell(connection: Connection, error: BaseException) -> None:
+def _tell(control: Control, error: BaseException) -> None:
     """Print where an error came from, and say to the accessor that it is the end."""
     if not isinstance(error, KeyboardInterrupt):
         print(f"AsynchronousDataAccessor worker process {os.getpid()} failed:", file=sys.stderr)
@@ -265,4 +269,4 @@ def _tell(connection: Connection, error: BaseException) -> None:
         sys.stderr.flush()
     reason = traceback.format_exception_only(error)[-1].strip()
     with contextlib.suppress(OSError):
-        connection.send(Failed(reason))
+        control.send(Failed(reason))

@@ -77,6 +77,7 @@ def killed_round(chance: random.Random) -> Round:
         except AssertionError as error:
             text = str(error)
     noticed = time.monotonic() - start
+    assert noticed < ERROR
     assert f"{victim}" in text, text
     start = time.monotonic()
     loader.terminate()

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -16,14 +17,16 @@ from torch.utils.data import DataLoader
 import poptorch
 from poptorch import AsynchronousDataAccessor, SharingStrategy
 from poptorch.data import watching
-from tests.poptorch.data.datasets import Dying, Failing, Numbers
+from tests.poptorch.data.datasets import Dying, Failing, Numbers, Slow
 from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
 from tests.poptorch.data.processes import (
     alive,
     check_that_none_stays,
+    children,
     nothing_left,
     seconds_until,
     segments,
+    worker_of,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,6 +94,24 @@ def test_the_error_names_the_process_and_the_signal():
     next(items)
     with pytest.raises(AssertionError, match=r"data fetcher: process \d+ was killed by SIGKILL"):
         list(items)
+
+
+def test_the_death_of_a_worker_is_told_where_pytorch_does_not_notice(monkeypatch):
+    handling = "torch.utils.data._utils.signal_handling._set_SIGCHLD_handler"
+    monkeypatch.setattr(handling, lambda: None)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        loader = DataLoader(Slow(9, 60), num_workers=2)
+        items = iter(AsynchronousDataAccessor(loader, **FORK))
+        next(items)
+        victim = children(worker_of(items._accessor))[0]
+        os.kill(victim, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(AssertionError, match=f"process {victim} .* was killed by SIGKILL"):
+            next(items)
+        assert time.monotonic() - start < 3
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @pytest.mark.parametrize(("strategy", "seconds"), [("ForkServer", 0.001), ("Fork", 60)])
