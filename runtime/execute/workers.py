@@ -16,6 +16,7 @@ from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[Task], None]
+_LOST = "a worker's thread ended before its tasks"
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
 _START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
 
@@ -45,7 +46,7 @@ class _Progress:
         with self.changed:
             while not self.changed.wait_for(lambda: self.error is not None or ready(), _LOOK):
                 if any(map(self._is_lost, self.threads)):
-                    self.error = RuntimeError("a worker's thread ended before its tasks")
+                    self.error = RuntimeError(_LOST)
             return self.error is None
 
     def finish(self, task: Task) -> None:
@@ -167,7 +168,8 @@ def _end(progress: _Progress, complete: bool) -> None:
             if not complete:
                 progress.stop(RuntimeError("the calling thread was interrupted"))
             _join(progress.threads[-1])
-            progress.threads.pop()
+            if progress.threads.pop() not in progress.ended:
+                progress.stop(RuntimeError(_LOST))
         except BaseException as error:
             progress.stop(error)
 

@@ -1,11 +1,6 @@
 """Check that a step is undone or complete, wherever an error or a signal meets it."""
 
-import os
-import random
-import signal
 import threading
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +12,6 @@ from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
 from ipu_dynamo.errors import IpuError, UpdateError
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute import workers
-from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.tune.intra_op import intra_op_threads
 from tests.runtime.execute.faults import Failure, Interrupt, Tracer, traced
 
@@ -232,22 +226,22 @@ def every_event(subject: Subject) -> list[tuple]:
         subject.call()
     subject.reset()
     return [
-        (line, time, error)
-        for line, count in tracer.reached.items()
-        for time in range(1, count + 1)
+        (line, count, error)
+        for line, most in tracer.reached.items()
+        for count in range(1, most + 1)
         for error in (Interrupt, Failure)
     ]
 
 
 def check_faults(subject: Subject, faults: list[tuple]) -> None:
     raised = 0
-    for line, time_, error in faults:
+    for line, count, error in faults:
         subject.reset()
-        tracer = Tracer(line, time_, error, lambda: subject.executable._transaction._phase)
+        tracer = Tracer(line, count, error, lambda: subject.executable._transaction._phase)
         try:
             inject(subject, tracer)
         except AssertionError as problem:
-            raise AssertionError(f"{error.__name__} at event {time_} of {line}") from problem
+            raise AssertionError(f"{error.__name__} at event {count} of {line}") from problem
         raised += tracer.raised
     assert raised > 0.8 * len(faults)  # waiting takes other lines from run to run
 
