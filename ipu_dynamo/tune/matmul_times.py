@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from ipu_dynamo.fork_locks import renew_after_fork
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.ops.private.native import onednn_pack

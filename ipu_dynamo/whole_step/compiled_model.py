@@ -10,7 +10,7 @@ from torch import Tensor
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, IpuError, OptionError
+from ipu_dynamo.errors import InputError, IpuError, OptionError, UpdateError
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Costs, Options
@@ -232,6 +232,14 @@ class CompiledModel:
             UpdateError: an update failed, and they have not been written since.
         """
         self._exchange(to_model=True, names=names)
+
+    def has_weights(self) -> bool:
+        """Whether the program's weights are those of a step: not after an update that failed."""
+        try:
+            self.executable.check_update()
+        except UpdateError:
+            return False
+        return True
 
     def write_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, to the program.

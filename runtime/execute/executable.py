@@ -1,14 +1,13 @@
 """Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.fork_locks import renew_after_fork
+from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program import Copy, Instruction, Program, Send
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
@@ -140,8 +139,7 @@ class Executable:
             reload=self._end.reload_states,
         )
         self._signals = DeferredSignals()
-        self._one_call = Lock()
-        renew_after_fork(self, "_one_call")
+        self._one_call = fork_safe_lock()
         # As torch counts writes; None: a call was interrupted, what was written since is its own.
         self._versions: list[int] | None = self._own_versions()
 
@@ -167,10 +165,14 @@ class Executable:
     def whole(self, name: str) -> Tensor:
         """The tensor that holds a variable on all groups of replicas, with a leading dimension
         over these; the first replica's, where there are no groups."""
+        self._settle_alone()
+        return self._tensors[name]
+
+    def _settle_alone(self) -> None:
+        """Do what an interrupted call has left to do, unless one is running."""
         if not self._one_call.locked():
             with self._one_call:
                 self._settle()
-        return self._tensors[name]
 
     def _settle(self) -> None:
         """Do what an interrupted call has left to do."""
@@ -188,6 +190,7 @@ class Executable:
         Raises:
             UpdateError: there are some; it names them.
         """
+        self._settle_alone()
         self._transaction.check()
 
     def rewritten(self, names: Sequence[str]) -> None:

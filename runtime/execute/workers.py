@@ -126,20 +126,20 @@ def run_side_by_side(
     replicas = {task.replica for tasks in schedule.workers for task in tasks}
     progress = _Progress({(c, r): 0 for c in range(len(schedule.calls)) for r in replicas})
     arguments = (schedule, work, progress, timeline, in_turn)
-    complete = False
     try:
         caller = _caller(threads_each)
         for index in range(1, len(schedule.workers)):
             _start(index, caller, arguments)
         _run_worker(0, *arguments)
-        complete = True
+        _end(progress)
     except BaseException as error:  # also Ctrl-C: the others must stop before it goes on
-        progress.stop(error)
-    finally:
         try:
-            _end(progress, complete)
-        finally:  # once more, if an interrupt came before it began to wait
-            _end(progress, complete)
+            progress.stop(error)
+        finally:
+            try:
+                _end(progress)
+            finally:  # once more, after a second interrupt
+                _end(progress)
     if progress.error is not None:
         raise progress.error
 
@@ -161,12 +161,10 @@ def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
         raise
 
 
-def _end(progress: _Progress, complete: bool) -> None:
+def _end(progress: _Progress) -> None:
     """Wait for all workers; an interrupt meanwhile stops each after its task."""
     while progress.threads:
         try:
-            if not complete:
-                progress.stop(RuntimeError("the calling thread was interrupted"))
             _join(progress.threads[-1])
             if progress.threads.pop() not in progress.ended:
                 progress.stop(RuntimeError(_LOST))
