@@ -91,6 +91,21 @@ class ExecutionError(IpuError):
         self.micro_batch, self.where = micro_batch, where
 
 
+class UpdateError(IpuError):
+    """An update failed half-way: weights and the optimiser's state are not those of any step.
+
+    Every call raises it until they are written anew.
+
+    Args:
+        problem: one clause that names what may have been written.
+        hint: an action that the user can take today.
+    """
+
+    def __init__(self, problem: str, *, hint: str) -> None:
+        super().__init__(f"{problem}\n  try:  {hint}")
+        self.problem = problem
+
+
 def source_line(node: fx.Node) -> str:
     """The innermost user frame of `node`, as `model.py:12 in forward: return x @ self.w`."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")

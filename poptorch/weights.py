@@ -60,10 +60,15 @@ class DeviceWeights:
         self._weights.alone(copy)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy those of them that are newer on the device; say whether any was."""
+        """Copy those of them that are newer on the device; say whether any was.
+
+        After an update that failed half-way, the host keeps what it has.
+        """
 
         def copy() -> bool:
             if self._core is None or not self._weights.newer_on_device:
+                return False
+            if not self._core.has_weights():
                 return False
             self._weights.fetch(self._core)
             return True

@@ -43,6 +43,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "narrow": bool,
     "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
+    "guard_updates": bool,
     "replica_groups": Mapping,
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
@@ -102,6 +103,9 @@ class Options:
             without bias; reproducible from `seed`.
         floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
             or a comparison with nan, and name the operator. Stages then run on the eager engine.
+        guard_updates: keep copies of weights and optimiser state while an update writes them, and
+            put them back if it fails: as much memory again. Without it a program whose update
+            failed half-way refuses calls until weights and state are written again.
         workers: at most so many threads run the IPUs of a pipelined strategy, or of parallel
             phases, side by side, or the device iterations of inference on one IPU; one runs
             micro-batch by micro-batch. None: one for each IPU of every replica, or for each
@@ -149,6 +153,7 @@ class Options:
     partials_chunk: int = 64
     stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
+    guard_updates: bool = False
     workers: int | None = None
     side_by_side: bool | None = None
     devices: Device | Sequence[Device] | None = None

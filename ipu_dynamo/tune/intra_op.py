@@ -1,23 +1,67 @@
-"""Set how many threads work in one operator."""
+"""Set how many threads work in one operator, for the calling thread alone.
 
-from collections.abc import Iterator
+`torch.set_num_threads` sets it for the calling thread, and for every thread whose first operator
+runs later: one that a program starts meanwhile would keep the number for life. Torch reads the
+number from OpenMP, and MKL has its own; both can be told for one thread.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import torch
+
+_LIBRARY = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 
 
 @contextmanager
 def intra_op_threads(number: int | None) -> Iterator[None]:
-    """Compute with so many intra-op threads; None is torch's number.
-
-    A thread whose first operator runs meanwhile keeps this number: torch hands it on.
-    """
+    """Compute with so many intra-op threads in this thread; None is torch's number."""
     before = torch.get_num_threads()
     if number is None or number == before:
         yield
         return
     try:
-        torch.set_num_threads(number)
+        set_intra_op_threads(number)
         yield
     finally:
-        torch.set_num_threads(before)
+        set_intra_op_threads(before)
+
+
+def set_intra_op_threads(number: int) -> None:
+    """Compute with so many intra-op threads in this thread from now on."""
+    if torch.get_num_threads() != number:  # asking also lets torch set a new thread's number
+        _setter()(number)
+
+
+@cache
+def _setter() -> Callable[[int], object]:
+    """What sets the number of this thread; where that cannot be done, torch's own function, which
+    new threads follow as long as the number holds."""
+    library = Path(torch.__file__).parent / "lib" / _LIBRARY.get(sys.platform, "libtorch_cpu.so")
+    try:
+        torch_cpu = ctypes.CDLL(str(library))  # its symbols, and those of what it needs
+        of_openmp = torch_cpu.omp_set_num_threads
+        of_mkl = torch_cpu.MKL_Set_Num_Threads_Local if torch.backends.mkl.is_available() else None
+    except (OSError, AttributeError):
+        return torch.set_num_threads
+
+    def set_own(number: int) -> None:
+        of_openmp(number)
+        if of_mkl is not None:
+            of_mkl(number)
+
+    return set_own if _is_heard(of_openmp) else torch.set_num_threads
+
+
+def _is_heard(of_openmp: Callable[[int], object]) -> bool:
+    """Whether this is the OpenMP that torch asks."""
+    before = torch.get_num_threads()
+    try:
+        of_openmp(before + 1)
+        return torch.get_num_threads() == before + 1
+    finally:
+        of_openmp(before)

@@ -21,10 +21,7 @@ W = TypeVar("W", bound=str)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread, without gradients or autocast, while no other measurement runs.
-
-    A thread's first operator belongs inside, else it may keep the number that it finds meanwhile.
-    """
+    """Compute on one thread, without gradients or autocast, while no other measurement runs."""
     with _lock, torch.no_grad(), torch.autocast("cpu", enabled=False), intra_op_threads(1):
         yield
 

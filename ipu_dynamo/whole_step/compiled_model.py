@@ -10,7 +10,7 @@ from torch import Tensor
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, IpuError, OptionError
+from ipu_dynamo.errors import InputError, IpuError, OptionError, UpdateError
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Costs, Options
@@ -226,8 +226,20 @@ class CompiledModel:
 
     def read_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, from the program to the
-        tensors that the model had when it was compiled."""
+        tensors that the model had when it was compiled.
+
+        Raises:
+            UpdateError: an update failed, and they have not been written since.
+        """
         self._exchange(to_model=True, names=names)
+
+    def has_weights(self) -> bool:
+        """Whether the program's weights are those of a step: not after an update that failed."""
+        try:
+            self.executable.check_update()
+        except UpdateError:
+            return False
+        return True
 
     def write_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, to the program.
@@ -240,8 +252,13 @@ class CompiledModel:
         self._exchange(to_model=False, names=names)
 
     def read_optimizer_state(self) -> None:
-        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint."""
+        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint.
+
+        Raises:
+            UpdateError: an update failed, and it has not been written since.
+        """
         link, (compiled, executable) = self._training(), self._ready()
+        executable.check_update()
         link.read_state(compiled.program, executable)
 
     def write_optimizer_state(self) -> None:
@@ -332,6 +349,7 @@ class CompiledModel:
                 numbers=[group.values for group in groups],
                 apart=micro_batches_apart(compiled.program, options),
                 own_tensors=self._own_weights,
+                guard_updates=options.guard_updates,
             )
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
@@ -359,6 +377,9 @@ class CompiledModel:
 
     def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
         compiled, executable = self._ready()
+        if to_model:
+            executable.check_update()
+        written = []
         with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
             for variable in compiled.program.variables:
                 if variable.kind not in ("parameter", "buffer"):
@@ -366,12 +387,14 @@ class CompiledModel:
                 if names is not None and variable.name not in names:
                     continue
                 ours, theirs = executable.whole(variable.name), compiled.tensors
+                written.append(variable.name)
                 target, source = theirs[variable.name], ours
                 if not to_model:
                     target, source = source, target
                 if target.data_ptr() != source.data_ptr():
                     target.copy_(source)
         if not to_model:
+            executable.rewritten(written)
             executable.spread()
 
     def _ready(self) -> tuple[Compiled, Executable]:

@@ -1,13 +1,14 @@
 """Run a program on this machine, each IPU on its torch device."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.locks import fork_safe_lock
+from ipu_dynamo.program import Copy, Instruction, Program, Send
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
@@ -16,9 +17,10 @@ from ipu_dynamo.program.schedule.stage_passes import as_one, turns
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.batching import Batching, join
 from ipu_dynamo.runtime.execute.bound_calls import Step, in_turns, prepare_steps, run_steps
+from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.fused_run import LinkedRun
 from ipu_dynamo.runtime.execute.host_inputs import Receiving
-from ipu_dynamo.runtime.execute.rollback import undo_of, uninterrupted, worth_holding
+from ipu_dynamo.runtime.execute.rollback import transaction_of
 from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -35,7 +37,8 @@ class Executable:
 
     Invariant: variables are read and written in the tensors given at construction; between calls
     accumulators of several micro-batches are zero, and no value of a micro-batch is held. One
-    call at a time may run.
+    call at a time may run. What an interrupted call could not put back or write, the next call
+    does first, and so does `whole`.
 
     Args:
         program: what to run.
@@ -44,7 +47,7 @@ class Executable:
             by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
-        seed: of the random streams, which `seed` and `calls` determine.
+        seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         threads: intra-op threads of each worker; None is torch's number.
@@ -54,6 +57,7 @@ class Executable:
             that `can_keep_apart`.
         own_tensors: nobody writes the tensors without their version counters' notice, as a user
             can with `weight.data`; what only inference reads may be kept in another order, too.
+        guard_updates: keep copies of what updates write until they are complete.
 
     Attributes:
         schedule: which worker runs what, in which order.
@@ -75,10 +79,11 @@ class Executable:
         numbers: Numbers = (),
         apart: bool = False,
         own_tensors: bool = False,
+        guard_updates: bool = False,
     ) -> None:
         self.program, self.batching = program, batching
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
-        self.seed, self.calls = seed, 0
+        self.seed = seed
         self.timeline: Timeline | None = None
         self.memory = StreamingMemory()
         self._rounding = StochasticRounding()
@@ -125,11 +130,23 @@ class Executable:
         self._kept = [kept for _, _, kept in self._sends]
         self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
         self._end = self._step_end(cut.after)
-        held = worth_holding([i for i in cut.after if isinstance(i, Update)], program.variables)
-        self._hold: Callable[[], AbstractContextManager[None]]
-        self._hold = uninterrupted if held else nullcontext
-        self._undo = undo_of(program, batching.replicas, self.tensor)
-        self._versions = self._own_versions()
+        self._transaction = transaction_of(
+            program,
+            batching.replicas,
+            self.tensor,
+            self._end.lasting,
+            guard=guard_updates,
+            reload=self._end.reload_states,
+        )
+        self._signals = DeferredSignals()
+        self._one_call = fork_safe_lock()
+        # As torch counts writes; None: a call was interrupted, what was written since is its own.
+        self._versions: list[int] | None = self._own_versions()
+
+    @property
+    def step(self) -> int:
+        """Device iterations completed since the start, over all calls."""
+        return self._transaction.steps + (self.linked.completed if self.linked else 0)
 
     def schedule_for(self, workers: int | None) -> Schedule:
         """How this many workers would run a step; None is one for each IPU of every replica."""
@@ -148,7 +165,37 @@ class Executable:
     def whole(self, name: str) -> Tensor:
         """The tensor that holds a variable on all groups of replicas, with a leading dimension
         over these; the first replica's, where there are no groups."""
+        self._settle_alone()
         return self._tensors[name]
+
+    def _settle_alone(self) -> None:
+        """Do what an interrupted call has left to do, unless one is running."""
+        if not self._one_call.locked():
+            with self._one_call:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Do what an interrupted call has left to do."""
+        if not (self._transaction.settled and (self.linked is None or self.linked.settled)):
+            with self._signals:
+                self._transaction.recover()
+                if self.linked is not None:
+                    self.linked.write_home()
+        if self._versions is None:
+            self._versions = self._own_versions()
+
+    def check_update(self) -> None:
+        """Raise as long as a failed update has left variables that nobody has written since.
+
+        Raises:
+            UpdateError: there are some; it names them.
+        """
+        self._settle_alone()
+        self._transaction.check()
+
+    def rewritten(self, names: Sequence[str]) -> None:
+        """Take notice that variables have new values, also where their tensors were not written."""
+        self._transaction.rewritten(names)
 
     def spread(self) -> None:
         """Copy the first replica's values to the variables that every replica has for itself."""
@@ -190,9 +237,22 @@ class Executable:
             ExecutionError: an operator failed. The program can be called again; parameters,
                 buffers and optimiser state are those after the last complete step, or for
                 inference those before the call.
+            UpdateError: an update failed, now or before, after it had begun to write variables.
+            IpuError: another call is running, in another thread or around this one.
         """
+        if self._one_call.locked():
+            raise IpuError(
+                "another call of this executable is running, in another thread or around this one\n"
+                "  try:  one call after the other, or an executable for each thread"
+            )
+        with self._one_call:  # whose thread waits, should another have come between
+            return self._call(inputs, numbers)
+
+    def _call(self, inputs: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
+        self._settle()
+        self._transaction.check()
         self._spread_changes()
-        chunks = self._receiving(inputs, seed=self.seed, call=self.calls)
+        chunks = self._receiving(inputs, seed=self.seed, step=self.step)
         host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
         collected: list[list[Tensor | None]] = [
@@ -200,6 +260,7 @@ class Executable:
         ]
         with torch.no_grad():
             try:
+                self._versions = None
                 if self.linked and self.timeline is None:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
                     self.linked(numbers, received, self._rounds, self._kept, collected)
@@ -207,7 +268,6 @@ class Executable:
                     self._run_rounds(numbers, chunks, collected)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
-        self.calls += 1
         return {
             output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
@@ -225,13 +285,32 @@ class Executable:
         if self.linked:
             self._end.reload_states()  # linked steps have changed them
         for number in range(self._rounds):
-            self._undo.begin()
-            with self._undo:
-                self._begin(numbers)
+            try:
+                self._transaction.begin()
+                self._begin.prepare(numbers)
                 self._run_round(number, chunks, collected)
-            with self._hold(), self._undo:
-                self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
-                self._end(numbers)
+                self._commit(numbers)
+            except BaseException:
+                with self._signals:
+                    self._transaction.recover()
+                raise
+
+    def _commit(self, numbers: Numbers) -> None:
+        """Make a step complete, once its micro-batches have run."""
+        steps = self.batching.iterations // self._rounds
+        if not self._end.commits:
+            self._transaction.complete(steps)
+            return
+        self._rounding.begin(seed=self.seed, step=self.step)
+        self._end.prepare(numbers)
+        with self._signals:
+            self._transaction.commit()
+            try:
+                self._end.write()
+                self._end.clear()
+            except Exception as error:
+                raise self._transaction.failure(error) from error
+            self._transaction.complete(steps)
 
     def _run_round(
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]

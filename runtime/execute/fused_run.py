@@ -8,6 +8,7 @@ from torch import Tensor
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Call, Program, Update
 from ipu_dynamo.runtime.engines.engines import Engine, Stage
+from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.step_end import Numbers
 from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
@@ -18,14 +19,17 @@ Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's valu
 class LinkedRun:
     """The steps of a program that `can_link`.
 
-    Invariant: between calls the variables' tensors hold their values; within one they hold those
-    from before it, until it ends or fails.
+    Invariant: after `write_home` the variables' tensors hold their values; within a call they hold
+    those from before it. A step is complete as soon as its results take the variables' place.
 
     Args:
         program: what to run.
         engine: compiles the linked functions, one for each set of numbers that are zero.
         tensors: of every variable.
         threads: intra-op threads; None is torch's number.
+
+    Attributes:
+        completed: steps over all calls, also of those that failed later.
     """
 
     def __init__(
@@ -34,6 +38,9 @@ class LinkedRun:
         (self._call,) = program.calls
         self._program, self._engine, self._tensors = program, engine, tensors
         self._threads = threads
+        self.completed = 0
+        self._signals = DeferredSignals()
+        self._pending: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None  # home, values
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._linked: dict[Zeros, tuple[Linked, Stage]] = {}
         self._values: list[list[float]] = []
@@ -95,12 +102,28 @@ class LinkedRun:
                     values = dict(zip(names, (*state, *constants, *given), strict=True))
                     raise self._explained(error, values, step) from error
                 state = results[:size]  # type: ignore[assignment]
+                self._pending, self.completed = (own, state), self.completed + 1
                 for place, keep, into in wanted:
                     if keep[step]:
                         into[step] = results[place]
         finally:
-            if state is not own:
-                foreach_copy_(own, state)
+            try:
+                self.write_home()
+            except BaseException:  # an interrupt: the next one has to wait
+                with self._signals:
+                    self.write_home()
+                raise
+
+    @property
+    def settled(self) -> bool:
+        """Whether the variables' tensors hold their values."""
+        return self._pending is None
+
+    def write_home(self) -> None:
+        """Write what the last complete step has made to the variables' tensors."""
+        if self._pending is not None:
+            foreach_copy_(*self._pending)
+            self._pending = None
 
     def _explained(self, error: Exception, values: Mapping[str, Tensor], step: int) -> Exception:
         call: Call = self._call

@@ -33,6 +33,10 @@ Numbers = Sequence[Sequence[float]]
 class StepEnd:
     """The instructions before the loop over micro-batches or those after it, prepared.
 
+    They run in three parts, each in the order of the program: what writes no variable but
+    accumulators, what writes variables that last, and what sets accumulators to zero. So an error
+    in the first part harms nothing.
+
     Args:
         program: what the instructions belong to.
         instructions: in order; copies are of gradients.
@@ -57,7 +61,10 @@ class StepEnd:
         self._devices, self._rounding, self._memory = devices, rounding, memory
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
-        self._run: list[Callable[[Numbers], None]] = []
+        self._prepare: list[Callable[[Numbers], None]] = []
+        self._write: list[Callable[[], None]] = []
+        self._clear: list[Callable[[], None]] = []
+        self.lasting: dict[str, list[Tensor]] = {}  # what the second part writes, by variable
         self.last_loss_scale: Tensor | None = None  # of the last step, where it is adjusted
         for instruction in instructions:
             match instruction:
@@ -75,10 +82,29 @@ class StepEnd:
                 case Load() | Store() | Gather():
                     self._transfer(instruction)
 
-    def __call__(self, numbers: Numbers) -> None:
-        """Run the instructions; `numbers` are those of every update group."""
-        for run in self._run:
+    @property
+    def commits(self) -> bool:
+        """Whether there is anything to write that lasts."""
+        return bool(self._write)
+
+    def prepare(self, numbers: Numbers) -> None:
+        """Do what comes before the first write of a lasting variable.
+
+        Args:
+            numbers: of every update group.
+        """
+        for run in self._prepare:
             run(numbers)
+
+    def write(self) -> None:
+        """Write the lasting variables, once prepared."""
+        for run in self._write:
+            run()
+
+    def clear(self) -> None:
+        """Set accumulators to zero, once all is written."""
+        for run in self._clear:
+            run()
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten."""
@@ -93,7 +119,7 @@ class StepEnd:
             return
         targets = [torch.empty_like(source, device=device) for source in sources]
         self._tensors[copy.result] = targets
-        self._run.append(lambda _: foreach_copy_(targets, sources))
+        self._prepare.append(lambda _: foreach_copy_(targets, sources))
 
     def _reduce(self, reduce: Reduce | Scatter) -> None:
         """Sum into the tensors of each group's first replica, for all of them: also in shards,
@@ -109,7 +135,7 @@ class StepEnd:
                 for tensors in others:
                     foreach_add_(first, tensors)
 
-        self._run.append(run)
+        self._prepare.append(run)
 
     def _update(self, update: Update) -> None:
         places = [  # of each parameter the copies that differ: where, and on which replica
@@ -122,6 +148,8 @@ class StepEnd:
             return [self._tensors[names[place]][replica] for place, replica in places]
 
         parameters, gradients = copies(update.parameters), copies(update.gradients)
+        for names in (update.parameters, *(names for _, names in update.states)):
+            self._lasts(names)
         for parameter, (place, replica) in zip(parameters, places, strict=True):
             self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
         scale = None
@@ -134,25 +162,22 @@ class StepEnd:
             gradients,
             {state: copies(names) for state, names in update.states},
             scale=scale,
-            zero_gradients=update.clear,
             rounding=self._rounding if update.rounding == "stochastic" else None,
         )
         self._updates.append(step)
-        group, others = update.group, []
-        if update.clear:  # the accumulators that the step itself does not set to zero
-            known = {tensor.data_ptr() for tensor in gradients}
-            held = self._accumulators(update.gradients)
-            others = [tensor for tensor in held if tensor.data_ptr() not in known]
+        group = update.group
         follows = scale if scale is not None and update.loss_scale else None
 
-        def run(numbers: Numbers) -> None:
+        def prepare(numbers: Numbers) -> None:
             if follows is not None:
                 follows.follow()
-            step(numbers[group])
-            if others:
-                foreach_zero_(others)
+            step.prepare(numbers[group])
 
-        self._run.append(run)
+        self._prepare.append(prepare)
+        self._write.append(step.write)
+        if update.clear:
+            cleared = self._accumulators(update.gradients)
+            self._clear.append(lambda: foreach_zero_(cleared))
 
     def _adjust(self, adjust: AdjustLossScale) -> None:
         def number(name: str) -> Tensor:
@@ -163,12 +188,15 @@ class StepEnd:
         make_next = LossScaleAdjustment(adjust, number(adjust.scale), within, since)
         counters = self._accumulators(adjust.within)
         self.last_loss_scale = make_next.last
+        self._lasts([name for name in (adjust.scale, adjust.steps, adjust.so_far) if name])
+        self._write.append(make_next)
+        self._clear.append(lambda: foreach_zero_(counters))
 
-        def run(_: Numbers) -> None:
-            make_next()
-            foreach_zero_(counters)
-
-        self._run.append(run)
+    def _lasts(self, names: Sequence[str]) -> None:
+        """Note variables that are written, with all tensors that hold them."""
+        for name in names:
+            replicas = self._first_of_groups(name)
+            self.lasting[name] = [self._tensors[name][replica] for replica in replicas]
 
     def _accumulators(self, names: Sequence[str]) -> list[Tensor]:
         """The tensors on all replicas behind some names, and those that they are copies of."""
@@ -203,4 +231,4 @@ class StepEnd:
             for tensor in tensors:
                 move(tensor, shards)
 
-        self._run.append(run)
+        self._prepare.append(run)

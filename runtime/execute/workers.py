@@ -1,30 +1,39 @@
 """Run the tasks of a schedule side by side, one thread per worker; stop all when one fails.
 
 Threads live for one run only: between calls there is none, so a process may fork, and nothing is
-left behind by a failure.
+left behind by a failure or an interrupt, whenever it comes.
 """
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 
 import torch
 
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[Task], None]
+_LOST = "a worker's thread ended before its tasks"
+_LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
+_START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
 
 
 @dataclass
 class _Progress:
-    """What is done so far. Invariant: `done[call, replica]` micro-batches of a call are complete,
-    and it only grows; after `error` is set, workers stop at their next task."""
+    """What is done so far.
+
+    Invariant: of a call that others wait for, the first `done[call, replica]` micro-batches are
+    complete. After `error` is set, workers stop at their next task.
+    """
 
     done: dict[tuple[int, int], int]
     changed: threading.Condition = field(default_factory=threading.Condition)
     error: BaseException | None = None
+    threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
+    ended: set[threading.Thread] = field(default_factory=set)  # after their last task
 
     def wait(self, replica: int, needed: list[tuple[int, int]]) -> bool:
         """Wait until the calls `needed` are done on their micro-batches; False: give up."""
@@ -35,7 +44,9 @@ class _Progress:
         if ready() and self.error is None:
             return True
         with self.changed:
-            self.changed.wait_for(lambda: self.error is not None or ready())
+            while not self.changed.wait_for(lambda: self.error is not None or ready(), _LOOK):
+                if any(map(self._is_lost, self.threads)):
+                    self.error = RuntimeError(_LOST)
             return self.error is None
 
     def finish(self, task: Task) -> None:
@@ -48,6 +59,41 @@ class _Progress:
             if self.error is None:
                 self.error = error
             self.changed.notify_all()
+
+    def _is_lost(self, thread: threading.Thread) -> bool:
+        """Whether a thread died without a word, as when a hook of its start raises."""
+        try:
+            thread.join(0)
+        except RuntimeError:  # it has not begun, or it is the one that asks
+            return False
+        return not thread.is_alive() and thread not in self.ended
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """What threads take over from the one that calls, as it is each thread's own.
+
+    All workers launch on the streams of the caller: so what they launch on a CUDA device runs in
+    the order in which they hand it over, and after what the caller launched there before.
+    """
+
+    threads_each: int
+    device: int | None
+    streams: tuple[torch.cuda.Stream, ...]
+
+    def take_over(self) -> None:
+        set_intra_op_threads(self.threads_each)
+        for stream in self.streams:
+            torch.cuda.set_stream(stream)
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
+
+
+def _caller(threads_each: int) -> _Caller:
+    if not torch.cuda.is_initialized():
+        return _Caller(threads_each, None, ())
+    streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
+    return _Caller(threads_each, torch.cuda.current_device(), tuple(streams))
 
 
 def run_side_by_side(
@@ -80,49 +126,76 @@ def run_side_by_side(
     replicas = {task.replica for tasks in schedule.workers for task in tasks}
     progress = _Progress({(c, r): 0 for c in range(len(schedule.calls)) for r in replicas})
     arguments = (schedule, work, progress, timeline, in_turn)
-    others = [
-        threading.Thread(
-            target=_run_thread, args=(index, threads_each, *arguments), name=f"ipu worker {index}"
-        )
-        for index in range(1, len(schedule.workers))
-    ]
-    for thread in others:
-        thread.start()
     try:
+        caller = _caller(threads_each)
+        for index in range(1, len(schedule.workers)):
+            _start(index, caller, arguments)
         _run_worker(0, *arguments)
+        _end(progress)
     except BaseException as error:  # also Ctrl-C: the others must stop before it goes on
-        progress.stop(error)
-    for thread in others:
-        _join(thread, progress)
+        try:
+            progress.stop(error)
+        finally:
+            try:
+                _end(progress)
+            finally:  # once more, after a second interrupt
+                _end(progress)
     if progress.error is not None:
         raise progress.error
 
 
-def _join(thread: threading.Thread, progress: _Progress) -> None:
-    """Wait for a worker; an interrupt meanwhile stops it after its task."""
-    while thread.is_alive():
+_Arguments = tuple[Schedule, Work, _Progress, Timeline | None, Work | None]
+
+
+def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
+    """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet."""
+    progress = arguments[2]
+    thread = threading.Thread(
+        target=_run_thread, args=(index, caller, arguments), name=f"ipu worker {index}"
+    )
+    progress.threads.append(thread)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be made
+        progress.threads.remove(thread)
+        raise
+
+
+def _end(progress: _Progress) -> None:
+    """Wait for all workers; an interrupt meanwhile stops each after its task."""
+    while progress.threads:
+        try:
+            _join(progress.threads[-1])
+            if progress.threads.pop() not in progress.ended:
+                progress.stop(RuntimeError(_LOST))
+        except BaseException as error:
+            progress.stop(error)
+
+
+def _join(thread: threading.Thread) -> None:
+    """Wait for a thread's end, or if its start was interrupted, for that it does not begin."""
+    give_up = monotonic() + _START
+    while True:
         try:
             thread.join()
-        except KeyboardInterrupt as error:
-            progress.stop(error)
+        except RuntimeError:  # it has not begun
+            if monotonic() > give_up:
+                return
+            sleep(1e-3)
+        else:
+            return
 
 
-def _run_thread(
-    index: int,
-    threads_each: int,
-    schedule: Schedule,
-    work: Work,
-    progress: _Progress,
-    timeline: Timeline | None,
-    in_turn: Work | None,
-) -> None:
-    """A worker of its own thread: gradient mode and the number of threads are per thread."""
-    torch.set_num_threads(threads_each)
-    with torch.no_grad():
-        try:
-            _run_worker(index, schedule, work, progress, timeline, in_turn)
-        except BaseException as error:  # kept for the caller, who raises it
-            progress.stop(error)
+def _run_thread(index: int, caller: _Caller, arguments: _Arguments) -> None:
+    """A worker of its own thread, which takes over what is the caller's thread's own."""
+    progress = arguments[2]
+    try:
+        caller.take_over()
+        with torch.no_grad():
+            _run_worker(index, *arguments)
+        progress.ended.add(threading.current_thread())
+    except BaseException as error:  # kept for the caller, who raises it
+        progress.stop(error)
 
 
 def _run_worker(

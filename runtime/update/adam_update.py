@@ -30,7 +30,6 @@ class AdamUpdate:
     def __call__(
         self, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
     ) -> None:
-        self._batch.load()
         self._operator(
             *self._lists,
             lr=float(lr),
@@ -42,4 +41,3 @@ class AdamUpdate:
             maximize=self._maximize,
             grad_scale=self._divisor,
         )
-        self._batch.store()

@@ -30,7 +30,6 @@ class LAMBUpdate:
         max_weight_norm: float,
     ) -> None:
         batch = self._batch
-        batch.load()
         if self._divisor is not None:
             foreach_div_(batch.gradients, self._divisor)
         for weight, gradient, step, mean, square in zip(
@@ -51,7 +50,6 @@ class LAMBUpdate:
             change = numerator / (denominator.sqrt() + eps)
             change.add_(weight, alpha=weight_decay)
             weight.sub_(change * (float(lr) * self._trust(weight, change, max_weight_norm)))
-        batch.store()
 
     def _trust(self, weight: Tensor, change: Tensor, max_weight_norm: float) -> Tensor:
         """How far to go: as the weight's norm is to that of its change; 1 where one is zero."""

@@ -49,10 +49,13 @@ class ParameterUpdate:
         rounding: StochasticRounding | None = None,
     ) -> None:
         divisor = None if scale is None else scale.tensor
-        parts = batches(rule, parameters, gradients, states, rounding, divided=divisor is not None)
-        self._parts = tuple(_implement(rule, batch, divisor) for batch in parts)
-        steps = [step for batch in parts for step in batch.states.get("step", [])]
+        self._batches = batches(
+            rule, parameters, gradients, states, rounding, divided=divisor is not None
+        )
+        self._parts = tuple(_implement(rule, batch, divisor) for batch in self._batches)
+        steps = [step for batch in self._batches for step in batch.states.get("step", [])]
         self._count = _counting(distinct(steps))
+        self._values: list[float] = []
         live = [g.detach() for g in gradients if g is not None]
         self._zeroed = live if zero_gradients else []
 
@@ -61,9 +64,25 @@ class ParameterUpdate:
 
         The learning rate may be a 0-dim tensor; one that is not on the CPU is waited for.
         """
+        self.prepare(values)
+        self.write()
+        self.clear()
+
+    def prepare(self, values: Sequence[float]) -> None:
+        """Do what a step can do before it writes parameters or states."""
+        self._values = [float(value) for value in values]
+        for batch in self._batches:
+            batch.load()
+
+    def write(self) -> None:
+        """Write parameters and states, as `prepare` has left the gradients."""
         self._count()
-        for part in self._parts:
-            part(*values)
+        for part, batch in zip(self._parts, self._batches, strict=True):
+            part(*self._values)
+            batch.store()
+
+    def clear(self) -> None:
+        """Set the gradients to zero, if that is wanted."""
         if self._zeroed:
             foreach_zero_(self._zeroed)
 

@@ -43,7 +43,6 @@ class RMSpropUpdate:
     ) -> None:
         lr = float(lr)
         momentum = momentum if self._rule.momentum else 0.0
-        self._batch.load()
         if self._rule.centered or alpha >= 1.0:
             self._prepare_gradients(weight_decay)
             self._step_by_operators(lr, alpha, eps, momentum)
@@ -63,7 +62,6 @@ class RMSpropUpdate:
                 maximize=self._rule.maximize,
                 grad_scale=self._divisor,
             )
-        self._batch.store()
 
     def _prepare_gradients(self, weight_decay: float) -> None:
         """Turn the gradients into the s of the equations."""

@@ -49,7 +49,6 @@ class SGDUpdate:
             momentum = momentum or _NEXT_TO_ZERO
         elif momentum == 0.0:
             buffers = []  # as in torch, it keeps its value until there is momentum again
-        self._batch.load()
         if self._fresh and buffers:
             self._start(lr, momentum, dampening, weight_decay)
         else:
@@ -66,7 +65,6 @@ class SGDUpdate:
                 is_first_step=False,
                 grad_scale=self._divisor,
             )
-        self._batch.store()
 
     def _start(self, lr: float, momentum: float, dampening: float, weight_decay: float) -> None:
         """Make the first step of the parameters at `_fresh`, and an ordinary one of the others."""

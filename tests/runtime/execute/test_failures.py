@@ -19,7 +19,6 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.errors import ExecutionError
-from ipu_dynamo.runtime.execute.rollback import uninterrupted
 from tests.runtime.execute.test_workers import Chain, step_of
 
 ARMED: list[tuple[int, bool]] = []  # (stage, in its backward pass) that fails on marked rows
@@ -265,54 +264,6 @@ def test_ctrl_c_stops_all_workers_and_leaves_no_trace(workers):
     fresh = Slow(2)
     assert torch.equal(step(data), step_of(fresh, 100, workers=1)(data))
     assert same(model.state_dict().values(), fresh.state_dict().values())
-
-
-def test_a_large_update_is_completed_before_an_interrupt():
-    class Interrupting(list):
-        def __getitem__(self, index):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-            return super().__getitem__(index)
-
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(400, 400)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.mse_loss(self.a(x), x)
-
-    data = torch.randn(2, 400)
-    steps = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        steps.append(step_of(Wide(), 1))
-        steps[-1].compile(data)
-    interrupted, other = steps
-    numbers = Interrupting(group.values for group in interrupted.groups)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted.executable({"x": data}, numbers)
-    other(data)
-    assert same(interrupted.model.parameters(), other.model.parameters())
-
-
-def test_what_is_held_back_comes_after_the_block():
-    handler = signal.getsignal(signal.SIGINT)
-    done = []
-
-    def update() -> None:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-            done.append("after the signal")
-
-    with pytest.raises(KeyboardInterrupt):
-        update()
-    assert done
-    assert signal.getsignal(signal.SIGINT) is handler
-    with uninterrupted():
-        pass
-    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_failure_in_one_thread_does_not_reach_another():

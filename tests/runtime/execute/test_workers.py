@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.tune.intra_op import intra_op_threads
 from tests.program.schedule.test_schedule import STASH
 
 PIPELINE = Strategy(kind="pipelined")
@@ -225,3 +226,53 @@ def test_stages_read_inputs_where_they_lie():
     step(x, y)
     assert seen[0] == [x[2 * i :].data_ptr() for i in range(6)]
     assert sorted(seen[1]) == sorted(t[2 * i :].data_ptr() for i in range(6) for t in (x, y))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_launch_on_the_streams_of_the_caller(workers):
+    """What a worker reads was made on the caller's stream, where it comes late."""
+    model, other = chain(3).cuda(), chain(3).cuda()
+    data = torch.randn(20 * 2, 8, device="cuda")
+    expected = step_of(other, 20, workers=1)(data)
+    step = step_of(model, 20, workers=workers)
+    step.compile(data)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(data)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # cycles
+        late.copy_(data)
+        losses = step(late)
+        stream.synchronize()
+    assert torch.equal(losses, expected)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_other_thread_gets_the_number_of_a_worker(workers):
+    """A thread whose first operator runs during a step has the number of the process."""
+    found = []
+
+    @torch.library.custom_op("ipu_test::other_thread", mutates_args=())
+    def other_thread(x: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return x.clone()
+
+    class Asking(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(other_thread(x))
+
+    other_thread.register_fake(torch.empty_like)
+    with intra_op_threads(4):
+        step = step_of(Asking(2), 3, workers=workers)
+        step(torch.randn(6, 8))
+        assert step.executable._threads == 2
+    alone: list[int] = []
+    thread = threading.Thread(target=lambda: alone.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert set(found) == set(alone)

@@ -1,0 +1,246 @@
+"""Check that a signal at any time leaves complete steps, no thread, and a process that ends."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from ipu_dynamo.errors import ExecutionError, IpuError
+from ipu_dynamo.tune.intra_op import intra_op_threads
+from tests.runtime.execute.test_transaction import CASES, MORE, Case, Subject
+from tests.runtime.execute.test_workers import chain, step_of
+
+PIPELINED = Case(2, adam=True, more=(("gradient_accumulation", 4), ("device_iterations", 3)))
+
+
+class Told(Exception):
+    """What a handler raises."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    with intra_op_threads(1):
+        yield
+
+
+@pytest.fixture
+def handlers():
+    """Handlers that raise, as that of Ctrl-C does."""
+
+    def tell(number, frame):
+        raise Told(number)
+
+    numbers = (signal.SIGTERM, signal.SIGALRM)
+    before = [signal.signal(number, tell) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def workers_alive() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("ipu worker")]
+
+
+def interrupt(subject: Subject, number: int, seconds: float) -> int:
+    """Make a call, send the signal after so many seconds, and return how many steps it made."""
+    subject.reset()
+    before = subject.executable.step
+    timer = None
+    try:
+        try:
+            if number == signal.SIGALRM:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+            else:
+                timer = threading.Timer(seconds, os.kill, (os.getpid(), number))
+                timer.start()
+            subject.call()
+        finally:
+            assert not workers_alive()
+        if timer is not None:
+            timer.join()
+        time.sleep(1.0)  # where the call ended before: the signal ends the sleep
+    except (KeyboardInterrupt, Told):
+        pass
+    except ExecutionError as error:  # raised in an operator
+        assert isinstance(error.__cause__, Told)  # noqa: PT017
+    if timer is not None:
+        timer.join()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return subject.executable.step - before
+
+
+def check_interrupts(case: Case, count: int) -> set[int]:
+    subject = Subject(case)
+    start = time.perf_counter()
+    for _ in range(10):
+        subject.call()
+    seconds = (time.perf_counter() - start) / 10
+    draw = random.Random(0)
+    seen = set()
+    for _ in range(count):
+        number = draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
+        complete = interrupt(subject, number, 1e-6 + draw.random() * 1.2 * seconds)
+        subject.check(complete)
+        seen.add(complete)
+    return seen
+
+
+def test_a_signal_at_any_time_leaves_complete_steps(handlers):
+    check_interrupts(PIPELINED, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [PIPELINED, *CASES.values(), *MORE.values()])
+def test_many_signals_leave_complete_steps(case, handlers, monkeypatch):
+    from ipu_dynamo.runtime.engines.engines import EagerEngine
+
+    monkeypatch.setattr(EagerEngine, "links", case.fused)
+    assert len(check_interrupts(case, 200)) > 1
+
+
+@pytest.mark.parametrize("worker", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after", "no thread"])
+def test_an_interrupted_start_of_a_worker_leaves_no_trace(worker, when, monkeypatch):
+    subject = Subject(Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))))
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name != f"ipu worker {worker}":
+            return start(thread)
+        if when == "no thread":
+            raise RuntimeError("can't start new thread")
+        if when == "after":
+            start(thread)
+            time.sleep(0.005)  # it would be done by now
+        raise KeyboardInterrupt
+
+    subject.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):
+            subject.call()
+    subject.check(0)
+
+
+def test_a_worker_that_begins_late_does_nothing(monkeypatch):
+    """Ctrl-C while Python waits for a thread that the system has not run yet."""
+    subject = Subject(Case(2, more=(("gradient_accumulation", 3),)))
+    start, late = threading.Thread.start, []
+
+    def interrupted(thread):
+        if thread.name.startswith("ipu worker"):
+            late.append(thread)
+            start(threading.Timer(0.05, start, (thread,)))
+            raise KeyboardInterrupt
+        return start(thread)
+
+    subject.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subject.call()
+        assert late[0].ident is not None  # it has begun, and the call has waited for its end
+        assert not late[0].is_alive()
+    subject.check(0)
+
+
+def test_a_second_call_at_the_same_time_is_refused():
+    @torch.library.custom_op("ipu_test::wait_here", mutates_args=())
+    def wait_here(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(60)
+        return x.clone()
+
+    class Waiting(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.mse_loss(wait_here(super().forward(x)), x)
+
+    wait_here.register_fake(torch.empty_like)
+    wait_here.register_autograd(lambda ctx, gradient: gradient)
+    inside, go_on = threading.Event(), threading.Event()
+    step = step_of(Waiting(3, 3), 1)
+    data = torch.randn(2, 3)
+    step.compile(data)
+    thread = threading.Thread(target=step, args=(data,))
+    thread.start()
+    try:
+        assert inside.wait(60)
+        with pytest.raises(IpuError, match="another call of this executable is running"):
+            step(data)
+    finally:
+        go_on.set()
+        thread.join()
+    step(data)
+
+
+def test_a_call_within_a_call_is_refused(handlers):
+    step = step_of(chain(2), 400)
+    data = torch.randn(800, 8)
+    step.compile(data)
+    seen = []
+
+    def call_again(number, frame):
+        with pytest.raises(IpuError, match="around this one"):
+            step(data)
+        seen.append(number)
+
+    signal.signal(signal.SIGALRM, call_again)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    step(data)
+    assert seen == [signal.SIGALRM]
+
+
+def test_interrupted_processes_end():
+    """Each child trains with two workers until a signal ends it, wherever that meets it."""
+    step = step_of(chain(2), 6, workers=2)
+    data = torch.randn(12, 8)
+    step(data)
+    draw = random.Random(1)
+    children = []
+    for _ in range(10):
+        ready, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _train_until_told(step, data, tell)
+        children.append(child)
+        os.close(tell)
+        os.read(ready, 1)
+        os.close(ready)
+        time.sleep(0.05 * draw.random())
+        os.kill(child, draw.choice((signal.SIGINT, signal.SIGTERM)))
+    ends = time.monotonic() + 60
+    codes = {}
+    while len(codes) < len(children) and time.monotonic() < ends:
+        for child in children:
+            if child not in codes and (status := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(status[1])
+        time.sleep(0.02)
+    for child in children:
+        if child not in codes:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert set(codes.values()) == {0}
+    assert len(codes) == len(children)
+
+
+def _train_until_told(step, data, ready: int) -> None:
+    """Run in a child; 0: no worker was left when the signal came out of the call."""
+
+    def end(number, frame):
+        raise SystemExit
+
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        os.write(ready, b"!")
+        while True:
+            step(data)
+    except SystemExit:
+        code = 2 if workers_alive() else 0
+    finally:
+        os._exit(code)
