@@ -1,4 +1,8 @@
-"""Make the keys of random streams: one per call, micro-batch and replica."""
+"""Make the keys of random streams: one for every step, micro-batch and replica.
+
+A step is counted from the first one with its seed, over all calls: how steps are grouped into calls
+changes no key.
+"""
 
 import numpy as np
 import torch
@@ -14,7 +18,7 @@ _STEP, _FIRST, _SECOND = (
 def random_keys(
     *,
     seed: int,
-    call: int,
+    step: int,
     iterations: int,
     accumulation: int,
     replicas: int,
@@ -22,24 +26,27 @@ def random_keys(
 ) -> list[Tensor]:
     """A key of two int32 words for every micro-batch of a call, in the order [D, A, R].
 
-    Each word depends on all of seed, call, device iteration, accumulation step and replica.
+    Each word depends on all of seed, step, accumulation step and replica.
     Source of the mixing function: "splitmix64" (S. Vigna).
+
+    Args:
+        step: number of the call's first device iteration.
     """
     with np.errstate(over="ignore"):
         key = _mix(np.uint64(seed % 2**64))
-        key = _mix(key + np.uint64(call))
-        keys = _mix(key + np.arange(iterations, dtype=np.uint64))
+        steps = np.uint64(step) + np.arange(iterations, dtype=np.uint64)
+        keys = _mix(key + steps)
         keys = _mix(keys[:, None] + np.arange(accumulation, dtype=np.uint64))
         keys = _mix(keys[..., None] + np.arange(replicas, dtype=np.uint64))
     words = keys.reshape(-1, 1).view(np.int32)
     return list(torch.from_numpy(words).to(device).unbind(0))
 
 
-def update_seed(*, seed: int, call: int, iteration: int) -> int:
-    """A 63-bit seed for what one optimiser step draws."""
+def update_seed(*, seed: int, step: int, tensor: int) -> int:
+    """A 63-bit seed for what a step's update draws for a tensor, given by a 64-bit number."""
     with np.errstate(over="ignore"):
-        key = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(call))
-        key = _mix(~key + np.uint64(iteration))  # apart from the keys of micro-batches
+        key = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(step))
+        key = _mix(~key + np.uint64(tensor))  # apart from the keys of micro-batches
     return int(key >> np.uint64(1))
 
 

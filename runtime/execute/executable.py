@@ -44,7 +44,7 @@ class Executable:
             by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
         batching: how the caller's tensors split into micro-batches.
-        seed: of the random streams, which `seed` and `calls` determine.
+        seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         threads: intra-op threads of each worker; None is torch's number.
@@ -56,6 +56,7 @@ class Executable:
             can with `weight.data`; what only inference reads may be kept in another order, too.
 
     Attributes:
+        step: device iterations completed since the start, over all calls.
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
@@ -78,7 +79,7 @@ class Executable:
     ) -> None:
         self.program, self.batching = program, batching
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
-        self.seed, self.calls = seed, 0
+        self.seed, self.step = seed, 0
         self.timeline: Timeline | None = None
         self.memory = StreamingMemory()
         self._rounding = StochasticRounding()
@@ -192,7 +193,7 @@ class Executable:
                 inference those before the call.
         """
         self._spread_changes()
-        chunks = self._receiving(inputs, seed=self.seed, call=self.calls)
+        chunks = self._receiving(inputs, seed=self.seed, step=self.step)
         host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
         collected: list[list[Tensor | None]] = [
@@ -202,12 +203,14 @@ class Executable:
             try:
                 if self.linked and self.timeline is None:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
-                    self.linked(numbers, received, self._rounds, self._kept, collected)
+                    try:
+                        self.linked(numbers, received, self._rounds, self._kept, collected)
+                    finally:
+                        self.step += self.linked.completed
                 else:
                     self._run_rounds(numbers, chunks, collected)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
-        self.calls += 1
         return {
             output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
@@ -230,8 +233,9 @@ class Executable:
                 self._begin(numbers)
                 self._run_round(number, chunks, collected)
             with self._hold(), self._undo:
-                self._rounding.begin(seed=self.seed, call=self.calls, iteration=number)
+                self._rounding.begin(seed=self.seed, step=self.step)
                 self._end(numbers)
+                self.step += self.batching.iterations // self._rounds
 
     def _run_round(
         self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]

@@ -26,6 +26,9 @@ class LinkedRun:
         engine: compiles the linked functions, one for each set of numbers that are zero.
         tensors: of every variable.
         threads: intra-op threads; None is torch's number.
+
+    Attributes:
+        completed: steps of the last call that were completed, also if it failed.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class LinkedRun:
         (self._call,) = program.calls
         self._program, self._engine, self._tensors = program, engine, tensors
         self._threads = threads
+        self.completed = 0
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._linked: dict[Zeros, tuple[Linked, Stage]] = {}
         self._values: list[list[float]] = []
@@ -82,6 +86,7 @@ class LinkedRun:
         views = [received[name] for name in linked.received]
         constants = [self._tensors[name] for name in linked.constants]
         size, state, tail = len(own), own, self._numbers
+        self.completed = 0
         wanted = [
             (size + i, keep, into)
             for i, (keep, into) in enumerate(zip(kept, collected, strict=True))
@@ -94,7 +99,7 @@ class LinkedRun:
                     names = (*linked.state, *linked.constants, *linked.received)
                     values = dict(zip(names, (*state, *constants, *given), strict=True))
                     raise self._explained(error, values, step) from error
-                state = results[:size]  # type: ignore[assignment]
+                state, self.completed = results[:size], step + 1  # type: ignore[assignment]
                 for place, keep, into in wanted:
                     if keep[step]:
                         into[step] = results[place]

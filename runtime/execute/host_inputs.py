@@ -31,14 +31,14 @@ class Receiving:
         self.results = tuple(receive.result for receive in self._receives)
 
     def __call__(
-        self, inputs: Mapping[str, Tensor], *, seed: int, call: int
+        self, inputs: Mapping[str, Tensor], *, seed: int, step: int
     ) -> list[Sequence[Tensor]]:
         """For each receive, what it brings to every micro-batch of a call.
 
         Args:
             inputs: the caller's tensors by stream.
             seed: of the random streams.
-            call: its number.
+            step: number of the call's first device iteration.
         """
         found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
         received = []
@@ -46,7 +46,7 @@ class Receiving:
             key = receive.stream, self._devices[receive.ipu]
             if key not in found:
                 stream = self._streams[receive.stream]
-                found[key] = self._chunks(stream, inputs, key[1], seed, call)
+                found[key] = self._chunks(stream, inputs, key[1], seed, step)
             received.append(found[key])
         return received
 
@@ -56,14 +56,14 @@ class Receiving:
         inputs: Mapping[str, Tensor],
         device: torch.device,
         seed: int,
-        call: int,
+        step: int,
     ) -> Sequence[Tensor]:
         """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
         b = self._batching
         if stream.source == "random":
             return random_keys(
                 seed=seed,
-                call=call,
+                step=step,
                 iterations=b.iterations,
                 accumulation=b.accumulation,
                 replicas=b.replicas,

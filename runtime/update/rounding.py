@@ -22,12 +22,12 @@ class StochasticRounding:
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
-        self._step = (0, 0, 0)  # seed, call, iteration
+        self._seed = self._step = 0
         self._keys: dict[int, int] = {}  # by address
 
-    def begin(self, *, seed: int, call: int, iteration: int) -> None:
+    def begin(self, *, seed: int, step: int) -> None:
         """Start the streams of one optimiser step."""
-        self._step = seed, call, iteration
+        self._seed, self._step = seed, step
 
     def name(self, target: Tensor, name: str) -> None:
         """Say what a tensor, which stays where it is in memory, draws by."""
@@ -36,11 +36,10 @@ class StochasticRounding:
 
     def store(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Round float32 `values` into half `targets`."""
-        seed, call, iteration = self._step
-        of_step = update_seed(seed=seed, call=call, iteration=iteration)
         for target, value in zip(targets, values, strict=True):
             key = self._keys.get(target.data_ptr(), 0)
-            self._generator.manual_seed(update_seed(seed=of_step, call=key, iteration=0))
+            seed = update_seed(seed=self._seed, step=self._step, tensor=key)
+            self._generator.manual_seed(seed)
             bits = torch.randint(
                 1 << DROPPED_BITS, value.shape, dtype=torch.int32, generator=self._generator
             )

@@ -13,7 +13,7 @@ from ipu_dynamo.program.ir.types import TensorType
 _GENERATED = {
     "host": "",
     "accumulation": "  1 / (k + 1) at accumulation step k",
-    "random": "  from seed, call, micro-batch and replica",
+    "random": "  from seed, step, micro-batch and replica",
 }
 _OVERLAPPING = {
     "no_overlap": "",

@@ -1,4 +1,4 @@
-"""Check random numbers: their distributions, and that only seed, call and place decide them."""
+"""Check random numbers: their distributions, and that only seed, step and place decide them."""
 
 import math
 

@@ -112,7 +112,6 @@ def test_a_failure_stops_all_and_leaves_the_sums_zero():
     rows[2 * ROWS] = 0
     step(rows, wanted)  # nothing of the failed step is in its sums
     other, _, again = trained(model, side_by_side=True, workers=1, calls=1)
-    again.executable.calls = step.executable.calls - 1  # random streams count calls
     again(rows, wanted)
     for a, b in zip(own.parameters(), other.parameters(), strict=True):
         assert_same_bits(a.detach(), b.detach())
