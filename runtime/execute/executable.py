@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Copy, Instruction, Program, Send, Update
+from ipu_dynamo.program import Copy, Instruction, Plain, Program, Send, Update
+from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
@@ -38,12 +39,12 @@ class Executable:
     call at a time may run.
 
     Args:
-        program: what to run.
+        program: what to run, as often as its loops say.
         tensors: for every variable, the tensor that holds it on the first replica; with a leading
             dimension over groups of replicas, where it has those. Replicated variables are shared
             by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
-        batching: how the caller's tensors split into micro-batches.
+        group_of: for each replica, the input group that it reads; empty: one of its own.
         seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
@@ -56,6 +57,7 @@ class Executable:
             can with `weight.data`; what only inference reads may be kept in another order, too.
 
     Attributes:
+        batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the start, over all calls.
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs.
@@ -68,7 +70,7 @@ class Executable:
         program: Program,
         tensors: Mapping[str, Tensor],
         engine: Engine,
-        batching: Batching,
+        group_of: Sequence[int] = (),
         seed: int = 0,
         workers: int | None = 1,
         threads: int | None = None,
@@ -77,7 +79,9 @@ class Executable:
         apart: bool = False,
         own_tensors: bool = False,
     ) -> None:
-        self.program, self.batching = program, batching
+        verify(program)
+        self.program = program
+        self.batching = batching = Batching.of(program, group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed, self.step = seed, 0
         self.timeline: Timeline | None = None
@@ -95,9 +99,7 @@ class Executable:
         self._slots = number_slots(program, devices=self.devices)
         self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
         self._values = [self._bind(r) for r in range(batching.replicas)]
-        training = program.kind == "training"
-        self._rounds = batching.iterations if training else 1
-        self._per_round = batching.accumulation if training else batching.iterations
+        self._rounds, self._per_round = cut.steps, cut.micro_batches
         self.schedule = self.schedule_for(workers)
         self._gradients: Gradients | None = None
         if self._apart:
@@ -107,8 +109,8 @@ class Executable:
             )
             self._gradients = Gradients(self._apart, self._slots, self._tensors)
         self._threads = threads
-        self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self._engine, self._loop = engine, loop
+        self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self.linked: LinkedRun | None = None
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
             own = {name: self.tensor(name) for name in self._tensors}
@@ -310,7 +312,7 @@ class Executable:
             self._constants,
         )
 
-    def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:
+    def _step_end(self, instructions: Sequence[Plain]) -> StepEnd:
         tensors = {
             name: [self.tensor(name, replica) for replica in range(self.batching.replicas)]
             for name in self._tensors
