@@ -60,7 +60,8 @@ class Executable:
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the start, over all calls.
         schedule: which worker runs what, in which order.
-        timeline: set it to record when every task runs.
+        timeline: set it to record when every task runs; nothing else changes. A step that is one
+            function with its update is one task.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
         linked: what runs a step and its update as one function; None where these are apart.
     """
@@ -109,7 +110,6 @@ class Executable:
             )
             self._gradients = Gradients(self._apart, self._slots, self._tensors)
         self._threads = threads
-        self._engine, self._loop = engine, loop
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self.linked: LinkedRun | None = None
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
@@ -203,10 +203,12 @@ class Executable:
         ]
         with torch.no_grad():
             try:
-                if self.linked and self.timeline is None:
+                if self.linked:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
                     try:
-                        self.linked(numbers, received, self._rounds, self._kept, collected)
+                        self.linked(
+                            numbers, received, self._rounds, self._kept, collected, self.timeline
+                        )
                     finally:
                         self.step += self.linked.completed
                 else:
@@ -225,10 +227,6 @@ class Executable:
         collected: list[list[Tensor | None]],
     ) -> None:
         """Run the steps of a call; all of its micro-batches, when there are none."""
-        if not self._turns:
-            self._turns = in_turns(self._prepare(self._loop, self._engine))
-        if self.linked:
-            self._end.reload_states()  # linked steps have changed them
         for number in range(self._rounds):
             self._undo.begin()
             with self._undo:
