@@ -56,6 +56,32 @@ class CompileError(IpuError):
         self.problem = problem
 
 
+class ProgramError(IpuError, ValueError):
+    """A program cannot run as it reads: a pass, or whoever wrote its text, made a mistake.
+
+    Args:
+        problem: one clause that names what is wrong.
+        instruction: at fault; its text, and its source line if it has one, are quoted.
+    """
+
+    def __init__(self, problem: str, instruction: object = None) -> None:
+        lines = [problem]
+        if instruction is not None:
+            lines.append(f"  in:   {_shown(instruction)}")
+            if source := getattr(instruction, "source", ""):
+                lines.append(f"  from: {source}")
+        super().__init__("\n".join(lines))
+        self.problem, self.instruction = problem, instruction
+
+
+def _shown(instruction: object) -> str:
+    """Its line in a program; all its fields where these do not go together."""
+    try:
+        return str(instruction)
+    except ValueError:
+        return repr(instruction)
+
+
 class InputError(IpuError):
     """An argument of a call does not fit the compiled program.
 

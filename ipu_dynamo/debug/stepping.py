@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor, fx
@@ -13,13 +14,19 @@ from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.program import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
     Call,
     Copy,
     Function,
     Load,
     Program,
     Receive,
+    ReduceScatter,
+    Send,
     Store,
+    Update,
     graph_outputs,
     make_function,
 )
@@ -159,6 +166,12 @@ def _calls(
                     values[name] = values[value]
                 case Call():
                     yield instruction, *functions[instruction.function]
+                case Send() | AllGather():
+                    continue  # on one replica
+                case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
+                    raise ValueError(f"this belongs to the end of a step: {instruction}")
+                case _:
+                    assert_never(instruction)
 
 
 def _first_values(

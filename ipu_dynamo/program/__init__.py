@@ -2,20 +2,27 @@
 
 from ipu_dynamo.ops.overlap import OVERLAPS, Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
-from ipu_dynamo.program.ir.function import Function, graph_outputs, make_function
+from ipu_dynamo.program.ir.function import (
+    Function,
+    graph_outputs,
+    make_function,
+    written_by,
+    written_inputs,
+)
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
+    AllGather,
+    AllReduce,
     Call,
     Copy,
     Direction,
-    Gather,
     Instruction,
     Load,
     Order,
+    Plain,
     Receive,
-    Reduce,
+    ReduceScatter,
     Repeat,
-    Scatter,
     Send,
     Store,
     Update,
@@ -25,20 +32,20 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 from ipu_dynamo.program.schedule.pipeline_clock import Stash
-from ipu_dynamo.program.text.graph_text import GROUP, MUTATED, RECOMPUTED
+from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED
 from ipu_dynamo.program.traffic import Traffic
 
 __all__ = [
     "GROUP",
-    "MUTATED",
     "OVERLAPS",
     "RECOMPUTED",
     "AdjustLossScale",
+    "AllGather",
+    "AllReduce",
     "Call",
     "Copy",
     "Direction",
     "Function",
-    "Gather",
     "Input",
     "Instruction",
     "Load",
@@ -46,13 +53,13 @@ __all__ = [
     "Output",
     "Overlap",
     "PhaseNumbers",
+    "Plain",
     "Program",
     "Receive",
-    "Reduce",
+    "ReduceScatter",
     "Repeat",
     "ReplicaGroups",
     "Returns",
-    "Scatter",
     "Send",
     "Stash",
     "Store",
@@ -62,4 +69,6 @@ __all__ = [
     "Variable",
     "graph_outputs",
     "make_function",
+    "written_by",
+    "written_inputs",
 ]

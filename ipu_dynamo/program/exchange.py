@@ -2,8 +2,23 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import assert_never
 
-from ipu_dynamo.program.ir.instructions import Copy, Instruction, Repeat
+from ipu_dynamo.program.ir.instructions import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
+    Call,
+    Copy,
+    Instruction,
+    Load,
+    Receive,
+    ReduceScatter,
+    Repeat,
+    Send,
+    Store,
+    Update,
+)
 
 Links = Counter[tuple[int, int]]  # (from, to): bytes
 
@@ -18,4 +33,10 @@ def exchanged(body: Sequence[Instruction]) -> Links:
             case Repeat(count=count, body=inner):
                 for link, nbytes in exchanged(inner).items():
                     total[link] += count * nbytes
+            case Receive() | Send() | Call() | Store() | Load() | AllGather() | ReduceScatter():
+                continue
+            case AllReduce() | Update() | AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
     return total

@@ -129,7 +129,6 @@ class MicroBatches:
             self.engine,
             [*piece.sources],
             [join.like for join in piece.joins],
-            micro_batches=n,
             workers=workers,
             threads=threads,
         )

@@ -341,7 +341,7 @@ class CompiledModel:
                 compiled.program,
                 tensors,
                 engine,
-                self._batching,
+                self._batching.group_of,
                 seed=seed,
                 workers=workers,
                 threads=threads,

@@ -26,7 +26,6 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     sum_of,
     turns,
 )
-from ipu_dynamo.program import MUTATED
 
 aten = torch.ops.aten
 # Elements of an accumulator, from which a pass over its memory takes longer than calling one more
@@ -111,7 +110,7 @@ def _is_large(write: fx.Node) -> bool:
     least = _WORTH_ADDING if write.target is aten.add_.Tensor else _WORTH_STORING
     fits = value.dtype in _TYPES and value.dim() == 2 and value.numel() >= least
     fits = fits and alike(total, write.all_input_nodes[1])
-    return bool(total.meta.get(MUTATED)) and only_written and fits
+    return only_written and fits
 
 
 def _term(node: fx.Node) -> Term:

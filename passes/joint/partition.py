@@ -25,7 +25,7 @@ from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
-from ipu_dynamo.program import MUTATED, RECOMPUTED, Direction
+from ipu_dynamo.program import RECOMPUTED, Direction
 
 aten = torch.ops.aten
 Accumulation = Literal["store", "sum", "running"]
@@ -196,7 +196,6 @@ class _Cutter:
         draft = self.drafts[index]
         old = draft.take(role.name, placeholder.meta["val"])
         draft.call(aten.copy_.default, old, self.value(new, index), like=new)
-        old.meta[MUTATED] = True
 
     def deliver(self, node: fx.Node, taken: set[fx.Node]) -> str:
         """Make a value that is returned to the host an output; give it memory of its own, unless
@@ -219,7 +218,6 @@ class _Cutter:
         draft = self.drafts[index]
         value = parameter.meta["val"]
         total = draft.take(accumulator(name), value)
-        total.meta[MUTATED] = True
         gradient = self.value(node, index)
         weight = None
         if rule == "running":
@@ -243,7 +241,6 @@ class _Cutter:
         draft = self.drafts[index]
         draft.counter = counter(stage_of_slot(index, self.stages, joined=self.joined))
         total = draft.take(draft.counter, node.meta["val"])
-        total.meta[MUTATED] = True
         found = self.value(node, index)
         with draft.graph.inserting_after(found):
             draft.call(aten.add_.Tensor, total, found, like=node)

@@ -9,16 +9,17 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": stages work on diff
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.joint.partition import Partitioned, accumulator
-from ipu_dynamo.program import MUTATED
+from ipu_dynamo.program import written_inputs
 
 
 def refuse_stale_reads(partitioned: Partitioned) -> None:
     """Raise when one stage reads a variable that another stage changes."""
     for part in partitioned.parts:
         nodes = part.graph.graph.find_nodes(op="placeholder")
+        written = written_inputs(part.graph.graph)
         sums = {part.counter, *(accumulator(name) for name in part.gradients)}
         for name, node in zip(part.inputs, nodes, strict=True):
-            if not node.meta.get(MUTATED) or name in sums:
+            if node not in written or name in sums:
                 continue
             for other in partitioned.parts:
                 together = (other.stage, other.direction) == (part.stage, part.direction)

@@ -35,7 +35,6 @@ from ipu_dynamo.passes.program.offload_variables import (
     move_in_micro_batch,
 )
 from ipu_dynamo.program import (
-    MUTATED,
     Call,
     Copy,
     Function,
@@ -52,10 +51,12 @@ from ipu_dynamo.program import (
     Variable,
     graph_outputs,
     make_function,
+    written_inputs,
 )
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.values import Kind
+from ipu_dynamo.program.ir.verify import verify
 
 aten = torch.ops.aten
 
@@ -84,12 +85,13 @@ class _Emitter:
         for part in self.partitioned.parts:
             placeholders = part.graph.graph.find_nodes(op="placeholder")
             nodes = dict(zip(part.inputs, placeholders, strict=True))
+            written = written_inputs(part.graph.graph)
             for name, node in nodes.items():
                 role = self.roles.get(name)
                 if role is None or role.kind in ("input", "random_key"):
                     continue
                 self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
-                if node.meta.get(MUTATED):
+                if node in written:
                     self.homes[name] = part.ipu
                     self.changed.add(name)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
@@ -258,7 +260,7 @@ def emit(
     """The pass. `groups` are the optimiser's, empty for inference."""
     emitter = _Emitter(capture, partitioned, options, groups)
     order = _order(capture, options)
-    if order != "in_turn":
+    if order != "sequential":
         refuse_stale_reads(partitioned)
     emitter.call_parts()
     located = emitter.located
@@ -275,7 +277,7 @@ def emit(
         loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
         body = (*emitter.before, loop)
     received = {i.stream for i in emitter.micro_batch if isinstance(i, Receive)}
-    return Program(
+    program = Program(
         kind=capture.alone or ("training" if capture.training else "inference"),
         num_ipus=max(capture.ipus.values()) + 1,
         replicas=options.replicas,
@@ -286,12 +288,14 @@ def emit(
         body=body,
         io_tiles=options.io_tiles,
     )
+    verify(program)
+    return program
 
 
 def _order(capture: Capture, options: Options) -> Order:
     """How micro-batches follow each other; a lone forward or backward pass has only one."""
     several = len(set(capture.ipus.values())) > 1 and not capture.alone
-    return "pipelined" if several and options.strategy.kind == "pipelined" else "in_turn"
+    return "pipelined" if several and options.strategy.kind == "pipelined" else "sequential"
 
 
 def _refuse_shared_change(

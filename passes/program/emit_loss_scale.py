@@ -15,7 +15,7 @@ import torch
 
 from ipu_dynamo.capture.capture import LossScale
 from ipu_dynamo.options import Options
-from ipu_dynamo.program import AdjustLossScale, Copy, Instruction, Reduce, TensorType, Variable
+from ipu_dynamo.program import AdjustLossScale, AllReduce, Copy, Instruction, TensorType, Variable
 from ipu_dynamo.program.ir.instructions import on_ipu
 
 _NUMBER = TensorType(torch.float32, ())
@@ -61,7 +61,7 @@ class LossScaleEnd:
             if ipu != self.home:
                 result.append(Copy(name, local[-1], _COUNT, ipu, self.home, "size of gradients"))
         if self.options.replicas > 1:
-            result.append(Reduce(tuple(local), self.home))
+            result.append(AllReduce(tuple(local), self.home))
         limits = [torch.finfo(self.scale.dtype), torch.finfo(torch.float32)]
         micro_batches = self.options.gradient_accumulation * self.options.replicas
         several = automatic.period > 1

@@ -19,11 +19,11 @@ from ipu_dynamo.passes.joint.partition import Part, accumulator
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (
+    AllReduce,
     Copy,
     Instruction,
-    Reduce,
+    ReduceScatter,
     ReplicaGroups,
-    Scatter,
     TensorType,
     Update,
     Variable,
@@ -120,9 +120,9 @@ class StepEnd:
             values, types = zip(*summed, strict=True)
             count = self.options.replicas if groups is None else groups.size
             if sharded:
-                sums.append(Scatter(values, types, count, update.ipu, groups))
+                sums.append(ReduceScatter(values, types, count, update.ipu, groups))
             elif count > 1:
-                sums.append(Reduce(values, update.ipu, groups=groups))
+                sums.append(AllReduce(values, update.ipu, groups=groups))
         return sums
 
     def _update(

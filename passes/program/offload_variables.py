@@ -15,7 +15,7 @@ from itertools import compress
 from math import prod
 
 from ipu_dynamo.options import Location, Locations
-from ipu_dynamo.program import Call, Gather, Instruction, Load, Store, Update, Variable
+from ipu_dynamo.program import AllGather, Call, Instruction, Load, Store, Update, Variable
 
 Located = Mapping[str, Variable]
 
@@ -119,9 +119,9 @@ def _whole(variable: Variable, ipu: int, phase: int | None = None) -> list[Instr
     return [_gather(variable, variable.shards, ipu, phase)] if variable.shards > 1 else []
 
 
-def _gather(variable: Variable, shards: int, ipu: int, phase: int | None = None) -> Gather:
+def _gather(variable: Variable, shards: int, ipu: int, phase: int | None = None) -> AllGather:
     source = _source(variable)
-    return Gather(variable.name, variable.type, shards, ipu, variable.groups, phase, source)
+    return AllGather(variable.name, variable.type, shards, ipu, variable.groups, phase, source)
 
 
 def _load(variable: Variable, ipu: int, phase: int | None = None) -> list[Instruction]:

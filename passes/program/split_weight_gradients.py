@@ -14,7 +14,7 @@ from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.joint.partition import Draft, Part, Partitioned, accumulator, repeated
-from ipu_dynamo.program import MUTATED, Direction
+from ipu_dynamo.program import Direction, written_by, written_inputs
 
 
 def split_weight_gradients(partitioned: Partitioned) -> Partitioned:
@@ -57,7 +57,7 @@ def _split(part: Part) -> list[Part]:
     for node in nodes:
         if node.op not in ("placeholder", "output") and node not in early:
             bring(node)
-    changed = {names[n] for n in names if n.meta.get(MUTATED)} - late
+    changed = {names[n] for n in written_inputs(part.graph.graph)} - late
     if changed & second.inputs.keys():
         return [part]  # it would read a variable after its change
     return [
@@ -70,8 +70,7 @@ def _needed_early(nodes: list[fx.Node], sums: set[fx.Node]) -> set[fx.Node]:
     """What results and changed variables need; all else is for the accumulators `sums` only."""
     needed: set[fx.Node] = set()
     for node in reversed(nodes):
-        writes = [n for n in node.all_input_nodes[:1] if n.meta.get(MUTATED) and n not in sums]
-        if node.op == "output" or node in needed or (writes and not node.users):
+        if node.op == "output" or node in needed or set(written_by(node)) - sums:
             needed.add(node)
             needed.update(node.all_input_nodes)
     for node in nodes:  # an operator with several results is not computed twice

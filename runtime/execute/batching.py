@@ -7,12 +7,14 @@ Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Outp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self, assert_never
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import InputError
-from ipu_dynamo.program import Input, Output
+from ipu_dynamo.program import Input, Output, Program
+from ipu_dynamo.program.schedule.sections import sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,24 @@ class Batching:
     accumulation: int
     replicas: int
     group_of: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: Program, group_of: Sequence[int] = ()) -> Self:
+        """What the loops of `program` say.
+
+        Args:
+            group_of: for each replica, the input group that it reads; empty: one of its own.
+
+        Raises:
+            ValueError: there are more or fewer replicas.
+        """
+        cut, replicas = sections(program), program.replicas
+        group_of = tuple(group_of) or tuple(range(replicas))
+        if len(group_of) != replicas:
+            raise ValueError(f"{len(group_of)} replicas have input groups, {replicas} run")
+        if program.kind == "training":
+            return cls(cut.steps, cut.micro_batches, replicas, group_of)
+        return cls(cut.micro_batches, 1, replicas, group_of)
 
     @property
     def groups(self) -> int:
@@ -92,6 +112,8 @@ class Batching:
                         needed = last and step == self.accumulation - 1
                     case "once":
                         needed = iteration == step == 0
+                    case _:
+                        assert_never(output.returns)
                 row.append(needed)
             keep.append(row)
         return keep

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.program import Output, Program, Send
 from ipu_dynamo.program.ir.values import blocks
-from ipu_dynamo.program.schedule.planning import draws, in_turn, pipelined
+from ipu_dynamo.program.schedule.planning import draws, pipelined, sequential
 from ipu_dynamo.program.schedule.registers import number_slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
@@ -27,18 +27,16 @@ def bind_loop(
     arguments: Sequence[str],
     joined: Sequence[Tensor],
     *,
-    micro_batches: int,
     workers: int,
     threads: int | None,
 ) -> Loop:
     """Make `program` callable on whole batches.
 
     Args:
-        program: no update; its inputs are blocks along their `dim`, its outputs are joined along
-            theirs, or summed.
+        program: no update; its inputs are as many blocks along their `dim` as its loop runs, its
+            outputs are joined along theirs, or summed.
         arguments: names of its variables and inputs, in calling order.
         joined: for each output, a tensor with shape, strides, dtype and device of what results.
-        micro_batches: blocks in each input.
         workers: threads that run IPUs side by side.
         threads: intra-op threads of each; None is torch's number.
 
@@ -46,7 +44,9 @@ def bind_loop(
         A function on the list of arguments. It may run in several threads.
     """
     slots = number_slots(program, arguments)
-    sent = {i.stream: slots[i.value] for i in sections(program).loop if isinstance(i, Send)}
+    cut = sections(program)
+    micro_batches = cut.micro_batches
+    sent = {i.stream: slots[i.value] for i in cut.loop if isinstance(i, Send)}
     places = [sent[output.name] for output in program.outputs]
     steps = in_turns(prepare_steps(program, engine, slots, set(places), threads))
     schedule = _schedule(micro_batches, workers, program)
@@ -131,5 +131,5 @@ def _schedule(n: int, workers: int, program: Program) -> Schedule:
     whose numbers would depend on which worker comes first."""
     calls = [as_one(turn) for turn in turns(program.calls)]
     if workers == 1 or draws(program):
-        return in_turn(calls, micro_batches=n)
+        return sequential(calls, micro_batches=n)
     return pipelined(calls, micro_batches=n, workers=workers)

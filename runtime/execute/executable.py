@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import Copy, Instruction, Program, Send
+from ipu_dynamo.program import Copy, Instruction, Plain, Program, Send
+from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
@@ -41,12 +42,12 @@ class Executable:
     does first, and so does `whole`.
 
     Args:
-        program: what to run.
+        program: what to run, as often as its loops say.
         tensors: for every variable, the tensor that holds it on the first replica; with a leading
             dimension over groups of replicas, where it has those. Replicated variables are shared
             by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
-        batching: how the caller's tensors split into micro-batches.
+        group_of: for each replica, the input group that it reads; empty: one of its own.
         seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
@@ -60,8 +61,11 @@ class Executable:
         guard_updates: keep copies of what updates write until they are complete.
 
     Attributes:
+        batching: how the caller's tensors split into the micro-batches of the program's loops.
+        step: device iterations completed since the start, over all calls.
         schedule: which worker runs what, in which order.
-        timeline: set it to record when every task runs.
+        timeline: set it to record when every task runs; nothing else changes. A step that is one
+            function with its update is one task.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
         linked: what runs a step and its update as one function; None where these are apart.
     """
@@ -71,7 +75,7 @@ class Executable:
         program: Program,
         tensors: Mapping[str, Tensor],
         engine: Engine,
-        batching: Batching,
+        group_of: Sequence[int] = (),
         seed: int = 0,
         workers: int | None = 1,
         threads: int | None = None,
@@ -81,7 +85,9 @@ class Executable:
         own_tensors: bool = False,
         guard_updates: bool = False,
     ) -> None:
-        self.program, self.batching = program, batching
+        verify(program)
+        self.program = program
+        self.batching = batching = Batching.of(program, group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed = seed
         self.timeline: Timeline | None = None
@@ -99,9 +105,7 @@ class Executable:
         self._slots = number_slots(program, devices=self.devices)
         self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
         self._values = [self._bind(r) for r in range(batching.replicas)]
-        training = program.kind == "training"
-        self._rounds = batching.iterations if training else 1
-        self._per_round = batching.accumulation if training else batching.iterations
+        self._rounds, self._per_round = cut.steps, cut.micro_batches
         self.schedule = self.schedule_for(workers)
         self._gradients: Gradients | None = None
         if self._apart:
@@ -112,7 +116,6 @@ class Executable:
             self._gradients = Gradients(self._apart, self._slots, self._tensors)
         self._threads = threads
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
-        self._engine, self._loop = engine, loop
         self.linked: LinkedRun | None = None
         if engine.links and can_link(program) and self.devices[0].type == "cpu":
             own = {name: self.tensor(name) for name in self._tensors}
@@ -261,9 +264,11 @@ class Executable:
         with torch.no_grad():
             try:
                 self._versions = None
-                if self.linked and self.timeline is None:
+                if self.linked:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
-                    self.linked(numbers, received, self._rounds, self._kept, collected)
+                    self.linked(
+                        numbers, received, self._rounds, self._kept, collected, self.timeline
+                    )
                 else:
                     self._run_rounds(numbers, chunks, collected)
             finally:
@@ -280,10 +285,6 @@ class Executable:
         collected: list[list[Tensor | None]],
     ) -> None:
         """Run the steps of a call; all of its micro-batches, when there are none."""
-        if not self._turns:
-            self._turns = in_turns(self._prepare(self._loop, self._engine))
-        if self.linked:
-            self._end.reload_states()  # linked steps have changed them
         for number in range(self._rounds):
             try:
                 self._transaction.begin()
@@ -385,7 +386,7 @@ class Executable:
             self._constants,
         )
 
-    def _step_end(self, instructions: Sequence[Instruction]) -> StepEnd:
+    def _step_end(self, instructions: Sequence[Plain]) -> StepEnd:
         tensors = {
             name: [self.tensor(name, replica) for replica in range(self.batching.replicas)]
             for name in self._tensors

@@ -2,11 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
-from ipu_dynamo.program import Call, Gather, Instruction, Program
+from ipu_dynamo.program import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
+    Call,
+    Copy,
+    Load,
+    Plain,
+    Program,
+    Receive,
+    ReduceScatter,
+    Send,
+    Store,
+    Update,
+)
 from ipu_dynamo.program.schedule.registers import differ, fetched_as, is_fetch
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 
@@ -35,7 +49,7 @@ Fetches = tuple[Fetch, ...]
 
 def fetches_of_calls(
     program: Program,
-    loop: Sequence[Instruction],
+    loop: Sequence[Plain],
     slots: Mapping[str, int],
     devices: Sequence[torch.device] = (),
 ) -> dict[int, Fetches]:
@@ -45,15 +59,24 @@ def fetches_of_calls(
     found: dict[int, Fetches] = dict.fromkeys(range(sum(isinstance(i, Call) for i in loop)), ())
     passed = 0
     for instruction in loop:
-        if isinstance(instruction, Call):
-            passed += 1
-        elif is_fetch(instruction):
-            name, ipu = instruction.value, instruction.ipu
-            target, shards = slots[fetched_as(name, ipu, homes, devices)], variables[name].shards
-            if isinstance(instruction, Gather):  # at home, or after it was loaded
-                fetch = Fetch(target, target, shards, gathered=True)
-            else:
+        match instruction:
+            case Call():
+                passed += 1
+            case AllGather(value=name, ipu=ipu):  # at home, or after it was loaded
+                target = slots[fetched_as(name, ipu, homes, devices)]
+                fetch = Fetch(target, target, variables[name].shards, gathered=True)
+                found[passed] += (fetch,)
+            case Load(value=name, ipu=ipu) if is_fetch(instruction):
+                target = slots[fetched_as(name, ipu, homes, devices)]
                 device = devices[ipu] if differ(ipu, homes[name], devices) else None
-                fetch = Fetch(slots[name], target, shards, gathered=False, device=device)
-            found[passed] += (fetch,)
+                shards = variables[name].shards
+                found[passed] += (
+                    Fetch(slots[name], target, shards, gathered=False, device=device),
+                )
+            case Receive() | Send() | Copy() | Store() | Load() | ReduceScatter() | AllReduce():
+                continue
+            case Update() | AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
     return found

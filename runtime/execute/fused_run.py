@@ -1,17 +1,23 @@
 """Run linked steps: a call's device iterations, with nothing between them but the function."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Call, Program, Update
+from ipu_dynamo.program.schedule.schedule import Task
 from ipu_dynamo.runtime.engines.engines import Engine, Stage
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
+from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT
 
 Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
 
@@ -24,7 +30,7 @@ class LinkedRun:
 
     Args:
         program: what to run.
-        engine: compiles the linked functions, one for each set of numbers that are zero.
+        engine: compiles the linked functions, one for each set of numbers that are left out.
         tensors: of every variable.
         threads: intra-op threads; None is torch's number.
 
@@ -57,7 +63,7 @@ class LinkedRun:
             for group, rule in self._rules.items()
             for name, value in zip(rule.hyperparameters, values[group], strict=True)
         }
-        zeros = frozenset(pair for pair, value in named.items() if value == 0.0)
+        zeros = frozenset(p for p, value in named.items() if value == 0.0 and p[1] in LEFT_OUT)
         if zeros not in self._linked:
             linked = link(self._program, zeros)
             self._linked[zeros] = linked, self._engine.compile(linked.function, self._threads)
@@ -74,17 +80,22 @@ class LinkedRun:
         steps: int,
         kept: Kept,
         collected: Sequence[list[Tensor | None]],
+        timeline: Timeline | None = None,
     ) -> None:
         """Run `steps` steps.
 
         Args:
             received: for every name that the loop receives, its tensor in each step.
             collected: gets the kept values of every output stream.
+            timeline: records every step as a task, whose name is the fused function's.
 
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
         linked, function = self.prepare(numbers)
+        if timeline is not None:
+            call = replace(self._call, function=linked.function.name)
+            function = _recorded(function, timeline, call)
         own: Sequence[Tensor] = [self._tensors[name] for name in linked.state]
         views = [received[name] for name in linked.received]
         constants = [self._tensors[name] for name in linked.constants]
@@ -130,3 +141,16 @@ class LinkedRun:
         function = next(f for f in self._program.functions if f.name == call.function)
         given = [values[n] if n in values else self._tensors[n] for n in call.arguments]
         return explain(error, call, function, given, step)
+
+
+def _recorded(function: Stage, timeline: Timeline, call: Call) -> Stage:
+    """`function`, which is the whole of a step, with a span for each of its runs."""
+    numbers = count()
+
+    def run(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        start = perf_counter()
+        results = function(arguments)
+        timeline.add(0, call, Task(next(numbers), 0, 0, 0), start, perf_counter())
+        return results
+
+    return run

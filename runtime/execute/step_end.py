@@ -2,6 +2,7 @@
 replicas, and update the parameters; what lies off the chip is loaded and stored."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -9,14 +10,17 @@ from torch import Tensor
 from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_, foreach_zero_
 from ipu_dynamo.program import (
     AdjustLossScale,
+    AllGather,
+    AllReduce,
+    Call,
     Copy,
-    Gather,
-    Instruction,
     Load,
+    Plain,
     Program,
-    Reduce,
+    Receive,
+    ReduceScatter,
     ReplicaGroups,
-    Scatter,
+    Send,
     Store,
     Update,
 )
@@ -49,7 +53,7 @@ class StepEnd:
     def __init__(
         self,
         program: Program,
-        instructions: Sequence[Instruction],
+        instructions: Sequence[Plain],
         tensors: Mapping[str, Sequence[Tensor]],
         devices: Sequence[torch.device],
         rounding: StochasticRounding,
@@ -70,17 +74,21 @@ class StepEnd:
             match instruction:
                 case Copy():
                     self._copy(instruction)
-                case Reduce():
+                case AllReduce():
                     self._reduce(instruction)
-                case Scatter():
+                case ReduceScatter():
                     self._reduce(instruction)
                     self._count_scatter(instruction)
                 case Update():
                     self._update(instruction)
                 case AdjustLossScale():
                     self._adjust(instruction)
-                case Load() | Store() | Gather():
+                case Load() | Store() | AllGather():
                     self._transfer(instruction)
+                case Receive() | Send() | Call():
+                    raise ValueError(f"this belongs to the micro-batches: {instruction}")
+                case _:
+                    assert_never(instruction)
 
     @property
     def commits(self) -> bool:
@@ -121,7 +129,7 @@ class StepEnd:
         self._tensors[copy.result] = targets
         self._prepare.append(lambda _: foreach_copy_(targets, sources))
 
-    def _reduce(self, reduce: Reduce | Scatter) -> None:
+    def _reduce(self, reduce: AllReduce | ReduceScatter) -> None:
         """Sum into the tensors of each group's first replica, for all of them: also in shards,
         which lie there one behind the other."""
         groups = reduce.groups or ReplicaGroups(self._replicas)
@@ -208,21 +216,23 @@ class StepEnd:
         variable = self._variables[name]
         return (0,) if variable.groups is None else variable.holders(self._replicas)
 
-    def _count_scatter(self, scatter: Scatter) -> None:
+    def _count_scatter(self, scatter: ReduceScatter) -> None:
         tensors = [tensor for name in scatter.values for tensor in self._tensors[name]]
         self._count(self._memory.scatter, tensors, scatter.shards)
 
-    def _transfer(self, instruction: Load | Store | Gather) -> None:
+    def _transfer(self, instruction: Load | Store | AllGather) -> None:
         """Move a variable, or its shards, on every replica."""
         name = instruction.value
         match instruction:
-            case Gather(shards=shards):
+            case AllGather(shards=shards):
                 self._count(self._memory.gather, self._tensors[name], shards)
             case Load():
                 self._count(self._memory.fetch, self._tensors[name], self._variables[name].shards)
             case Store():
                 shards = self._variables[name].shards
                 self._count(self._memory.write_back, self._tensors[name], shards)
+            case _:
+                assert_never(instruction)
 
     def _count(
         self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int

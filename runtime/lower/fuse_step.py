@@ -20,7 +20,6 @@ from ipu_dynamo.program import (
     Function,
     Program,
     Receive,
-    Repeat,
     Send,
     Update,
     Variable,
@@ -31,7 +30,7 @@ from ipu_dynamo.runtime.lower.update_graphs import RULES, Writer, written
 from ipu_dynamo.tune.costs import LARGE_UPDATE
 
 aten = torch.ops.aten
-Zeros = frozenset[tuple[int, str]]  # the numbers that are zero: group and name
+Zeros = frozenset[tuple[int, str]]  # the numbers that are zero and left out: group and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Linked:
         state: variables that the step changes.
         constants: variables that it only reads.
         received: names that the loop receives.
-        numbers: hyper-parameters that are not zero, by group and name: 0-dim float64.
+        numbers: hyper-parameters that are not left out, by group and name: 0-dim float64.
         sent: the value of every output stream, by the stream's name.
     """
 
@@ -63,7 +62,7 @@ def can_link(program: Program) -> bool:
     cut = sections(program)
     calls = [i for i in cut.loop if isinstance(i, Call)]
     plain = all(isinstance(i, Receive | Call | Send) for i in cut.loop)
-    if cut.before or len(calls) != 1 or not plain or _micro_batches(program) != 1:
+    if cut.before or len(calls) != 1 or not plain or cut.micro_batches != 1:
         return False
     updates = [i for i in cut.after if isinstance(i, Update)]
     if not updates or len(updates) != len(cut.after):
@@ -76,11 +75,6 @@ def can_link(program: Program) -> bool:
         for u in updates
     )
     return fits and _all_float(program, updates) and _only_copies(_function(program))
-
-
-def _micro_batches(program: Program) -> int:
-    (loop,) = (i for i in program.walk() if isinstance(i, Repeat) and i.over == "micro_batch")
-    return loop.count
 
 
 def _function(program: Program) -> Function:
@@ -112,7 +106,7 @@ def _only_copies(function: Function) -> bool:
 
 
 def link(program: Program, zeros: Zeros) -> Linked:
-    """The step as one function, for numbers of which `zeros` are zero; see `can_link`."""
+    """The step as one function, for numbers of which `zeros` are left out; see `can_link`."""
     return _Linker(program).link(zeros)
 
 

@@ -14,7 +14,11 @@ from torch.fx.node import map_arg
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, Rule
 
 aten = torch.ops.aten
-Numbers = Mapping[str, fx.Node]  # hyper-parameters by name; one that is zero is left out
+Numbers = Mapping[str, fx.Node]  # hyper-parameters by name; of `LEFT_OUT` those that are not zero
+# Zeros that need no operator. PyTorch's optimisers branch on the first two; with the others nothing
+# changes: g * (1 - 0) and x + 0 are g and x, also where these are infinite. No other may be:
+# w - 0 * g is not w where g is infinite, nor is 0 * m + g then g.
+LEFT_OUT = frozenset({"weight_decay", "momentum", "dampening", "eps"})
 Written = tuple[fx.Node, dict[str, fx.Node]]  # new parameter, new states by name
 
 
@@ -54,7 +58,7 @@ def sgd(
 ) -> Written:
     """A step of SGD; without a momentum its buffer keeps its value, as in torch."""
     g = _decayed(writer, _signed(writer, g, rule.maximize), w, numbers)
-    lr, new = numbers.get("lr"), {}
+    lr, new = numbers["lr"], {}
     momentum, dampening = numbers.get("momentum"), numbers.get("dampening")
     if rule.momentum and (momentum is not None or rule.dampen_first_step):
         undamped, buffer = g, states["momentum_buffer"]
@@ -72,9 +76,9 @@ def sgd(
             g = writer.add(undamped, writer.multiply(g, momentum))
         elif rule.nesterov:
             g = undamped
-    elif rule.stateless_dampening and dampening is not None and lr is not None:
+    elif rule.stateless_dampening and dampening is not None:
         lr = writer.multiply(lr, writer.from_one(dampening))
-    return (w if lr is None else writer.minus(w, writer.multiply(g, lr))), new
+    return writer.minus(w, writer.multiply(g, lr)), new
 
 
 def adam(
@@ -86,22 +90,18 @@ def adam(
     numbers: Numbers,
 ) -> Written:
     """A step of Adam or AdamW; bias corrections are float64, as in torch's fused operator."""
-    lr, eps = numbers.get("lr"), numbers.get("eps")
+    lr, eps = numbers["lr"], numbers.get("eps")
     g = _signed(writer, g, rule.maximize)
     if not rule.decoupled_weight_decay:
         g = _decayed(writer, g, w, numbers)
-    elif "weight_decay" in numbers and lr is not None:
+    elif "weight_decay" in numbers:
         w = writer.multiply(w, writer.from_one(writer.multiply(lr, numbers["weight_decay"])))
     step = writer.call(aten.add.Scalar, states["step"], 1.0)
     new = {"step": step}
-    corrections: list[fx.Node | None] = []
+    corrections: list[fx.Node] = []
     for name, beta, squared in (("exp_avg", "beta1", False), ("exp_avg_sq", "beta2", True)):
         value = writer.multiply(g, g) if squared else g
-        factor = numbers.get(beta)
-        if factor is None:
-            new[name] = value
-            corrections.append(None)
-            continue
+        factor = numbers[beta]
         value = writer.multiply(value, writer.from_one(factor))
         new[name] = writer.add(writer.multiply(states[name], factor), value)
         wide = writer.call(aten.to.dtype, step, torch.float64)
@@ -111,15 +111,12 @@ def adam(
     if rule.amsgrad:
         largest = writer.call(aten.maximum.default, states["max_exp_avg_sq"], largest)
         new["max_exp_avg_sq"] = largest
-    if lr is None:
-        return w, new
     root = writer.call(aten.sqrt.default, largest)
     first, second = corrections
-    if second is not None:
-        root = writer.call(aten.div.Tensor, root, writer.call(aten.sqrt.default, second))
+    root = writer.call(aten.div.Tensor, root, writer.call(aten.sqrt.default, second))
     if eps is not None:
         root = writer.add(root, eps)
-    size = lr if first is None else writer.call(aten.div.Tensor, lr, first)
+    size = writer.call(aten.div.Tensor, lr, first)
     change = writer.call(aten.div.Tensor, writer.multiply(new["exp_avg"], size), root)
     return writer.minus(w, change), new
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ipu_dynamo.program import Call, Reduce, Repeat, Store, Update
+from ipu_dynamo.program import AllReduce, Call, Repeat, Store, Update
 from tests.docs.guide import FOLDER
 
 
@@ -86,15 +86,15 @@ def test_when_a_gradient_is_reduced_and_its_weight_updated(program, text):
     lines = text.partition("\nbody\n")[2].splitlines()
     places = {
         word: next(i for i, x in enumerate(lines) if word in x and "classify.weight.grad" in x)
-        for word in ("reduce sum over replicas", "update group 0")
+        for word in ("all_reduce sum over replicas", "update group 0")
     }
     loop = next(i for i, x in enumerate(lines) if "over micro-batches" in x)
     indent = len(lines[loop]) - len(lines[loop].lstrip())
     assert lines[0] == "  repeat 2 over device iterations"
-    assert loop < places["reduce sum over replicas"] < places["update group 0"]
+    assert loop < places["all_reduce sum over replicas"] < places["update group 0"]
     assert all(lines[i][:indent].isspace() and lines[i][indent] != " " for i in places.values())
     (outer,) = program.body
     assert isinstance(outer, Repeat)
-    kinds = [type(i) for i in outer.body if isinstance(i, Repeat | Reduce | Update)]
-    assert kinds == [Repeat, *[Reduce, Update] * 4]
+    kinds = [type(i) for i in outer.body if isinstance(i, Repeat | AllReduce | Update)]
+    assert kinds == [Repeat, *[AllReduce, Update] * 4]
     assert " / 16, clear " in lines[places["update group 0"]]

@@ -31,7 +31,7 @@ from ipu_dynamo.testing import (
 )
 from ipu_dynamo.testing.private.testing_names import pytree
 from ipu_dynamo.testing.recipe import Step as RecipeStep
-from ipu_dynamo.whole_step.compile_model import batching, compile_model
+from ipu_dynamo.whole_step.compile_model import compile_model
 from ipu_dynamo.whole_step.initial_state import initial_tensors
 from ipu_dynamo.whole_step.torch_optimizers import describe
 from tests.properties.running import calls, draw_placement, outcome, slow
@@ -214,7 +214,7 @@ def run(recipe, placement, options, training, devices):
         result.program,
         initial_tensors(result, {}, private=True),
         make_engine(options.engine),
-        batching(options, training=training),
+        options.input_replica_groups.of(options.replicas),
         seed=7,
         workers=options.workers,
         devices=devices,

@@ -20,7 +20,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.program import Program, Reduce
+from ipu_dynamo.program import AllReduce, Program
 from ipu_dynamo.testing import assert_close, assert_same_bits, assert_same_training
 
 OPTIMIZERS = {
@@ -271,8 +271,8 @@ def test_the_program_states_the_groups():
     assert f"parameter %w: f64[4,4]  on ipu0, {own}" in text
     assert f"state %w.exp_avg_sq: f64[4,4]  on ipu0, {own}" in text
     assert "parameter %b: f64[]  on ipu0, one per group of 1 replica" in text
-    assert "reduce sum over each group of 2 orthogonal replicas (%w.grad)  on ipu0" in text
-    reduced = {n for i in step.program.walk() if isinstance(i, Reduce) for n in i.values}
+    assert "all_reduce sum over each group of 2 orthogonal replicas (%w.grad)  on ipu0" in text
+    reduced = {n for i in step.program.walk() if isinstance(i, AllReduce) for n in i.values}
     assert "b.grad" not in reduced  # nothing to add up
     assert {"linear.weight.grad", "out.bias.grad", "w.grad"} <= reduced
 

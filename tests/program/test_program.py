@@ -85,7 +85,7 @@ def test_printed_program_has_header_variables_streams_copies_and_updates():
         "receive %x = host.x  -> ipu0",
         "f32[2,4], 32 bytes  ipu0 -> ipu1",
         "f32[2,4], 32 bytes  ipu1 -> ipu0",
-        "reduce sum over replicas (%first.weight.grad, %first.bias.grad)  on ipu0",
+        "all_reduce sum over replicas (%first.weight.grad, %first.bias.grad)  on ipu0",
         "update group 0 sgd(momentum) / 4, clear (%first.weight by %first.weight.grad",
         "send host.0 = %mse_loss  <- ipu1",
     ):

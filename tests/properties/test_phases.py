@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from ipu_dynamo import Strategy, compile_inference, compile_training
 from ipu_dynamo.program import (
+    AllGather,
+    AllReduce,
     Call,
     Copy,
-    Gather,
     Load,
     Receive,
-    Reduce,
+    ReduceScatter,
     Repeat,
-    Scatter,
     Store,
     Traffic,
     Update,
@@ -23,7 +23,8 @@ from ipu_dynamo.program import (
 from ipu_dynamo.testing import Placement, assert_same_bits, options_for, placements_of, recipes
 from tests.properties.running import calls, outcome, slow
 
-FIELDS = {"store": "stored", "load": "loaded", "gather": "gathered", "scatter": "scattered"}
+FIELDS = {"store": "stored", "load": "loaded"}
+FIELDS |= {"all_gather": "gathered", "reduce_scatter": "scattered"}
 PHASED = ("serial_phased", "parallel_phased")
 
 
@@ -100,13 +101,13 @@ class Follower:
                     self.fetched.add((name, ipu))
                 case Store(value=name, result=result, ipu=ipu) if name == result:
                     self.fetched.remove((name, ipu))
-                case Gather(value=name, ipu=ipu):
+                case AllGather(value=name, ipu=ipu):
                     self.assert_on_chip([name], ipu)
                     assert self.variables[name].shards > 1 or name in self.stale
                     self.stale.discard(name)
                     self.whole.add((name, ipu))
-                case Scatter(values=names) | Reduce(values=names):
-                    self.summed |= dict.fromkeys(names, isinstance(instruction, Scatter))
+                case ReduceScatter(values=names) | AllReduce(values=names):
+                    self.summed |= dict.fromkeys(names, isinstance(instruction, ReduceScatter))
                 case Update():
                     self.update(instruction)
                 case Call():

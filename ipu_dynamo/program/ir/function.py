@@ -18,9 +18,9 @@ from ipu_dynamo.program.text.literals import write
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A pure stage of computation: tensors in, tensors out; variables are passed like inputs.
+    """A stage of computation: tensors in, tensors out; variables are passed like inputs.
 
-    A placeholder with meta["ipu.mutated"] is written in place (an accumulator, a buffer).
+    Accumulators and buffers among these are written in place by operators that say so.
 
     Args:
         name: unique within the program.
@@ -45,9 +45,8 @@ class Function:
     @property
     def written(self) -> tuple[int, ...]:
         """Positions of the inputs that it writes in place."""
-        position = {node: i for i, node in enumerate(_placeholders(self.graph))}
-        written = (node.args[0] for node in self.operators if _writes(node) and node.args)
-        return tuple(sorted({position[n] for n in written if n in position}))  # type: ignore[index]
+        written = written_inputs(self.graph.graph)
+        return tuple(i for i, node in enumerate(_placeholders(self.graph)) if node in written)
 
     @property
     def repetitions(self) -> int:
@@ -102,6 +101,25 @@ def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:
     return tuple(result.args[0])
 
 
+def written_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The placeholders that operators write in place."""
+    written = (root for node in graph.nodes for root in written_by(node))
+    return frozenset(node for node in written if node.op == "placeholder")
+
+
+def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
+    """What an operator writes in place, in any of its arguments, as its schema says; of a view the
+    node whose memory that is."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return ()
+    found: list[fx.Node] = []
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            map_arg(given, found.append)
+    return tuple(map(_root, found))
+
+
 class _Reference(str):
     """A numbered value that prints without quotes."""
 
@@ -115,12 +133,11 @@ def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether an operator writes its first argument in place."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    first = node.target._schema.arguments[:1]
-    return bool(first and first[0].alias_info and first[0].alias_info.is_write)
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` looks at: itself, unless it is a view."""
+    while _only_looks(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _only_looks(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from ipu_dynamo.program.ir.update_rules import Rule
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
 Direction = Literal["forward", "backward", "forward_backward", "weights"]
-Order = Literal["in_turn", "pipelined"]
+Order = Literal["sequential", "pipelined"]
 
 
 def on_ipu(name: str, ipu: int) -> str:
@@ -160,7 +160,7 @@ def _in(phase: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class AllGather:
     """Give every replica the whole of a variable, of which each has the part of one shard.
 
     A variable in shards is whole until the end of the call that it is gathered for, or until it is
@@ -186,11 +186,11 @@ class Gather:
     def __str__(self) -> str:
         origin = f"{self.shards} replicas" if self.groups is None else f"each {self.groups}"
         where = f"on ipu{self.ipu}{_in(self.phase)}"
-        return f"gather %{self.value}: {self.type} from {origin}, {self.nbytes} bytes  {where}"
+        return f"all_gather %{self.value}: {self.type} from {origin}, {self.nbytes} bytes  {where}"
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class ReduceScatter:
     """Sum values over replicas, in replica order; every replica gets its shard of each sum.
 
     Args:
@@ -215,27 +215,24 @@ class Scatter:
             f"%{name}: {type.shard(self.shards)}"
             for name, type in zip(self.values, self.types, strict=True)
         )
-        return f"scatter sum over {over} ({sums}), {self.nbytes} bytes  on ipu{self.ipu}"
+        return f"reduce_scatter sum over {over} ({sums}), {self.nbytes} bytes  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
-    """Sum a value over all replicas, in replica order; every replica gets the sum.
+class AllReduce:
+    """Sum values over all replicas, in replica order; every replica gets the sums.
 
-    With `groups` each group has a sum of its own. `average` divides by the number of replicas
-    afterwards.
+    With `groups` each group has a sum of its own.
     """
 
     values: tuple[str, ...]
     ipu: int
-    average: bool = False
     groups: ReplicaGroups | None = None
 
     def __str__(self) -> str:
-        kind = "mean" if self.average else "sum"
         names = ", ".join(f"%{name}" for name in self.values)
         over = "replicas" if self.groups is None else f"each {self.groups}"
-        return f"reduce {kind} over {over} ({names})  on ipu{self.ipu}"
+        return f"all_reduce sum over {over} ({names})  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,24 +327,24 @@ class Repeat:
     over: Literal["device_iteration", "micro_batch"]
     count: int
     body: tuple["Instruction", ...]
-    order: Order = "in_turn"
+    order: Order = "sequential"
 
     def __str__(self) -> str:
-        order = "" if self.order == "in_turn" else f", {self.order}"
+        order = "" if self.order == "sequential" else f", {self.order}"
         return f"repeat {self.count} over {_PLURAL[self.over]}{order}"
 
 
-Instruction = (
+Plain = (  # every instruction but a loop
     Receive
     | Send
     | Copy
     | Call
     | Store
     | Load
-    | Gather
-    | Scatter
-    | Reduce
+    | AllGather
+    | ReduceScatter
+    | AllReduce
     | Update
     | AdjustLossScale
-    | Repeat
 )
+Instruction = Plain | Repeat

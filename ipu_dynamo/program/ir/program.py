@@ -3,28 +3,34 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, Self
+from typing import Literal, Self, assert_never
 
 from torch import Tensor
 
+from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program.exchange import exchanged
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
     Call,
     Copy,
-    Gather,
     Instruction,
     Load,
     Order,
+    Receive,
+    ReduceScatter,
     Repeat,
-    Scatter,
     Send,
     Store,
+    Update,
 )
 from ipu_dynamo.program.ir.types import byte_text
 from ipu_dynamo.program.ir.values import Input, Output, Variable
+from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
-from ipu_dynamo.program.text.program_text import parse_text, write_text
+from ipu_dynamo.program.text.program_text import line_error, parse_text, write_text
 from ipu_dynamo.program.text.short_text import folded
 from ipu_dynamo.program.traffic import Traffic
 
@@ -82,7 +88,7 @@ class Program:
     def order(self) -> Order:
         """How micro-batches follow each other."""
         loops = [i for i in self.walk() if isinstance(i, Repeat) and i.over == "micro_batch"]
-        return loops[0].order if loops else "in_turn"
+        return loops[0].order if loops else "sequential"
 
     @property
     def stash(self) -> tuple[Stash, ...]:
@@ -118,7 +124,12 @@ class Program:
         Raises:
             ValueError: what is wrong, and in which line.
         """
-        return parse_text(text, cls, constants)
+        program = parse_text(text, cls, constants)
+        try:
+            verify(program)
+        except ProgramError as error:
+            raise line_error(text, error.instruction or program, error.problem) from error
+        return program
 
     def __str__(self) -> str:
         functions = [f"{function}\n{function.listing()}" for function in self.functions]
@@ -194,12 +205,16 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 total += Traffic(stored=moved.nbytes)
             case Load(type=moved):
                 total += Traffic(loaded=moved.nbytes)
-            case Gather(nbytes=moved):
+            case AllGather(nbytes=moved):
                 total += Traffic(gathered=moved)
-            case Scatter(nbytes=moved):
+            case ReduceScatter(nbytes=moved):
                 total += Traffic(scattered=moved)
             case Repeat(count=count, body=inner):
                 total += _traffic(inner) * count
+            case Receive() | Send() | Copy() | Call() | AllReduce() | Update() | AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
     return total
 
 
@@ -207,9 +222,13 @@ def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = Fal
     lines = []
     for instruction, line in folded(body) if short else ((i, str(i)) for i in body):
         text = f"{indent}{line}"
-        if isinstance(instruction, Call | Copy | Send | Store | Load | Gather):
-            text = f"{text:<88}  # {instruction.source}"
-        lines.append(text)
-        if isinstance(instruction, Repeat):
-            lines += _body_lines(instruction.body, indent + "  ", short=short)
+        match instruction:
+            case Call() | Copy() | Send() | Store() | Load() | AllGather():
+                lines.append(f"{text:<88}  # {instruction.source}")
+            case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
+                lines.append(text)
+            case Repeat(body=inner):
+                lines += [text, *_body_lines(inner, indent + "  ", short=short)]
+            case _:
+                assert_never(instruction)
     return lines

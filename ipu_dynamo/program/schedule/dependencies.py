@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ipu_dynamo.program import MUTATED, Call, Program
+from ipu_dynamo.program import Call, Program
 from ipu_dynamo.program.schedule.registers import moves_of_calls, number_slots
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import turns
@@ -41,14 +41,7 @@ def changes_between_calls(program: Program) -> bool:
 def changed_slots(program: Program) -> set[int]:
     """Slots of the variables that calls write in place."""
     slots = number_slots(program)
-    written = {
-        function.name: [
-            position
-            for position, node in enumerate(function.graph.graph.find_nodes(op="placeholder"))
-            if node.meta.get(MUTATED)
-        ]
-        for function in program.functions
-    }
+    written = {function.name: function.written for function in program.functions}
     return {
         slots[call.arguments[position]]
         for call in calls_of(program)

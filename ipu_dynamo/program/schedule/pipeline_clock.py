@@ -59,12 +59,12 @@ def slots(calls: Sequence[Call]) -> list[int]:
 
 def stash(program: "Program") -> tuple[Stash, ...]:
     """What the stages keep, by stage; nothing, when the program is no training pipeline."""
-    if program.kind != "training" or program.order == "in_turn":
+    if program.kind != "training" or program.order == "sequential":
         return ()
     functions = {function.name: function for function in program.functions}
     variables = {variable.name for variable in program.variables}
-    in_turn = turns(program.calls)
-    calls = [as_one(turn) for turn in in_turn]
+    passes_of = turns(program.calls)
+    calls = [as_one(turn) for turn in passes_of]
     when = slots(calls)
     found = []
     for stage in sorted({call.stage for call in calls}):
@@ -72,7 +72,7 @@ def stash(program: "Program") -> tuple[Stash, ...]:
         first = calls[passes[0]]
         there = {*first.arguments, *first.results} - variables
         kept: dict[str, TensorType] = {}
-        for call in (call for i in passes[1:] for call in in_turn[i]):
+        for call in (call for i in passes[1:] for call in passes_of[i]):
             types = zip(call.arguments, functions[call.function].inputs, strict=True)
             kept |= {name: type_ for name, type_ in types if name in there}
         copies = 1 + when[passes[-1]] - when[passes[0]]

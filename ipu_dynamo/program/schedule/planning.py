@@ -38,10 +38,10 @@ def schedule_of(
     if alone and replicas == 1 and workers is not None and independent(program):
         return spread(calls, micro_batches=micro_batches, workers=workers)
     if workers == 1 or (alone and replicas == 1):
-        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+        return sequential(calls, micro_batches=micro_batches, replicas=replicas)
     if any(call.phase is not None for call in calls):
         if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
-            return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+            return sequential(calls, micro_batches=micro_batches, replicas=replicas)
         return alternating(
             calls,
             dependences(program),
@@ -49,8 +49,8 @@ def schedule_of(
             replicas=replicas,
             workers=workers,
         )
-    if not alone and program.order == "in_turn":
-        return in_turn(calls, micro_batches=micro_batches, replicas=replicas)
+    if not alone and program.order == "sequential":
+        return sequential(calls, micro_batches=micro_batches, replicas=replicas)
     return pipelined(
         calls,
         micro_batches=micro_batches,
@@ -60,7 +60,7 @@ def schedule_of(
     )
 
 
-def in_turn(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
+def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
     """One worker runs all calls of a micro-batch, then the next micro-batch."""
     tasks, cycle = [], 0
     for micro_batch in range(micro_batches):

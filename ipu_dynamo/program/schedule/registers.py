@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, assert_never
 
 import torch
 
 from ipu_dynamo.program.ir.instructions import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
     Call,
     Copy,
-    Gather,
     Instruction,
     Load,
+    Plain,
     Receive,
+    ReduceScatter,
+    Send,
     Store,
+    Update,
     on_ipu,
 )
 from ipu_dynamo.program.ir.program import Program
@@ -59,8 +65,8 @@ def number_slots(
         match instruction:
             case Receive(stream=stream, result=name) if stream in given:
                 slots[name] = slots[stream]
-            case Load(value=name, ipu=ipu) | Gather(value=name, ipu=ipu) if is_fetch(instruction):
-                made = (fetched_as(name, ipu, homes, devices),)
+            case Load() | AllGather() if is_fetch(instruction):
+                made = (fetched_as(instruction.value, instruction.ipu, homes, devices),)
             case Receive(result=name) | Store(result=name) | Load(result=name):
                 made = (name,)
             case Call(results=results):
@@ -71,6 +77,12 @@ def number_slots(
                 made = (name,)
             case Copy(value=value, result=name):
                 slots[name] = slots[value]
+            case Send() | AllGather() | ReduceScatter() | AllReduce() | Update():
+                continue
+            case AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
         for new in made:
             if new and new not in slots:
                 slots[new], count = count, count + 1
@@ -86,34 +98,47 @@ def moves_of_calls(
     loads, stores = _no_moves(calls), _no_moves(calls)
     passed = 0
     for instruction in loop:
-        if isinstance(instruction, Call):
-            passed += 1
-        elif isinstance(instruction, Load | Store) and not is_fetch(instruction):
-            name, ipu = instruction.value, instruction.ipu
-            here = devices[ipu] if devices else None
-            same = [i for i, call in enumerate(calls) if call.ipu == ipu]
-            if isinstance(instruction, Store):
-                move = Move(slots[name], slots[instruction.result])
-                stores[max(i for i in same if i < passed)] += (move,)
-            else:
-                move = Move(slots[name], slots[instruction.result], here)
-                loads[min(i for i in same if i >= passed)] += (move,)
+        match instruction:
+            case Call():
+                passed += 1
+            case Load() if is_fetch(instruction):
+                continue
+            case Store(value=name, result=result, ipu=ipu):
+                last = max(i for i, call in enumerate(calls) if call.ipu == ipu and i < passed)
+                stores[last] += (Move(slots[name], slots[result]),)
+            case Load(value=name, result=result, ipu=ipu):
+                first = min(i for i, call in enumerate(calls) if call.ipu == ipu and i >= passed)
+                here = devices[ipu] if devices else None
+                loads[first] += (Move(slots[name], slots[result], here),)
+            case Receive() | Send() | Copy() | AllGather() | ReduceScatter() | AllReduce():
+                continue
+            case Update() | AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
     return loads, stores
 
 
 def copies_of_calls(
-    loop: Sequence[Instruction], slots: Mapping[str, int], devices: Sequence[torch.device] = ()
+    loop: Sequence[Plain], slots: Mapping[str, int], devices: Sequence[torch.device] = ()
 ) -> tuple[dict[int, Moves], dict[int, Moves]]:
     """The copies that come after each call, and those before it: the first call has some."""
     calls = [i for i in loop if isinstance(i, Call)]
     before, after = _no_moves(calls), _no_moves(calls)
     passed = 0
     for instruction in loop:
-        if isinstance(instruction, Call):
-            passed += 1
-        elif isinstance(instruction, Copy):
-            kind, index = (after, passed - 1) if passed else (before, 0)
-            kind[index] += moves_of([instruction], slots, devices)
+        match instruction:
+            case Call():
+                passed += 1
+            case Copy():
+                kind, index = (after, passed - 1) if passed else (before, 0)
+                kind[index] += moves_of([instruction], slots, devices)
+            case Receive() | Send() | Store() | Load() | AllGather() | ReduceScatter():
+                continue
+            case AllReduce() | Update() | AdjustLossScale():
+                continue
+            case _:
+                assert_never(instruction)
     return before, after
 
 
@@ -138,11 +163,11 @@ def _no_moves(calls: Sequence[Call]) -> dict[int, Moves]:
     return dict.fromkeys(range(len(calls)), ())
 
 
-def is_fetch(instruction: Instruction) -> TypeGuard[Load | Gather]:
+def is_fetch(instruction: Instruction) -> TypeGuard[Load | AllGather]:
     """Whether an instruction brings a variable to an IPU, and not a value that was stored."""
     if isinstance(instruction, Load):
         return instruction.value == instruction.result
-    return isinstance(instruction, Gather)
+    return isinstance(instruction, AllGather)
 
 
 def differ(ipu: int, other: int, devices: Sequence[torch.device]) -> bool:

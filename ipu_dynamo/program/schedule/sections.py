@@ -1,30 +1,56 @@
-"""Cut the body of a program at its loop over micro-batches."""
+"""Cut the body of a program at its loops, whose counts are what runs."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ipu_dynamo.program.ir.instructions import Instruction, Repeat
-from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.instructions import Instruction, Plain, Repeat
+
+if TYPE_CHECKING:
+    from ipu_dynamo.program.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What is done before, in, and after the micro-batches of a step."""
+    """What is done before, in, and after the micro-batches of a step.
 
-    before: tuple[Instruction, ...]
-    loop: tuple[Instruction, ...]
-    after: tuple[Instruction, ...]
+    Args:
+        steps: how often all of it runs in a call: the device iterations of a training program.
+        micro_batches: how often `loop` runs in a step, on each replica.
+    """
+
+    before: tuple[Plain, ...]
+    loop: tuple[Plain, ...]
+    after: tuple[Plain, ...]
+    steps: int
+    micro_batches: int
 
     @property
-    def all(self) -> tuple[Instruction, ...]:
+    def all(self) -> tuple[Plain, ...]:
         return (*self.before, *self.loop, *self.after)
 
 
-def sections(program: Program) -> Sections:
-    """Cut a program's body at the loop over micro-batches."""
-    body = program.body
-    if len(body) == 1 and isinstance(body[0], Repeat) and body[0].over == "device_iteration":
-        body = body[0].body
-    (position,) = (i for i, instruction in enumerate(body) if isinstance(instruction, Repeat))
-    loop = body[position]
-    assert isinstance(loop, Repeat)
-    return Sections(body[:position], loop.body, body[position + 1 :])
+def sections(program: "Program") -> Sections:
+    """Cut a program's body, of a shape that `verify` accepts.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    match program.body:
+        case (Repeat(over="device_iteration", count=steps, body=body),):
+            pass
+        case body:
+            steps = 1
+    loops = [instruction for instruction in body if isinstance(instruction, Repeat)]
+    if [loop.over for loop in loops] != ["micro_batch"]:
+        raise ValueError(f"a step has one loop over micro-batches, not {len(loops)} loops")
+    (loop,) = loops
+    position = body.index(loop)
+    before, inside, after = map(_plain, (body[:position], loop.body, body[position + 1 :]))
+    return Sections(before, inside, after, steps, loop.count)
+
+
+def _plain(body: tuple[Instruction, ...]) -> tuple[Plain, ...]:
+    plain = tuple(i for i in body if not isinstance(i, Repeat))
+    if len(plain) != len(body):
+        raise ValueError("a loop over micro-batches has another loop in it")
+    return plain

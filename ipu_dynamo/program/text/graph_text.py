@@ -25,11 +25,10 @@ from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
 from ipu_dynamo.program.text.reader import Reader, Record
 
-MUTATED = "ipu.mutated"  # key of a placeholder's meta: its tensor is written in place
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
 # what stays of a node's meta, besides its value and its source line
-_KEPT = (MUTATED, RECOMPUTED, GROUP)
+_KEPT = (RECOMPUTED, GROUP)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")

@@ -54,6 +54,13 @@ def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None 
     return result
 
 
+def line_error(text: str, record: object, problem: str) -> LineError:
+    """The error that `record`, which was read from `text`, has a problem."""
+    written = write_lines(record)[0]
+    lines = [line.strip() for line in _lines(text)]
+    return LineError(f"line {lines.index(written) + 1}: {problem}\n  {shortened(written)}")
+
+
 @dataclass
 class _Check:
     """Compare what a text says twice, and what it says of constants with those that are given."""

@@ -15,7 +15,7 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
-from ipu_dynamo.program import Copy, Receive, Reduce, Repeat, Send, Update
+from ipu_dynamo.program import AllReduce, Copy, Receive, Repeat, Send, Update
 from ipu_dynamo.testing import assert_same_inference, assert_same_training
 
 
@@ -260,9 +260,9 @@ def test_constants_come_back_once_and_parameters_with_every_micro_batch():
 
 def test_replicas_reduce_gradients_before_each_update():
     program = training(Deep(1), 4, replicas=2).program
-    kinds = [type(i) for i in program.walk() if isinstance(i, Reduce | Update)]
-    assert kinds == [Reduce, Update] * 3
-    assert not of_kind(training(Deep(1)).program, Reduce)
+    kinds = [type(i) for i in program.walk() if isinstance(i, AllReduce | Update)]
+    assert kinds == [AllReduce, Update] * 3
+    assert not of_kind(training(Deep(1)).program, AllReduce)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Check that sharded variables are gathered and scattered where needed, and change no bit."""
 
+import re
 from math import prod
 
 import pytest
@@ -19,14 +20,14 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.program import (
+    AllGather,
+    AllReduce,
     Call,
     Copy,
-    Gather,
     Load,
     Program,
-    Reduce,
+    ReduceScatter,
     Repeat,
-    Scatter,
     Store,
     Traffic,
     Update,
@@ -97,13 +98,16 @@ def assert_same_as_whole(locations, **settings):
     return step.program
 
 
+def word(instruction):
+    """The class of an instruction, as the text of programs has it."""
+    return re.sub(r"\B(?=[A-Z])", "_", type(instruction).__name__).lower()
+
+
 def kinds(instructions):
-    """What happens, in order: a gather or a move with its variable, or the kind of instruction."""
-    wanted = Call | Copy | Gather | Load | Reduce | Scatter | Store | Update
+    """What happens, in order: an all_gather or a move with its variable, or else the kind."""
+    wanted = Call | Copy | AllGather | Load | AllReduce | ReduceScatter | Store | Update
     return [
-        (type(i).__name__.lower(), i.value)
-        if isinstance(i, Gather | Load | Store)
-        else type(i).__name__.lower()
+        (word(i), i.value) if isinstance(i, AllGather | Load | Store) else word(i)
         for i in instructions
         if isinstance(i, wanted)
     ]
@@ -151,10 +155,10 @@ def test_states_in_shards_scatter_gradients_and_gather_weights():
     before, loop, after = parts(step.program)
     assert "gather" not in str(kinds(before)) + str(kinds(loop))
     assert [i for i in kinds(after) if i != "copy"] == [
-        "scatter",
+        "reduce_scatter",
         "update",
-        ("gather", "layer.weight"),
-        ("gather", "layer.bias"),
+        ("all_gather", "layer.weight"),
+        ("all_gather", "layer.bias"),
     ]
     shards = {v.name: v.shards for v in step.program.variables if v.shards > 1}
     assert shards == {"layer.weight.momentum_buffer": 2, "layer.bias.momentum_buffer": 2}
@@ -164,15 +168,15 @@ def test_weights_in_shards_are_gathered_for_every_call_and_for_copies():
     locations = Locations(weights=SHARDED, optimizer_state=SHARDED)
     step, _ = train(locations, gradient_accumulation=2)
     before, loop, after = parts(step.program)
-    assert kinds(before) == [("gather", "layer.weight"), "copy"]
+    assert kinds(before) == [("all_gather", "layer.weight"), "copy"]
     assert [i for i in kinds(loop) if i != "copy"] == [
-        ("gather", "layer.weight"),
-        ("gather", "layer.bias"),
+        ("all_gather", "layer.weight"),
+        ("all_gather", "layer.bias"),
         "call",
         "call",
         "call",
     ]
-    assert kinds(after) == ["scatter", "update"]
+    assert kinds(after) == ["reduce_scatter", "update"]
 
 
 def test_whole_states_of_weights_in_shards_are_gathered():
@@ -187,7 +191,7 @@ def test_shards_off_the_chip_are_loaded_then_gathered():
     before, loop, after = parts(step.program)
     assert kinds(before) == []
     weight, bias = "layer.weight", "layer.bias"
-    both = [("load", weight), ("gather", weight), ("load", bias), ("gather", bias)]
+    both = [("load", weight), ("all_gather", weight), ("load", bias), ("all_gather", bias)]
     assert [i for i in kinds(loop) if i != "copy"] == [
         *both,
         "call",
@@ -196,7 +200,7 @@ def test_shards_off_the_chip_are_loaded_then_gathered():
         "call",
     ]
     loads = [("load", weight), ("load", bias), "update", ("store", weight), ("store", bias)]
-    assert kinds(after) == ["scatter", *loads]
+    assert kinds(after) == ["reduce_scatter", *loads]
     moved = {i.value: i for i in step.program.walk() if isinstance(i, Load)}
     assert [str(moved[name]).split("  ")[0] for name in (weight, bias)] == [
         "load shard of %layer.weight: f32[5], 20 bytes",
@@ -228,7 +232,7 @@ def test_small_tensors_stay_whole(least, expected):
 def test_nothing_is_divided_for_one_replica():
     step, _ = train(Locations(weights=SHARDED, optimizer_state=SHARDED), replicas=1)
     assert all(v.shards == 1 for v in step.program.variables)
-    assert not [i for i in step.program.walk() if isinstance(i, Gather | Scatter)]
+    assert not [i for i in step.program.walk() if isinstance(i, AllGather | ReduceScatter)]
 
 
 def test_each_group_of_replicas_has_shards_of_its_own():
@@ -238,11 +242,11 @@ def test_each_group_of_replicas_has_shards_of_its_own():
     program = assert_same_as_whole(locations, **settings)
     shards = {v.name: (v.shards, v.held.shape) for v in program.variables if v.kind == "parameter"}
     assert shards == {"own": (2, (5,)), "shared": (4, (4,))}
-    scatters = [str(i) for i in program.walk() if isinstance(i, Scatter)]
+    scatters = [str(i) for i in program.walk() if isinstance(i, ReduceScatter)]
     assert scatters == [
-        "scatter sum over each group of 2 orthogonal replicas (%own.grad: f32[5]), 20 bytes  "
-        "on ipu0",
-        "scatter sum over replicas (%shared.grad: f32[4]), 48 bytes  on ipu0",
+        "reduce_scatter sum over each group of 2 orthogonal replicas (%own.grad: f32[5]), "
+        "20 bytes  on ipu0",
+        "reduce_scatter sum over replicas (%shared.grad: f32[4]), 48 bytes  on ipu0",
     ]
 
 
@@ -270,7 +274,7 @@ def test_an_inference_gathers_weights_that_stay_in_shards():
     options = Options("eager", replicas=2, locations=Locations(weights=AWAY))
     run = compile_inference(model, options)
     assert torch.equal(run(x), compile_inference(model, Options("eager", replicas=2))(x))
-    assert kinds(run.program.walk()).count(("gather", "layer.weight")) == 2
+    assert kinds(run.program.walk()).count(("all_gather", "layer.weight")) == 2
     assert run.executable.memory.traffic == run.program.traffic
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from ipu_dynamo.program import Load, Scatter, Store
+from ipu_dynamo.program import Load, ReduceScatter, Store
 from poptorch import TensorLocationSettings as Settings
 from tests.poptorch.executor.models import Classifier, batch
 
@@ -95,7 +95,7 @@ def test_tensors_of_more_elements_are_in_shards(setter, above, expected):
     executor, their_losses, their_weights = trained(options(settings))
     program = executor._core.program
     assert {v.name for v in program.variables if v.shards > 1} == expected
-    assert any(isinstance(i, Scatter) for i in program.walk()) == bool(expected)
+    assert any(isinstance(i, ReduceScatter) for i in program.walk()) == bool(expected)
     assert executor._core.executable.memory.traffic == program.traffic * 2
     assert torch.equal(torch.stack(losses), torch.stack(their_losses))
     assert all(torch.equal(weights[name], their_weights[name]) for name in weights)

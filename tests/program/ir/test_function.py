@@ -1,9 +1,11 @@
 """Check which functions are equal, and how a function prints."""
 
+import pytest
 import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
+from ipu_dynamo.ops.operators import operator_named
 from ipu_dynamo.program import make_function
 from ipu_dynamo.program.ir.function import structural_key
 
@@ -85,3 +87,55 @@ def test_listing_has_a_line_with_type_and_source_for_each_operator():
     assert first.endswith("# model.py:12 in forward: return x * 2")
     assert second.endswith("# unknown source")
     assert str(function) == "function @f(%a: f32[2,2], %b: f32[2,2]) -> (f32[2,2], f32[2,2])"
+
+
+# --- What a function writes ----------------------------------------------------------------------
+
+
+def writing(name, inputs, values):
+    """A function of one call of an operator; `values` are its arguments, `At` stands for inputs."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(inputs)]
+    args = fx.node.map_aggregate(values, lambda v: nodes[v.index] if isinstance(v, At) else v)
+    graph.call_function(operator_named(name), *args)
+    graph.output(())
+    for node in nodes:
+        node.meta["val"] = torch.empty(1)
+    return make_function("f", fx.GraphModule(torch.nn.Module(), graph))
+
+
+class At:
+    """An input of a function."""
+
+    def __init__(self, index):
+        self.index = index
+
+
+INPUTS = tuple(map(At, range(7)))
+LOSS = (*INPUTS[:6], 1, -100, "output_channels", 2, True)
+LOSS_STEP = (*INPUTS[:4], 1, -100, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "written"),
+    [
+        ("aten.add_.Tensor", (INPUTS[1:3], {}), (1,)),
+        ("aten.add.Tensor", (INPUTS[1:3], {}), ()),
+        ("aten.add.out", (INPUTS[:2], {"out": INPUTS[3]}), (3,)),
+        ("aten._foreach_add_.List", ((list(INPUTS[:3]), list(INPUTS[3:6])), {}), (0, 1, 2)),
+        ("ipu.serialized_loss_backward_.default", ((*LOSS, INPUTS[6], False, True), {}), (6,)),
+        ("ipu.serialized_loss_step_.default", ((*LOSS_STEP, INPUTS[6], False, True), {}), (6,)),
+    ],
+)
+def test_all_arguments_that_a_schema_says_are_written(name, values, written):
+    assert writing(name, 7, values).written == written
+
+
+def test_an_input_is_written_through_views_of_it():
+    def build(g, a, b):
+        row = g.call_function(aten.select.int, (g.call_function(aten.t.default, (b,)), 0, 1))
+        g.call_function(aten.copy_.default, (row, a))
+        g.call_function(aten.neg_.default, (g.call_function(aten.clone.default, (a,)),))
+        return (row,)
+
+    assert make_function("f", graph(build, (2,), (2, 2))).written == (1,)

@@ -88,7 +88,7 @@ def test_others_keep_no_stash():
         assert "keeps" not in str(other)
     orders = [i.order for i in inference.program.walk() if isinstance(i, Repeat)]
     assert orders == ["pipelined"]
-    assert sharded.order == alone.order == "in_turn"
+    assert sharded.order == alone.order == "sequential"
 
 
 def test_a_stash_counts_all_its_copies():

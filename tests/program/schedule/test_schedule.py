@@ -12,7 +12,7 @@ from torch import nn
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.program import Call, Stash, TensorType
-from ipu_dynamo.program.schedule.planning import in_turn, pipelined
+from ipu_dynamo.program.schedule.planning import pipelined, sequential
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 
 STASH = {2: [3, 1], 3: [5, 3, 1], 4: [7, 5, 3, 1]}  # PopTorch's table: copies by stage
@@ -67,7 +67,7 @@ def test_runs_every_task_once_in_an_order_that_finishes(stages, micro_batches, r
 
 
 def test_one_worker_finishes_each_micro_batch_first():
-    (tasks,) = in_turn(training_calls(2), micro_batches=2).workers
+    (tasks,) = sequential(training_calls(2), micro_batches=2).workers
     assert [(t.micro_batch, t.call) for t in tasks] == [(m, c) for m in (0, 1) for c in range(3)]
 
 
@@ -163,7 +163,7 @@ def test_draws_a_box_for_every_task(stages, micro_batches, replicas, workers):
 
 def test_a_drawing_escapes_what_users_wrote():
     nasty = replace(FORWARD[0], function="f<0>&", source='m.py:1 in f: a < b and "<script>"')
-    text = in_turn([nasty], micro_batches=1).svg()
+    text = sequential([nasty], micro_batches=1).svg()
     assert "<script>" not in text
     assert "@f<0>&" in "".join(ElementTree.fromstring(text).itertext())
 

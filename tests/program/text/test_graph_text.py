@@ -67,18 +67,18 @@ def test_arguments_of_any_kind_read_back(value, text):
     assert structural_key(parsed) == structural_key(module)
 
 
-def graph_of(source="", mutated=(), value=None, target=aten.neg.default, args=(), **kwargs):
+def graph_of(source="", recomputed=False, value=None, target=aten.neg.default, args=(), **kwargs):
     """A graph of one call, of which single things can differ."""
     with FakeTensorMode():
         graph = fx.Graph()
         nodes = [graph.placeholder(name) for name in "xy"]
         for node in nodes:
             node.meta["val"] = torch.empty(2, 3)
-            if node.name in mutated:
-                node.meta["ipu.mutated"] = True
         made = graph.call_function(target, args or (nodes[0],), kwargs)
         made.meta["val"] = torch.empty(2, 3) if value is None else value()
         made.meta["stack_trace"] = source
+        if recomputed:
+            made.meta["ipu.recomputed"] = True
         graph.output((made,)).meta["val"] = None
     return fx.GraphModule(torch.nn.Module(), graph)
 
@@ -86,9 +86,7 @@ def graph_of(source="", mutated=(), value=None, target=aten.neg.default, args=()
 def test_whatever_decides_the_result_is_in_the_key_and_in_the_text():
     graphs = [
         graph_of(),
-        graph_of(mutated="x"),
-        graph_of(mutated="y"),
-        graph_of(mutated="xy"),
+        graph_of(recomputed=True),
         graph_of(value=lambda: torch.empty(3, 2).t()),
         graph_of(value=lambda: torch.empty(2, 3, dtype=torch.half)),
         graph_of(value=lambda: torch.empty(2, 3, device="meta")),
@@ -151,8 +149,8 @@ def test_what_has_no_text_is_named_with_its_line():
 
 
 GOOD = """\
-%x: f32[2] = placeholder  {"ipu.mutated": True}
-%y: f32[2] = aten.add.Tensor(%x, 1.0, alpha=2)  # "m.py:1 in f: x"
+%x: f32[2] = placeholder
+%y: f32[2] = aten.add.Tensor(%x, 1.0, alpha=2)  {"ipu.recomputed": True}  # "m.py:1 in f: x"
 %z: (f32[1], f32[1]) = aten.split.Tensor(%y, 1)
 %w: f32[1] = getitem(%z, 1)
 return (%w, None)"""
@@ -186,7 +184,7 @@ def test_graph_in_words():
         ("%w: f32[1]", "%y: f32[1]", "%y is not free as a name"),
         ("1.0", "Add(x=1)", "an operator takes no dataclass"),
         ("1.0", "[f32[2]]", "an operator takes no dataclass"),
-        ("ipu.mutated", "ipu.other", "a node may be marked as ipu.mutated"),
+        ("ipu.recomputed", "ipu.other", "a node may be marked as ipu.recomputed"),
         ("(f32[1], f32[1])", '"f32"', "no operator results in"),
         ("%x: f32[2]", "%x: None", "a placeholder is a tensor"),
         ("m.py:1 in f: x", "m.py", "not a source line"),

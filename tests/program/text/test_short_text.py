@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.program import Copy, Load, Reduce, Repeat, Store, TensorType
+from ipu_dynamo.program import AllReduce, Copy, Load, Repeat, Store, TensorType
 from ipu_dynamo.program.exchange import exchanged
 from ipu_dynamo.program.text.short_text import folded
 
@@ -21,14 +21,14 @@ def load(name, size, ipu=0, kind=Load):
 
 @given(st.integers(1, 12))
 def test_long_lists_name_the_first_two_and_the_last_and_count_the_others(count):
-    reduce = Reduce(tuple(f"g{i}" for i in range(count)), 1)
+    reduce = AllReduce(tuple(f"g{i}" for i in range(count)), 1)
     (line,) = lines([reduce])
     if count <= 6:
         assert line == str(reduce)
     else:
         last = count - 1
         assert line == (
-            f"reduce sum over replicas (%g0, %g1, ... {count - 3} more, %g{last})  on ipu1"
+            f"all_reduce sum over replicas (%g0, %g1, ... {count - 3} more, %g{last})  on ipu1"
         )
 
 

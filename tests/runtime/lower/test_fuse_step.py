@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import ExecutionError, Options, compile_training
+from ipu_dynamo import ExecutionError, Options, compile_training, identity_loss
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.testing import assert_same_bits
@@ -123,7 +123,7 @@ def test_iterations_of_a_call_are_calls():
         assert_same_bits(a, b)
 
 
-def test_numbers_that_become_zero_make_another_function():
+def test_a_momentum_that_becomes_zero_makes_another_function_and_a_rate_does_not():
     model = Net()
     expected = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -135,7 +135,47 @@ def test_numbers_that_become_zero_make_another_function():
         step(*data(call))
         train(expected, reference, *data(call))
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
-    assert step.functions_compiled == 3
+    assert step.functions_compiled == 2
+
+
+class Scaled(nn.Module):
+    """The gradient of the weight is the input, which may be infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(3.0))
+
+    def forward(self, x):
+        return identity_loss((self.weight * x).sum(), "none")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.0),
+        lambda p: torch.optim.SGD(p, lr=0.0, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.0),
+        lambda p: torch.optim.Adam(p, lr=0.0),
+        lambda p: torch.optim.AdamW(p, lr=0.0, weight_decay=0.0),
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.0, 0.0), eps=0.0),
+    ],
+    ids=["sgd", "momentum", "no momentum", "adam", "adamw", "no betas"],
+)
+def test_numbers_that_are_zero_meet_infinite_gradients_as_in_torch(make):
+    model, expected = Scaled(), Scaled()
+    optimizer, reference = make(model.parameters()), make(expected.parameters())
+    step = compile_training(model, optimizer, Options("eager"))
+    for x in ([1.0, 2.0, 0.0], [1.0, float("inf"), -1.0], [1.0, 1.0, 1.0]):
+        reference.zero_grad()
+        expected(torch.tensor([x])).backward()
+        reference.step()
+        step(torch.tensor([x]))
+        assert step.executable.linked
+        torch.testing.assert_close(model.weight, expected.weight, equal_nan=True)
+    if optimizer.defaults.get("betas") == (0.0, 0.0):
+        step.read_optimizer_state()
+        ours, theirs = optimizer.state_dict()["state"], reference.state_dict()["state"]
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
 def test_a_failing_step_leaves_what_the_last_complete_one_made():
@@ -161,17 +201,38 @@ def test_a_failing_step_leaves_what_the_last_complete_one_made():
     steps[0](good.repeat(3))  # it can be called again
 
 
-def test_a_recorded_call_runs_the_parts_and_keeps_the_states():
-    model = Net()
-    expected = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    reference = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
-    step = compiled(model, optimizer)
-    for call in range(3):
-        step.executable.timeline = Timeline() if call == 1 else None
-        step(*data(call))
-        train(expected, reference, *data(call))
-    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+def recorded_and_plain(engine):
+    """Two equal trainings, of which one records its second call; its timeline."""
+    runs = []
+    for records in (True, False):
+        model = Net()
+        step = compiled(model, torch.optim.AdamW(model.parameters(), lr=0.01), engine=engine)
+        compilations, timeline = step.functions_compiled, Timeline()
+        losses = []
+        for call in range(3):
+            step.executable.timeline = timeline if records and call == 1 else None
+            losses.append(step(*data(call)))
+        assert step.functions_compiled == compilations
+        runs.append((losses, model.state_dict(), timeline))
+    (losses, state, timeline), (other_losses, other_state, empty) = runs
+    assert_same_bits((losses, state), (other_losses, other_state))
+    assert not empty.spans
+    return timeline
+
+
+def test_a_recorded_call_changes_no_bit_and_compiles_nothing():
+    timeline = recorded_and_plain("eager")
+    (function,) = {span.name.partition(" ")[0] for span in timeline.spans}
+    assert function.startswith("whole_")
+    assert [span.name for span in timeline.spans] == [f"{function} 0"] * ITERATIONS
+    assert all(span.worker == 0 for span in timeline.spans)
+    assert all(span.start <= span.end for span in timeline.spans)
+    assert timeline.busy()[0] > 0
+
+
+@pytest.mark.inductor
+def test_a_recorded_call_of_compiled_code_changes_no_bit():
+    assert len(recorded_and_plain("inductor").spans) == ITERATIONS
 
 
 @pytest.mark.parametrize(

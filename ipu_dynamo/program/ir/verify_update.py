@@ -1,0 +1,66 @@
+"""Check that an update finds its parameters, gradients and states, one for one."""
+
+from collections.abc import Sequence
+
+from ipu_dynamo.program.ir.instructions import Update
+from ipu_dynamo.program.ir.residence import Residence
+from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_rules import StateSpec
+
+
+def check_update(update: Update, has: Residence, updated: set[str]) -> None:
+    """Check an update, and note what it leaves: `updated` are the parameters so far.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    specs = update.rule.state_names()
+    names = tuple(state for state, _ in update.states)
+    if names != tuple(spec.name for spec in specs):
+        raise ValueError(f"{update.rule} keeps {[spec.name for spec in specs]}, not {list(names)}")
+    for what, column in (("gradients", update.gradients), *update.states):
+        if len(column) != len(update.parameters):
+            raise ValueError(f"{len(update.parameters)} parameters have {len(column)} {what}")
+    if strangers := set(update.sharded) - set(update.parameters):
+        raise ValueError(f"%{min(strangers)} is in shards, and is no parameter of this update")
+    if update.divisor == 0:
+        raise ValueError("gradients are divided by 0")
+    if update.loss_scale is not None:
+        has.at(update.loss_scale, update.ipu)
+    for place, name in enumerate(update.parameters):
+        if name in updated:
+            raise ValueError(f"%{name} is updated twice")
+        updated.add(name)
+        _check_one(update, place, name, specs, has)
+    has.whole.clear()
+
+
+def _check_one(
+    update: Update, place: int, name: str, specs: Sequence[StateSpec], has: Residence
+) -> None:
+    """Check a parameter with its gradient and its states."""
+    parameter, gradient = has.variable(name), update.gradients[place]
+    if parameter.kind != "parameter":
+        raise ValueError(f"%{name} is a {parameter.kind}, no parameter")
+    has.at(name, update.ipu, shard=True)
+    shape = has.at(gradient, update.ipu, shard=True).shape
+    if shape != parameter.type.shape:
+        raise ValueError(f"%{gradient} has shape {list(shape)}, %{name} is {parameter.type}")
+    own = [parameter]
+    for spec, (_, names) in zip(specs, update.states, strict=True):
+        state = has.variable(names[place])
+        whole = spec.shape == "like_parameter"
+        expected = TensorType(
+            spec.dtype or parameter.type.dtype, parameter.type.shape if whole else ()
+        )
+        if state.kind != "state" or state.type != expected:
+            raise ValueError(f"%{state.name} is {state.kind} {state.type}, not state {expected}")
+        if state.ipu != parameter.ipu:
+            raise ValueError(f"%{state.name} lives on ipu{state.ipu}, %{name} does not")
+        has.at(state.name, update.ipu, shard=True)
+        own.append(state)
+    sharded = max(variable.shards for variable in own) > 1
+    if sharded != (name in update.sharded):
+        raise ValueError(f"%{name} is updated in shards if it or a state is in shards")
+    if sharded:
+        has.stale |= {v.name for v in own if v.shards == 1 and v.type.shape}
