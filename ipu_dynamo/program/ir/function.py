@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED, node_text
 from ipu_dynamo.program.text.literals import write
+from ipu_dynamo.program.text.operator_text import operator_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Function:
         """One operator per line, with its type and the user's source line behind it."""
         lines = []
         for node in self.operators:
-            call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
+            call = f"  {operator_text(node)}"
             again = "again: " if node.meta.get(RECOMPUTED) else ""
             group = f"group, {node.meta[GROUP]}: " if GROUP in node.meta else ""
             lines.append(f"{call:<88}  # {again}{group}{source_line(node)}")
@@ -102,15 +102,6 @@ def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:
     return tuple(result.args[0])
 
 
-class _Reference(str):
-    """A numbered value that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
 
@@ -127,18 +118,3 @@ def _only_looks(node: fx.Node) -> bool:
     """Whether an operator computes nothing: a view, or one of several results."""
     views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
     return bool(views) or node.target is getitem
-
-
-def _type_text(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    return f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
-
-
-def _call_text(node: fx.Node) -> str:
-    args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
-    parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
-    target = node.target
-    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
-    if isinstance(target, torch._ops.OpOverload):
-        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
-    return f"{name}({', '.join(parts)})"
