@@ -1,6 +1,6 @@
 """Define the Capture: a model as one flat graph in which every tensor has a known role."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,8 +12,8 @@ from ipu_dynamo.program import Overlap
 
 # Keys of node.meta, from the earliest writer to the last reader.
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
-START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by differentiate
-BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; set by differentiate
+START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by StartBackward
+BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; after autograd
 
 RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
 ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
@@ -28,6 +28,7 @@ PlaceholderKind = Literal[
     "random_key",
     "loss_scale",  # the factor on the loss, where it may change
     "tangent",
+    "token",  # orders operators with an effect; a check needs none
 ]
 OutputKind = Literal["value", "mutation", "gradient", "count"]
 
@@ -96,18 +97,18 @@ class LossScale:
 class Capture:
     """A traced model on its way through the passes, which change it in place.
 
-    Invariants: `graph` lints; its nodes have meta["val"] and, where the user wrote them, a stack
-    trace; `placeholders` and `outputs` describe its placeholders and flat output tuple, in order;
-    every parameter, buffer and constant among `placeholders` is a key of `tensors`.
+    Invariants: `graph` lints; `placeholders` and `outputs` describe its placeholders and flat
+    output tuple, in order. `passes/invariants.py` has those that hold from a pass on.
 
     Args:
         graph: the flat ATen graph.
         tensors: the user's own tensors, by placeholder name.
         structure: how returned values become the user's return value.
         training: whether the graph is to be, or has been, differentiated.
-        loss: the node that training minimises; known after the `identity_loss` pass, gone after
-            `differentiate`.
-        ipus: IPU of each stage; set by the `placement` pass.
+        level: `traced` before autograd, `joint` after it; set by `Differentiate`.
+        loss: the node that training minimises; known after `IdentityLoss`, gone after
+            `Differentiate`.
+        ipus: IPU of each stage; set by `Placement`.
         phases: the numbers of each stage's forward and backward phase; empty without phases.
         alone: which pass this is, when forward and backward are two programs that autograd
             connects; None when one program has all of it.
@@ -115,8 +116,10 @@ class Capture:
         calls: what the graph's custom autograd functions call, to be kept with it.
         aliases: returned values may share memory with inputs and with each other.
         overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
-            set by `overlap_io`.
-        loss_scale: the factor on the loss, if it is an input; set by the `scale_loss` pass.
+            set by `OverlapIO`.
+        loss_scale: the factor on the loss, if it is an input; set by `ScaleLoss`.
+        attributes: name and tensor of plain attributes of modules, by the identity of the copy that
+            the graph holds; read by `LiftConstants`.
     """
 
     graph: fx.GraphModule
@@ -125,6 +128,7 @@ class Capture:
     tensors: Mapping[str, torch.Tensor]
     structure: Structure
     training: bool
+    level: Literal["traced", "joint"] = "traced"
     loss: fx.Node | None = None
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -134,6 +138,7 @@ class Capture:
     aliases: bool = False
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     loss_scale: LossScale | None = None
+    attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:
@@ -166,19 +171,16 @@ class Capture:
         """The role of every placeholder node."""
         return dict(zip(self.placeholder_nodes, self.placeholders, strict=True))
 
-    def check(self) -> None:
-        """Assert the invariants; passes call it through the pipeline."""
-        self.graph.graph.lint()
-        nodes = self.placeholder_nodes
-        assert len(nodes) == len(self.placeholders), "a placeholder without a role"
-        assert len(self.returned) == len(self.outputs), "an output without a role"
-        for node in self.graph.graph.nodes:
-            assert node.op == "output" or "val" in node.meta, f"%{node.name} has no value"
-        held = {p.name for p in self.placeholders if p.kind in ("parameter", "buffer", "constant")}
-        assert held <= self.tensors.keys(), f"no tensors for {held - self.tensors.keys()}"
-
-
-Pass = Callable[[Capture], bool]
+    def remove_inputs(self, nodes: Collection[fx.Node]) -> None:
+        """Erase placeholders that nothing reads, and their roles; the output returns None instead
+        of one."""
+        kept = [role for node, role in self.roles().items() if node not in nodes]
+        result = self.output_node
+        if set(nodes).intersection(result.all_input_nodes):
+            result.args = (tuple(None if n in nodes else n for n in self.returned),)
+        for node in nodes:
+            self.graph.graph.erase_node(node)
+        self.placeholders = tuple(kept)
 
 
 def unused(name: str, roles: Sequence[Placeholder]) -> str:

@@ -1,69 +1,26 @@
 """Describe what Dynamo and AOTAutograd hand over: the captured graph, and its flat passes."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
-from ipu_dynamo.capture.checks import call_checks
 from ipu_dynamo.capture.private.tracing import (
     PlainAOTInput,
     TangentAOTInput,
-    fake_mode,
     flatten,
     marked_dynamic,
     source_name,
-    static,
-    to_fake,
-    unbacked_symbols,
 )
-from ipu_dynamo.capture.read_values import avoid_reading_values
-from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
-from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs
 from ipu_dynamo.errors import CompileError, source_line
-from ipu_dynamo.ops.markers import begin_block, end_block
+from ipu_dynamo.ops.markers import end_block
 
-aten = torch.ops.aten
-_MARKERS = {torch.ops.ipu.begin_block: begin_block, torch.ops.ipu.end_block: end_block}
+_NO_STRUCTURE = Structure(flatten(())[1], (), ())  # the caller puts results together itself
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
-
-
-def read_markers(gm: fx.GraphModule) -> list[fx.Node]:
-    """Give the block markers of Dynamo's graph the form in which passes know them.
-
-    Raises:
-        CompileError: a marker stands inside a higher-order operator, or alone in the graph.
-    """
-    found = []
-    for module in _graphs(gm):
-        for node in module.graph.nodes:
-            if node.target in _MARKERS:
-                node.target = _MARKERS[node.target]
-            if node.target not in _MARKERS.values():
-                continue
-            node.meta.setdefault("val", None)
-            found.append(node)
-            if module is not gm:
-                raise CompileError(
-                    "a block begins or ends inside a checkpoint, a condition or another operator "
-                    "that holds a graph of its own",
-                    node=node,
-                    hint="put the block around the whole of it",
-                )
-    if found and not any(_works(node) for node in gm.graph.nodes):
-        block = f"block {found[0].args[0]!r} begins" if found[0].args else "a block ends"
-        raise CompileError(
-            f"{block} right before a graph break, so what it holds would run outside the program",
-            node=found[0],
-            hint="compile with fullgraph=True to see why PyTorch breaks the graph inside the block",
-        )
-    return found
 
 
 def specialise(gm: fx.GraphModule, examples: Sequence[object]) -> None:
@@ -105,6 +62,23 @@ def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Plac
     return roles
 
 
+def describe_graph(gm: fx.GraphModule, examples: Sequence[object]) -> Capture:
+    """Dynamo's graph as a capture, to be placed; AOTAutograd makes the programs' graphs of it."""
+    returned = gm.graph.output_node().args[0]
+    assert isinstance(returned, tuple | list)
+    roles = describe_inputs(gm, examples)
+    tensors = {r.name: x for r, x in zip(roles, examples, strict=True) if isinstance(x, Tensor)}
+    return Capture(
+        graph=gm,
+        placeholders=tuple(roles),
+        outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
+        tensors=tensors,
+        structure=_NO_STRUCTURE,
+        training=False,
+        aliases=True,
+    )
+
+
 @dataclass
 class FlatPass:
     """A forward or backward graph as a capture, and how it is called.
@@ -122,63 +96,52 @@ class FlatPass:
     results: list[str | float | None] = field(default_factory=list)
 
 
-def read_pass(
+def open_pass(
     graph: fx.GraphModule,
     roles: Sequence[Placeholder],
     known: Mapping[str, Placeholder],
+    alone: Literal["forward", "backward"] | None,
 ) -> FlatPass:
-    """Describe a graph that AOTAutograd made.
+    """Describe a graph that AOTAutograd made: sizes, tokens and constants are still in it.
 
     Args:
         roles: the inputs of Dynamo's graph.
         known: roles of the forward graph's placeholders, by node name; backward reads some again.
-
-    Raises:
-        CompileError: the graph has an operator or a size that programs cannot have.
     """
-    call_checks(graph.graph)
-    refuse_graphs_in_graphs(graph.graph)
-    avoid_reading_values(graph.graph)
-    _fix_sizes(graph.graph)
-    _remove_detach(graph.graph)
+    nodes = list(graph.graph.find_nodes(op="placeholder"))
+    arguments: list[str] = []
+    described = []
+    for node in nodes:
+        role = _role(node, roles, known)
+        while role.name in arguments:  # an input and a saved value
+            role = replace(role, name=f"{role.name}'")
+        arguments.append(role.name)
+        described.append(role)
+    returned = graph.graph.output_node().args[0]
+    assert isinstance(returned, tuple | list)
     capture = Capture(
         graph=graph,
-        placeholders=(),
-        outputs=(),
-        tensors={},
-        structure=Structure(flatten(())[1], (), ()),
+        placeholders=tuple(described),
+        outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
+        tensors=_examples(dict(zip(nodes, described, strict=True))),
+        structure=_NO_STRUCTURE,
         training=False,
+        level="joint",
+        alone=alone,
         aliases=True,
     )
-    flat = FlatPass(capture)
-    placeholders = []
-    for node in capture.placeholder_nodes:
-        role = _role(node, roles, known)
-        while role.name in flat.arguments:  # an input and a saved value
-            role = replace(role, name=f"{role.name}'")
-        flat.arguments.append(role.name)
-        if isinstance(node.meta["val"], Tensor):
-            placeholders.append(role)
-        else:
-            graph.graph.erase_node(node)  # a size, which is part of the program, or a token
-    constants = dict(_lift_constants(capture))
-    placeholders += constants
-    flat.arguments += [role.name for role in constants]
-    flat.constants += constants.values()
-    capture.placeholders = tuple(placeholders)
-    capture.tensors = {
-        role.name: constants.get(role, node.meta["val"])
-        for node, role in capture.roles().items()
-        if role.kind != "input"
-    }
-    _describe_outputs(flat)
-    graph.recompile()
-    return flat
+    return FlatPass(capture, arguments)
 
 
-def _describe_outputs(flat: FlatPass) -> None:
-    """Return each computed value once; the caller has the arguments among the results itself."""
+def close_pass(flat: FlatPass) -> None:
+    """Take note of lifted constants; return each computed value once: the caller has the arguments
+    among the results itself."""
     capture = flat.capture
+    new = [r.name for r in capture.placeholders if r.name not in flat.arguments]
+    lifted = {name: capture.tensors[name] for name in new}
+    capture.tensors = {**_examples(capture.roles()), **lifted}
+    flat.arguments += lifted
+    flat.constants += lifted.values()
     names = {node: role.name for node, role in capture.roles().items()}
     kept: dict[fx.Node, str] = {}
     for node in capture.returned:
@@ -189,6 +152,12 @@ def _describe_outputs(flat: FlatPass) -> None:
         else:
             flat.results.append(kept.setdefault(node, str(len(kept))))
     capture.set_returned(list(kept), [OutputRole("value", name) for name in kept.values()])
+    capture.graph.recompile()
+
+
+def _examples(roles: Mapping[fx.Node, Placeholder]) -> dict[str, Tensor]:
+    """Fake tensors of what is no input: the real ones are passed by the caller."""
+    return {role.name: n.meta["val"] for n, role in roles.items() if role.kind != "input"}
 
 
 def _role(
@@ -202,63 +171,6 @@ def _role(
     if isinstance(source, TangentAOTInput):
         return Placeholder(node.name.replace("tangents_", "gradient_of_output_"), "input")
     return Placeholder(node.name, "input")
-
-
-def _lift_constants(capture: Capture) -> Iterator[tuple[Placeholder, Tensor]]:
-    """Turn tensors that the graph holds into placeholders, after all others."""
-    graph = capture.graph.graph
-    for node in list(graph.find_nodes(op="get_attr")):
-        value = getattr(capture.graph, str(node.target))
-        last = next(reversed(capture.placeholder_nodes), None)
-        with graph.inserting_after(last) if last else graph.inserting_before(None):
-            lifted = graph.placeholder(str(node.target).lstrip("_"))
-        lifted.meta["val"] = node.meta["val"] if "val" in node.meta else to_fake(fake_mode(), value)
-        node.replace_all_uses_with(lifted)
-        graph.erase_node(node)
-        yield Placeholder(lifted.name, "constant"), value.detach()
-
-
-def _fix_sizes(graph: fx.Graph) -> None:
-    """Put numbers in place of symbolic sizes, in values and arguments; `specialise` fixed them."""
-    known: set[str] = set()
-    unknown: list[fx.Node] = []
-    for node in list(graph.nodes):
-        before = node.meta.get("val")
-        value = node.meta["val"] = static(before)
-        if value is None and before is not None:
-            new = unbacked_symbols(before) - known
-            known |= new
-            unknown += [node] if new else []
-        if isinstance(value, int | float):
-            for user in list(node.users):
-                swap = partial(_swap, node, value)
-                user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), swap)
-            if node.op != "placeholder":
-                graph.erase_node(node)
-    refuse_sizes_from_values(unknown)
-
-
-def _swap(node: fx.Node, value: float, found: fx.Node) -> Any:
-    return value if found is node else found
-
-
-def _remove_detach(graph: fx.Graph) -> None:
-    """Read what is detached instead: inside the flat graph nothing is differentiated.
-
-    Returned values stay, since a detached output must not be the same tensor as its source.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
-        node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")
-        if not node.users:
-            graph.erase_node(node)
-
-
-def _works(node: fx.Node) -> bool:
-    return node.op.startswith("call") and node.target not in _MARKERS.values()
-
-
-def _graphs(gm: fx.GraphModule) -> list[fx.GraphModule]:
-    return [module for module in gm.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _fix(size: object) -> None:

@@ -41,16 +41,13 @@ class RecurrentDropout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def separate_layers(gm: fx.GraphModule) -> None:
-    """Do the same in Dynamo's graph, and in those of its checkpoints."""
-    for module in gm.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            if node.target in _LAYERS and _drops_out(_named(node.args, node.kwargs)):
-                node.args = (_LAYERS[node.target].__name__, *node.args)
-                node.target = recurrent_layers
-        module.recompile()
+def separate_layers(node: fx.Node) -> bool:
+    """Let a node of Dynamo's graph do the same, where it has to; say whether it had."""
+    if node.target not in _LAYERS or not _drops_out(_named(node.args, node.kwargs)):
+        return False
+    node.args = (_LAYERS[node.target].__name__, *node.args)
+    node.target = recurrent_layers
+    return True
 
 
 def recurrent_layers(name: str, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
 from ipu_dynamo.capture.composed_losses import ComposedLosses
-from ipu_dynamo.capture.constants import lift_constants
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.private.tracing import (
@@ -174,13 +173,12 @@ def trace(
         structure=returned[-1],
         training=training,
         calls=tuple(calls),
+        attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
     )
     _finish_outputs(capture)
-    lift_constants(capture, attributes)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
     capture.graph.recompile()
-    capture.check()
     return capture
 
 

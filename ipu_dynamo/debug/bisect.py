@@ -22,18 +22,20 @@ from ipu_dynamo.debug.repro_of import (
     repro_of_gradient,
     repro_of_pass,
 )
-from ipu_dynamo.debug.snapshots import NAME, Snapshot, compute, gradients, watched
+from ipu_dynamo.debug.snapshots import NAME, Snapshot, Watcher, compute, gradients
 from ipu_dynamo.debug.stepping import (
     WrongCall,
     expected_values,
     first_wrong_call,
     first_wrong_operator,
     result_node,
+    step_of_wrong_call,
 )
 from ipu_dynamo.debug.values import differ, error
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import OptionError, Options
-from ipu_dynamo.passes.pipeline import lower, pipeline, start_gradient
+from ipu_dynamo.passes.manager import PassManager
+from ipu_dynamo.passes.pipeline import lower, start_gradient, whole_step
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.runtime.engines.engines import make_engine
@@ -46,7 +48,7 @@ class Difference:
     """The first place where a program differs from the model.
 
     Args:
-        step: what made the difference: a pass, the cut into stages, the engine, or the trace.
+        step: what made the difference: a pass, the engine, or the trace.
         operator: the operator that computes another value.
         source: the line of the model behind it.
         instruction: the instruction of the program that runs it.
@@ -144,11 +146,13 @@ class _Search:
             seed=0, step=0, iterations=1, accumulation=1, replicas=1
         )
         self.given[ACCUMULATION_WEIGHT] = torch.tensor(1.0)
-        self.snapshots: list[Snapshot] = []
-        passes = pipeline(options, training=training, loss=loss)
         self.start = start_gradient(options)
+        self.watcher = Watcher(self.start)
+        self.snapshots = self.watcher.snapshots
+        passes = whole_step(options, training=training, loss=loss)
         returned = self.capture.structure.tensors
-        self.program: Program = lower(self.capture, options, passes=watched(passes, self.snapshots))
+        manager = PassManager("bisect", watch=self.watcher)
+        self.program: Program = lower(self.capture, passes, manager)
         if self.capture.loss_scale is not None:
             self.given[self.capture.loss_scale.name] = torch.tensor(options.loss_scale)
         self.returned = returned
@@ -221,7 +225,9 @@ class _Search:
                 off = error(ours, theirs)
             shown = repro_of_engine(wrong, node, engine.name, self.rtol)
         else:
-            step = "the cut into stages"
+            parts = self.watcher.parts
+            blamed = step_of_wrong_call(parts, self.program, last, self.given, expected, self.rtol)
+            step = f"pass {blamed}"
             shown = repro_of_call(wrong)
         return self._in_call(wrong, node, step, off), shown
 

@@ -1,15 +1,16 @@
 """Keep the graph as each pass leaves it, and compute every value in it with eager PyTorch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Pass, Placeholder
+from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
 from ipu_dynamo.debug.values import kept
 from ipu_dynamo.passes.joint.counter_random import draws
+from ipu_dynamo.passes.levels import Model, Partitioned
 
 NAME = "ipu.name"  # key of node.meta: name after the last pass, which copies in stages keep
 _ORIGIN = "ipu_origin"  # key of meta["custom"]: name in the traced graph, which AOTAutograd copies
@@ -20,7 +21,8 @@ class Snapshot:
     """A copy of a capture's graph.
 
     Args:
-        made_by: the pass that left it so; "trace" for the first.
+        made_by: the pass that left it so; "traced" for the first.
+        differentiated: forward and backward are in it.
         graph: shares the fake values with the capture, and nothing else.
         by_name: the copied nodes, by the names of the originals.
         roles: of placeholders; `outputs`: of what is returned.
@@ -29,16 +31,13 @@ class Snapshot:
     """
 
     made_by: str
+    differentiated: bool
     graph: fx.GraphModule
     by_name: Mapping[str, fx.Node]
     roles: Mapping[fx.Node, Placeholder]
     outputs: Sequence[tuple[fx.Node | None, OutputRole]]
     loss: fx.Node | None
     tensors: Mapping[str, Tensor]
-
-    @property
-    def differentiated(self) -> bool:
-        return any(BACKWARD in node.meta for node in self.by_name.values())
 
     def made_from(self) -> dict[str, list[fx.Node]]:
         """Forward nodes by the name of the traced node that they were made from."""
@@ -64,40 +63,56 @@ def origin(node: fx.Node) -> str | None:
     return name
 
 
-def watched(passes: Sequence[Pass], snapshots: list[Snapshot]) -> list[Pass]:
-    """`passes`, such that the graphs before, between and after them are added to `snapshots`."""
-    seen: list[Pass] = [_Look("trace", snapshots)]
-    for one in passes:
-        seen += [one, _Look(getattr(one, "__name__", type(one).__name__), snapshots)]
-    return seen
+class Watcher:
+    """Takes a copy of what is there before the first pass and after each, for a `PassManager`.
+
+    Args:
+        start: the gradient of the loss that the backward pass begins with.
+        snapshots: of the whole graph.
+        parts: of the graphs of stages, by the pass that left them so.
+    """
+
+    def __init__(self, start: float = 1.0) -> None:
+        self.start = start
+        self.snapshots: list[Snapshot] = []
+        self.parts: list[tuple[str, Partitioned]] = []
+
+    def __call__(self, name: str, model: Model) -> None:
+        if isinstance(model, Partitioned):
+            self.parts.append((name, _copied_parts(model)))
+        elif isinstance(model, Capture):
+            for node in model.graph.graph.nodes:
+                node.meta[NAME] = node.name
+                if not self.snapshots:
+                    custom = node.meta.get("custom") or {}
+                    node.meta["custom"] = {**custom, _ORIGIN: node.name}
+            self.snapshots.append(_copy(model, name, self.start))
 
 
-@dataclass(frozen=True)
-class _Look:
-    """A pass that changes nothing, and adds a snapshot."""
-
-    made_by: str
-    snapshots: list[Snapshot]
-
-    def __call__(self, capture: Capture) -> bool:
-        for node in capture.graph.graph.nodes:
-            node.meta[NAME] = node.name
-            if not self.snapshots:
-                custom = node.meta.get("custom") or {}
-                node.meta["custom"] = {**custom, _ORIGIN: node.name}
-        self.snapshots.append(_copy(capture, self.made_by))
-        return False
+def _copied_parts(partitioned: Partitioned) -> Partitioned:
+    parts = []
+    for part in partitioned.parts:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(part.graph.graph, {}))
+        parts.append(replace(part, graph=fx.GraphModule(part.graph, graph)))
+    return replace(partitioned, parts=tuple(parts))
 
 
-def _copy(capture: Capture, made_by: str) -> Snapshot:
+def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(capture.graph.graph, copies))
+    roles = {copies[node]: role for node, role in capture.roles().items()}
+    for node, role in capture.roles().items():
+        if role.kind == "tangent":
+            del roles[copies[node]]
+            copies[node] = _begun(graph, copies[node], start)
     loss = capture.loss
     return Snapshot(
         made_by=made_by,
+        differentiated=capture.level == "joint",
         graph=fx.GraphModule(capture.graph, graph),
         by_name={node.name: copy for node, copy in copies.items()},
-        roles={copies[node]: role for node, role in capture.roles().items()},
+        roles=roles,
         outputs=[
             (None if node is None else copies[node], role)
             for node, role in zip(capture.returned, capture.outputs, strict=True)
@@ -105,6 +120,21 @@ def _copy(capture: Capture, made_by: str) -> Snapshot:
         loss=None if loss is None else copies[loss],
         tensors=capture.tensors,
     )
+
+
+def _begun(graph: fx.Graph, tangent: fx.Node, start: float) -> fx.Node:
+    """Put what the backward pass is going to begin with in place of the gradient of the loss."""
+    value = tangent.meta["val"]
+    with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+        begin = graph.call_function(
+            torch.ops.aten.full.default,
+            (list(value.shape), start),
+            {"dtype": value.dtype, "device": value.device},
+        )
+    begin.meta = {**tangent.meta, BACKWARD: True}
+    tangent.replace_all_uses_with(begin)
+    graph.erase_node(tangent)
+    return begin
 
 
 class _Recorder(fx.Interpreter):

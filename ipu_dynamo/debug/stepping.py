@@ -13,6 +13,7 @@ from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
 from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.program import (
     AdjustLossScale,
     AllGather,
@@ -86,20 +87,64 @@ def first_wrong_call(
         results = stage([values[name] for name in call.arguments])
         named = [(n, r) for n, r in zip(call.results, results, strict=True) if n and r is not None]
         values |= named
-        wrong = [(n, r, expected.get(_RETURNED.sub("", n))) for n, r in named]
-        wrong += [(n, values[n], expected.get(n)) for n in call.arguments if n.endswith(".grad")]
-        wrong += [
-            (n, values[n], expected[f"{n} after"])
-            for n, old in zip(call.arguments, before, strict=True)
-            if f"{n} after" in expected and not torch.equal(old, values[n])
-        ]
-        for name, found, value in wrong:
-            if value is not None and differ(found, value, rtol):
+        arguments_before = dict(zip(call.arguments, before, strict=True))
+        for name, found, value in _compared(dict(named), arguments_before, values, expected):
+            if differ(found, value, rtol):
                 return WrongCall(
                     call, function, before, name, kept(found), value,
                     engine=_engine_differs(function, before, found, name, call, rtol),
                 )  # fmt: skip
     return None
+
+
+def step_of_wrong_call(
+    steps: Sequence[tuple[str, Partitioned]],
+    program: Program,
+    last: Snapshot,
+    given: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    rtol: float | None,
+) -> str:
+    """The pass that left functions which do not compute what they should, or else `Emit`.
+
+    Args:
+        steps: what each pass left of the graphs of stages.
+    """
+    for name, partitioned in steps:
+        values = _first_values(program, last, given)
+        values |= {stream.name: values[f"host.{stream.name}"] for stream in program.inputs}
+        for part in partitioned.parts:
+            before = {n: kept(values[n]) for n in part.inputs}
+            with torch.no_grad():
+                results = fx.Interpreter(part.graph).run(*[values[n] for n in part.inputs])
+            named = dict(zip(part.outputs, results, strict=True))
+            values |= named
+            for _, found, value in _compared(named, before, values, expected):
+                if differ(found, value, rtol):
+                    return name
+    return "Emit"
+
+
+def _compared(
+    results: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What a call returns or writes, with what it should be: name, value, and expected value.
+
+    Args:
+        before: its arguments before the call.
+    """
+    for name, result in results.items():
+        if (value := expected.get(_RETURNED.sub("", name))) is not None:
+            yield name, result, value
+    for name in before:
+        if name.endswith(".grad") and name in expected:
+            yield name, values[name], expected[name]
+    for name, old in before.items():
+        if f"{name} after" in expected and not torch.equal(old, values[name]):
+            yield name, values[name], expected[f"{name} after"]
 
 
 def first_wrong_operator(

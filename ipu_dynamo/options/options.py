@@ -48,6 +48,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
     "side_by_side": (bool, type(None)),
+    "without": Sequence,
 }
 
 
@@ -120,6 +121,8 @@ class Options:
             all of PyTorch's threads in each operator; products then add to accumulators directly.
         devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
             replica, in order; all of one kind. None: the device of the model.
+        without: names of passes to leave out, to see what they do or to get around a fault; the
+            environment variable IPU_DYNAMO_WITHOUT adds to them. Some cannot be left out.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -157,6 +160,7 @@ class Options:
     workers: int | None = None
     side_by_side: bool | None = None
     devices: Device | Sequence[Device] | None = None
+    without: Sequence[str] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -197,6 +201,12 @@ class Options:
                 f"option input_group_size is {self.input_group_size}; it must divide the "
                 f"{self.replicas} replicas"
             )
+        names = self.without
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise OptionError(
+                f"option without is {names!r}; it is a tuple of names of passes: ('Outline',)"
+            )
+        object.__setattr__(self, "without", tuple(names))
         self._check_replica_groups()
         self._check_devices()
         if self.output_mode == "every" and self.device_iterations % self.return_period:

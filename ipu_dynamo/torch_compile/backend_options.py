@@ -1,6 +1,6 @@
 """Hold the options of `torch.compile(model, backend="ipu", options=...)`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ class BackendOptions:
         workers: at most so many threads run the IPUs of a pipeline side by side, as in
             `ipu_dynamo.Options`.
         outline: as in `ipu_dynamo.Options`.
+        without: names of passes to leave out, as in `ipu_dynamo.Options`.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -44,6 +45,7 @@ class BackendOptions:
     fallback: Fallback = "error"
     workers: int | None = None
     outline: Outlining = "auto"
+    without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
@@ -77,7 +79,11 @@ class BackendOptions:
 
     def _core(self, strategy: Strategy) -> Options:
         return Options(
-            engine=self.engine, strategy=strategy, workers=self.workers, outline=self.outline
+            engine=self.engine,
+            strategy=strategy,
+            workers=self.workers,
+            outline=self.outline,
+            without=self.without,
         )
 
     @classmethod

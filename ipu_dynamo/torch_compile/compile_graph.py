@@ -8,32 +8,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Placeholder
-from ipu_dynamo.capture.dynamo import (
-    describe_inputs,
-    read_markers,
-    read_pass,
-    specialise,
-)
-from ipu_dynamo.capture.idle_dropout import remove_idle_dropout
+from ipu_dynamo.capture.capture import STAGE, Placeholder
+from ipu_dynamo.capture.dynamo import close_pass, describe_graph, open_pass, specialise
 from ipu_dynamo.capture.private.tracing import (
     allow_retain_graph,
     aot_cache_forced,
     compile_passes,
     outside_tracing,
 )
-from ipu_dynamo.capture.recurrent_dropout import separate_layers
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
-from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.annotate_stages import write_stage
-from ipu_dynamo.passes.pipeline import lone_pipeline, lower, placed_pipeline, run
-from ipu_dynamo.passes.traced.placement import plan
+from ipu_dynamo.passes.manager import PassManager, PassRun
+from ipu_dynamo.passes.pipeline import (
+    captured_passes,
+    flat_passes,
+    left_out,
+    lower,
+    numeric_passes,
+    placed_passes,
+    placement_passes,
+)
+from ipu_dynamo.passes.traced.read_block_markers import markers_of
 from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
@@ -59,8 +58,12 @@ class Record:
     unplaceable: tuple[Unplaceable, ...] = ()
     engine: str = ""
     blocks: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    passes: dict[str, list[str]] = field(default_factory=dict)
+    passes: dict[str, list[PassRun]] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
+
+    def runs_of(self, kind: str) -> list[PassRun]:
+        """What passes did to the captured, forward, backward or inference graph."""
+        return self.passes.setdefault(kind, [])
 
 
 def compile_region(
@@ -90,7 +93,11 @@ def _compile_alone(
     gm: fx.GraphModule, examples: Sequence[Any], options: BackendOptions, record: Record
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
-    markers = read_markers(gm)
+    left_out((), options.core())  # what is wrong with it is said before any graph is looked at
+    captured = describe_graph(gm, examples)
+    manager = PassManager("captured", first="captured", runs=record.runs_of("captured"))
+    manager.run(captured_passes(), captured)
+    markers = markers_of(gm.graph)
     operators = (node for node in gm.graph.nodes if node.op.startswith("call"))
     record.operators = [node for node in operators if node not in markers]
     record.ended_by = break_reason(gm)
@@ -98,15 +105,19 @@ def _compile_alone(
         tell_of_break(gm, markers)
     if found := find(gm, examples):
         return _fall_back(gm, options, UnplaceableError(found), record)
-    remove_idle_dropout(gm)
-    separate_layers(gm)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
+    blocks = _block_names(gm)
+    manager.run(placement_passes(options.core()), captured)
+    for node in gm.graph.nodes:
+        if STAGE in node.meta:
+            stage = node.meta[STAGE]
+            record.blocks[blocks[node], stage, captured.ipus[stage]] += 1
     engine = make_engine(options.core().stage_engine)
     record.engine = engine.name
     region = _Region(
-        roles=describe_inputs(gm, examples),
-        ipus=_place(gm, options.core(), record),
+        roles=list(captured.placeholders),
+        ipus=dict(captured.ipus),
         options=options,
         engine=engine,
         micro_batches=MicroBatches(options, engine) if options.micro_batches > 1 else None,
@@ -168,20 +179,22 @@ class _Region:
         allow_retain_graph()
         with outside_tracing():
             descriptions = graph.graph.output_node().meta.get("desc", ())
-            flat = read_pass(graph, self.roles, self.seen)
+            alone = None if kind == "inference" else kind
+            core, flat = self.options.core(), open_pass(graph, self.roles, self.seen, alone)
             capture = flat.capture
             capture.ipus, capture.homes = self.ipus, self.homes
-            capture.alone = None if kind == "inference" else kind
+            manager = PassManager(kind, first="flat", runs=self.record.runs_of(kind))
+            manager.run(flat_passes(core), capture)
+            close_pass(flat)
             self.seen |= {node.name: role for node, role in capture.roles().items()}
-            acted = self.record.passes.setdefault(kind, [])
+            manager.run(placed_passes(core), capture)
             if self.micro_batches is None:
-                core = self.options.core()
-                program = lower(capture, core, passes=lone_pipeline(core), acted=acted)
-                programs = [program]
-                boxed = bind(program, self.engine, flat.arguments, flat.constants, flat.results)
+                programs = [lower(capture, numeric_passes(core), manager)]
+                boxed = bind(programs[0], self.engine, flat.arguments, flat.constants, flat.results)
             else:
-                acted += run(placed_pipeline(), capture)
-                boxed, programs = self.micro_batches.compile(flat, descriptions, self.homes, acted)
+                boxed, programs = self.micro_batches.compile(
+                    flat, descriptions, self.homes, manager
+                )
             for program in programs:
                 self.homes |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
@@ -191,33 +204,13 @@ class _Region:
         return boxed
 
 
-def _place(gm: fx.GraphModule, options: Options, record: Record) -> dict[int, int]:
-    """Write stages to Dynamo's nodes, remove the markers; return the IPU of each stage."""
-    placed = plan(gm.graph, options.strategy)
+def _block_names(gm: fx.GraphModule) -> dict[fx.Node, str]:
+    """The block that each node is in, while markers tell."""
+    names: dict[fx.Node, str] = {}
     block = "before all blocks"
     for node in gm.graph.nodes:
         if node.target is begin_block:
             name = str(node.args[0])
             block = f"{name!r}" if name and not name.startswith("#") else "without a name"
-        elif node in placed.stages:
-            stage = placed.stages[node]
-            record.blocks[block, stage, placed.ipus[stage]] += 1
-    for node, stage in placed.stages.items():
-        write_stage(node, stage)
-        for inner in _graphs_in(gm, node):
-            for child in inner.graph.nodes:
-                write_stage(child, stage)
-    for marker in placed.markers:
-        gm.graph.erase_node(marker)
-    gm.recompile()
-    return dict(placed.ipus)
-
-
-def _graphs_in(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a higher-order operator such as a checkpoint runs, with those in them."""
-    if not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return []
-    held = [gm.get_submodule(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
-    return [
-        module for outer in held for module in outer.modules() if isinstance(module, fx.GraphModule)
-    ]
+        names[node] = block
+    return names

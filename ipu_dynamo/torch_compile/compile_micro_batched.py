@@ -12,10 +12,11 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.dynamo import FlatPass
 from ipu_dynamo.capture.private.tracing import TangentAOTInput
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.micro_batch.batch_placements import Kind, Placement, Rows
 from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
 from ipu_dynamo.passes.micro_batch.split_batch import plan
-from ipu_dynamo.passes.pipeline import lower, numeric_pipeline
+from ipu_dynamo.passes.pipeline import lower, numeric_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.bind_graph import Boxed, bind
@@ -43,14 +44,14 @@ class MicroBatches:
         flat: FlatPass,
         descriptions: Sequence[object],
         known: Mapping[str, int],
-        acted: list[str],
+        manager: PassManager,
     ) -> tuple[Boxed, list[Program]]:
         """The programs of a placed graph, and a callable on its arguments.
 
         Args:
             descriptions: of each of its results, by AOTAutograd.
             known: IPUs of variables that another program has placed.
-            acted: gets the names of passes that change a piece.
+            manager: of the graph; gets what passes do to its pieces.
         """
         capture, n = flat.capture, self.options.micro_batches
         backward = capture.alone == "backward"
@@ -70,7 +71,7 @@ class MicroBatches:
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
             piece.capture.homes = homes
-            program, run = self._bind(piece, acted)
+            program, run = self._bind(piece, manager)
             homes |= {variable.name: variable.ipu for variable in program.variables}
             sources = [places[source] for source in piece.sources.values()]
             calls.append((_taker(sources), run))
@@ -95,17 +96,19 @@ class MicroBatches:
         return found
 
     def _bind(
-        self, piece: Piece, acted: list[str]
+        self, piece: Piece, manager: PassManager
     ) -> tuple[Program, Callable[[list[Any]], Sequence[Any]]]:
         n = self.options.micro_batches
         core = self.options.core()
-        passes = numeric_pipeline(core)
+        piece.capture.level = "joint"
+        done, runs = set(manager.done), manager.runs
+        manager = PassManager(_part(piece), first="piece", runs=runs, done=done)
         if not piece.joins:
-            program = lower(piece.capture, core, passes=passes, part=_part(piece), acted=acted)
+            program = lower(piece.capture, numeric_passes(core), manager)
             count = range(len(piece.results))
             return program, bind(program, self.engine, [*piece.sources], (), [*map(str, count)])
         core = replace(core, device_iterations=n)
-        program = lower(piece.capture, core, passes=passes, part=_part(piece), acted=acted)
+        program = lower(piece.capture, numeric_passes(core), manager)
         program = replace(
             program,
             inputs=tuple(

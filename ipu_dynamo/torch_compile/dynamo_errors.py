@@ -14,6 +14,7 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     Args:
         frame: where the traceback that the user sees begins.
     """
+    notes = getattr(error, "__notes__", ())
     if isinstance(error, GuardOnDataDependentSymNode):
         error = CompileError(
             f"a size or a branch depends on the values of a tensor: {str(error).splitlines()[0]}",
@@ -33,7 +34,7 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     result.args = error.args
     result.__dict__ |= error.__dict__
     result.first_useful_frame = frame
-    for note in getattr(error, "__notes__", ()):
+    for note in notes:
         result.add_note(note)
     return result
 

@@ -1,18 +1,19 @@
-"""Explain what `torch.compile(model, backend="ipu")` makes of a model, without changing it."""
+"""Explain what becomes of a model, without changing it, for both front ends."""
 
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.private.tracing import pytree, skipped_frames
 from ipu_dynamo.capture.unplaceable import Unplaceable
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import OptionError, source_line
+from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program import Function, Program, Repeat
 from ipu_dynamo.runtime.engines.engines import ENGINE, InductorEngine
 from ipu_dynamo.runtime.lower import choose_convolutions
@@ -22,6 +23,8 @@ from ipu_dynamo.runtime.lower.choose_matmuls import ProductUse
 from ipu_dynamo.torch_compile.backend import compile_readably
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_graph import Record
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class GraphExplanation:
         first_line: where its first operator is in the model.
         ended_by: the break at its end, or None.
         blocks: in the order of the model.
-        passes: for `forward`, `backward` or `inference`, the passes that changed the graph.
+        passes: what each pass did, in order, to the `captured` graph and to those that AOTAutograd
+            made of it: `forward` and `backward`, or `inference`.
         programs: what was compiled, in the order in which it runs.
         unplaceable: why PyTorch runs the graph itself, when it does.
     """
@@ -66,7 +70,7 @@ class GraphExplanation:
     first_line: str
     ended_by: Break | None
     blocks: tuple[BlockPlace, ...]
-    passes: tuple[tuple[str, tuple[str, ...]], ...]
+    passes: tuple[tuple[str, tuple[PassRun, ...]], ...]
     programs: tuple[Program, ...]
     unplaceable: tuple[Unplaceable, ...] = ()
 
@@ -74,7 +78,7 @@ class GraphExplanation:
         lines = [f"{self.operators} operators from {self.first_line}"]
         lines += [f"  cannot be placed: {_first_line(str(one))}" for one in self.unplaceable]
         lines += [f"  block {place}" for place in self.blocks]
-        lines += [f"  {kind}: changed by {', '.join(acted)}" for kind, acted in self.passes]
+        lines += [f"  {kind}: {summary(runs)}" for kind, runs in self.passes]
         for program in self.programs:
             count = max((i.count for i in program.walk() if isinstance(i, Repeat)), default=1)
             times = f", for each of {count} micro-batches" if count > 1 else ""
@@ -138,25 +142,44 @@ class Explanation:
         return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
 
 
+@overload
+def explain(model: CompiledModel, *inputs: Any, **kwargs: Any) -> WholeStepExplanation: ...
+
+
+@overload
 def explain(
     model: Callable[..., Any],
     *inputs: Any,
     options: BackendOptions | Mapping[str, Any] | None = None,
     **kwargs: Any,
-) -> Explanation:
+) -> Explanation: ...
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    options: BackendOptions | Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation | WholeStepExplanation:
     """Compile `model` for these inputs and say what became of it.
 
     The model runs once. Its parameters and buffers, the inputs and torch's generator are as before
-    afterwards.
+    afterwards. What `compile_training` or `compile_inference` returned is compiled, and not run.
 
     Args:
-        model: a module or a function on tensors.
+        model: a module or a function on tensors, or a `CompiledModel`, which has its own options.
         inputs, kwargs: what it is called with.
         options: as `torch.compile(options=...)` takes them.
 
     Raises:
         CompileError: the model cannot be compiled, as `torch.compile` would say.
     """
+    if isinstance(model, CompiledModel):
+        if options is not None:
+            raise OptionError("the model is compiled with options of its own; leave options out")
+        if inputs or kwargs or not model.is_compiled:
+            model.compile(*inputs, **kwargs)
+        return model.explain()
     read = BackendOptions.read(options)
     records: list[Record] = []
 
@@ -195,7 +218,7 @@ def _describe(record: Record) -> GraphExplanation:
         first_line=lines[0] if lines else "no line of the model",
         ended_by=Break(*record.ended_by) if record.ended_by else None,
         blocks=tuple(BlockPlace(*place, count) for place, count in record.blocks.items()),
-        passes=tuple((kind, tuple(dict.fromkeys(acted))) for kind, acted in record.passes.items()),
+        passes=tuple((kind, tuple(runs)) for kind, runs in record.passes.items()),
         programs=tuple(record.programs),
         unplaceable=record.unplaceable,
     )

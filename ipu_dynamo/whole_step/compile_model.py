@@ -13,7 +13,8 @@ from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.ops.private.graphs import code_on_demand
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.options.devices import devices_of_ipus, devices_to_use
-from ipu_dynamo.passes.pipeline import lower, pipeline
+from ipu_dynamo.passes.manager import PassManager, PassRun
+from ipu_dynamo.passes.pipeline import lower, whole_step
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.execute.batching import Batching
@@ -36,6 +37,7 @@ class Compiled:
         devices: the torch device of every IPU.
         loss_scale: the first factor on the loss.
         costs: what the model was cut by, if the strategy cuts it.
+        passes: what each pass did.
     """
 
     program: Program
@@ -46,6 +48,7 @@ class Compiled:
     devices: tuple[torch.device, ...]
     loss_scale: float
     costs: Costs = ()
+    passes: tuple[PassRun, ...] = ()
 
 
 def compile_model(
@@ -80,8 +83,9 @@ def compile_model(
         if training:
             _train_only(capture, {name for group in groups for name in group.parameters})
         options = with_costs(capture, options, loss=loss)
-        passes = pipeline(options, training=training, loss=loss)
-        program = lower(capture, options, groups, passes=passes, devices=devices)
+        manager = PassManager("training" if training else "inference")
+        passes = whole_step(options, training=training, loss=loss, groups=groups, devices=devices)
+        program = lower(capture, passes, manager)
     log.debug("%s", program)
     return Compiled(
         program=program,
@@ -92,6 +96,7 @@ def compile_model(
         devices=devices_of_ipus(devices, program.num_ipus),
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
+        passes=tuple(manager.runs),
     )
 
 

@@ -22,6 +22,7 @@ from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
+from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 from ipu_dynamo.whole_step.initial_state import initial_tensors, loss_scale_variable, updates
 from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
@@ -91,6 +92,11 @@ class CompiledModel:
         """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
         the model; empty for any other."""
         return self._ready()[0].costs
+
+    def explain(self) -> WholeStepExplanation:
+        """What each pass did to the model, once compiled."""
+        compiled, _ = self._ready()
+        return WholeStepExplanation(compiled.passes, compiled.program)
 
     @property
     def is_compiled(self) -> bool:

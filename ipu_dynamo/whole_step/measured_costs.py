@@ -9,7 +9,8 @@ import torch
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.options import Costs, Options
-from ipu_dynamo.passes.pipeline import pipeline, run
+from ipu_dynamo.passes.manager import PassManager
+from ipu_dynamo.passes.pipeline import joint_passes, left_out, traced_passes
 from ipu_dynamo.passes.traced.auto_partition import costs_of, one_stage_each
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.runtime.engines.engines import make_engine
@@ -40,7 +41,11 @@ def measured_costs(capture: Capture, options: Options, *, loss: int | None) -> C
     """Seconds of each operator, forward and backward: measured, or what was measured before."""
     alone = replace(options, recompute="off", recompute_budget=None)
     apart = one_stage_each(capture)
-    run(pipeline(alone, training=capture.training, loss=loss), apart)
+    steps = [
+        *traced_passes(alone, training=capture.training, loss=loss, warn=False),
+        *joint_passes(alone),
+    ]
+    PassManager("costs").run(left_out(steps, alone), apart)
     fused = make_engine(options.stage_engine).name == "inductor"
     threads = max(1, torch.get_num_threads() // (options.strategy.ipus or 1))
     stages = [node.meta.get("ipu.stage") for node in apart.graph.graph.nodes]

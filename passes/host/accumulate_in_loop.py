@@ -11,6 +11,7 @@ Source   PopTorch user guide, "poptorch.serializedMatMul": weights are updated p
 
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from torch import fx
 from ipu_dynamo.ops.serialized_loss import serialized_loss_backward, serialized_loss_backward_
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import add_rows, erase_unread, is_table, sum_of, turns
+from ipu_dynamo.passes.levels import Level, Partitioned
 
 aten = torch.ops.aten
 
@@ -100,11 +102,20 @@ def apply(graph: fx.Graph, one: Accumulation) -> None:
         erase_unread(node)
 
 
-def accumulate_in_loop(gm: fx.GraphModule) -> bool:
-    """The pass, on the graph of a part, after `partition`."""
-    found = plan(gm.graph)
-    for one in found:
-        apply(gm.graph, one)
-    if found:
-        gm.recompile()
-    return bool(found)
+@dataclass(frozen=True)
+class AccumulateInLoop:
+    """The pass."""
+
+    name: ClassVar[str] = "AccumulateInLoop"
+    level: ClassVar[Level] = "parts"
+
+    def __call__(self, partitioned: Partitioned) -> bool:
+        changed = False
+        for part in partitioned.parts:
+            accumulations = plan(part.graph.graph)
+            for one in accumulations:
+                apply(part.graph.graph, one)
+            if accumulations:
+                part.graph.recompile()
+                changed = True
+        return changed

@@ -11,6 +11,7 @@ Source   the `beta` of BLAS's `gemm`, which adds to a matrix what it computes.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     sum_of,
     turns,
 )
+from ipu_dynamo.passes.levels import Level, Partitioned
 
 aten = torch.ops.aten
 # Elements of an accumulator, from which a pass over its memory takes longer than calling one more
@@ -155,11 +157,20 @@ def _add(graph: fx.Graph, total: fx.Node, term: Term, *, origin: fx.Node) -> Non
         call(graph, aten.add_.Tensor, total, term.node, origin=origin)
 
 
-def accumulate_products(gm: fx.GraphModule) -> bool:
-    """The pass, on the graph of a part, after `partition`."""
-    found = plan(gm.graph)
-    for one in found:
-        apply(gm.graph, one)
-    if found:
-        gm.recompile()
-    return bool(found)
+@dataclass(frozen=True)
+class AccumulateMatmuls:
+    """The pass."""
+
+    name: ClassVar[str] = "AccumulateMatmuls"
+    level: ClassVar[Level] = "parts"
+
+    def __call__(self, partitioned: Partitioned) -> bool:
+        changed = False
+        for part in partitioned.parts:
+            accumulations = plan(part.graph.graph)
+            for one in accumulations:
+                apply(part.graph.graph, one)
+            if accumulations:
+                part.graph.recompile()
+                changed = True
+        return changed

@@ -11,6 +11,7 @@ Source   the loop of `serialize_loss`; the sweep is our own.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 from torch import fx
 
@@ -21,6 +22,7 @@ from ipu_dynamo.ops.serialized_loss import (
     serialized_loss_step_,
 )
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.levels import Level, Partitioned
 
 CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
 _ROWS = 128  # of a block at least: products with fewer wait for the weight to come from memory
@@ -126,8 +128,20 @@ def apply(graph: fx.Graph, one: Sweep) -> None:
         graph.erase_node(of_x)
 
 
-def one_sweep(gm: fx.GraphModule) -> bool:
-    """The pass, on the graph of a part, after `accumulate_in_loop`."""
+@dataclass(frozen=True)
+class FuseLoss:
+    """The pass."""
+
+    name: ClassVar[str] = "FuseLoss"
+    level: ClassVar[Level] = "parts"
+
+    def __call__(self, partitioned: Partitioned) -> bool:
+        changed = [_fuse(part.graph) for part in partitioned.parts]
+        return any(changed)
+
+
+def _fuse(gm: fx.GraphModule) -> bool:
+    """Fuse the losses of a part's graph, one after the other; say whether there were any."""
     changed = False
     while (one := plan(gm.graph)) is not None:
         apply(gm.graph, one)

@@ -6,16 +6,37 @@ Keeps    operators, shapes, layouts, source lines. A copy to another device stay
 Source   PyTorch: an operator's tensors, and those it makes, are on one device.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of, pytree
+from ipu_dynamo.options.devices import devices_of_ipus
+from ipu_dynamo.passes.levels import Level, Partitioned
 
 
-def retarget(graph: fx.Graph, device: torch.device) -> bool:
-    """The pass, on one part's graph; returns whether anything changed."""
+@dataclass(frozen=True)
+class SetStageDevice:
+    """The pass. `devices`: one for all IPUs, or one for each."""
+
+    name: ClassVar[str] = "SetStageDevice"
+    level: ClassVar[Level] = "parts"
+    needed: ClassVar[str] = "stages would make tensors on another device than their IPU's"
+
+    devices: tuple[torch.device, ...]
+
+    def __call__(self, partitioned: Partitioned) -> bool:
+        if not self.devices:
+            return False
+        of_ipus = devices_of_ipus(self.devices, max(partitioned.capture.ipus.values()) + 1)
+        changed = [set_device(part.graph, of_ipus[part.ipu]) for part in partitioned.parts]
+        return any(changed)
+
+
+def set_device(gm: fx.GraphModule, device: torch.device) -> bool:
+    """Make a part's graph one for `device`; say whether anything changed."""
     changed = False
 
     def here(value: Any) -> Any:
@@ -31,8 +52,10 @@ def retarget(graph: fx.Graph, device: torch.device) -> bool:
                 )
         return value
 
-    for node in graph.nodes:
+    for node in gm.graph.nodes:
         node.args = pytree.tree_map_only(torch.device, here, node.args)
         node.kwargs = pytree.tree_map_only(torch.device, here, node.kwargs)
         node.meta["val"] = pytree.tree_map_only(Tensor, here, node.meta["val"])
+    if changed:
+        gm.recompile()
     return changed

@@ -7,10 +7,13 @@ Source   PopTorch user guide, "Annotation tools": a gradient runs where its forw
 """
 
 import operator
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.passes.levels import Level
 
 
 def slot(stage: int, backward: bool, stages: int, *, joined: bool = True) -> int:
@@ -50,16 +53,23 @@ def plan(capture: Capture) -> dict[fx.Node, int]:
     return slots
 
 
-def place_gradients(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class AssignGradientStages:
     """The pass."""
-    stages = max(capture.ipus) + 1
-    changed = False
-    for node, index in plan(capture).items():
-        stage = stage_of_slot(index, stages, joined=capture.joined)
-        # In a joined slot both directions are possible, elsewhere the slot tells.
-        both = capture.joined and index == stages - 1
-        backward = node.meta[BACKWARD] if both else index >= stages
-        if (node.meta.get(STAGE), node.meta[BACKWARD]) != (stage, backward):
-            node.meta[STAGE], node.meta[BACKWARD] = stage, backward
-            changed = True
-    return changed
+
+    name: ClassVar[str] = "AssignGradientStages"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "every operator has to have a stage"
+
+    def __call__(self, capture: Capture) -> bool:
+        stages = max(capture.ipus) + 1
+        changed = False
+        for node, index in plan(capture).items():
+            stage = stage_of_slot(index, stages, joined=capture.joined)
+            # In a joined slot both directions are possible, elsewhere the slot tells.
+            both = capture.joined and index == stages - 1
+            backward = node.meta[BACKWARD] if both else index >= stages
+            if (node.meta.get(STAGE), node.meta[BACKWARD]) != (stage, backward):
+                node.meta[STAGE], node.meta[BACKWARD] = stage, backward
+                changed = True
+        return changed

@@ -5,12 +5,14 @@ After    %r: i32[m,n] = mix(index + key + number of the operator);  %mask = %r >
 Keeps    shapes, dtypes, source lines, distributions. The values are a function of the seed, the
          call, the micro-batch, the replica, the operator's position in the whole graph and the
          element: placement, schedule, engine and recomputation change no bit.
+Source   Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): numbers of a counter.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import log1p, pi
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -19,6 +21,7 @@ from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.joint.counter_distributions import Drawing
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 
@@ -225,27 +228,34 @@ def draws(node: fx.Node) -> bool:
     return bool(given != 0.0)
 
 
-def random_streams(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class CounterRandom:
     """The pass."""
-    nodes = plan(capture.graph.graph)
-    if not nodes:
-        return False
-    key = key_input(capture)
-    graph = capture.graph.graph
-    for number, node in enumerate(nodes):
-        draw = _DRAW.get(node.target)
-        if draw is None:
-            raise CompileError(
-                f"the random operator {node.target} has no counter-based form",
-                node=node,
-                hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
-            )
-        with graph.inserting_before(node):
-            results = draw(Drawing(graph, key, node, number))
-        _replace(graph, node, results)
-    graph.eliminate_dead_code()
-    capture.graph.recompile()
-    return True
+
+    name: ClassVar[str] = "CounterRandom"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "stages, workers and recomputation would draw other numbers"
+
+    def __call__(self, capture: Capture) -> bool:
+        nodes = plan(capture.graph.graph)
+        if not nodes:
+            return False
+        key = key_input(capture)
+        graph = capture.graph.graph
+        for number, node in enumerate(nodes):
+            draw = _DRAW.get(node.target)
+            if draw is None:
+                raise CompileError(
+                    f"the random operator {node.target} has no counter-based form",
+                    node=node,
+                    hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
+                )
+            with graph.inserting_before(node):
+                results = draw(Drawing(graph, key, node, number))
+            _replace(graph, node, results)
+        graph.eliminate_dead_code()
+        capture.graph.recompile()
+        return True
 
 
 def key_input(capture: Capture) -> fx.Node:

@@ -9,7 +9,7 @@ Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloating
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +19,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.float_check import Kind, check
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _DIVISIONS = {
@@ -79,6 +80,9 @@ def plan(graph: fx.Graph) -> list[_Check]:
 @dataclass(frozen=True)
 class FloatingPointExceptions:
     """The pass. `enabled`: whether to check at all."""
+
+    name: ClassVar[str] = "FloatingPointExceptions"
+    level: ClassVar[Level] = "joint"
 
     enabled: bool
 

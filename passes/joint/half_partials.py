@@ -10,7 +10,7 @@ Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsTyp
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 
@@ -32,6 +33,9 @@ class HalfPartials:
         matmuls, convolutions: which products are meant; a convolution in a group may have
             partials of its own.
     """
+
+    name: ClassVar[str] = "HalfPartials"
+    level: ClassVar[Level] = "joint"
 
     chunk: int
     matmuls: bool

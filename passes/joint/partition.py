@@ -9,7 +9,7 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backwar
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import fx
@@ -25,55 +25,11 @@ from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
+from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.program import RECOMPUTED, Direction
 
 aten = torch.ops.aten
 Accumulation = Literal["store", "sum", "running"]
-
-
-@dataclass
-class Part:
-    """The work of one stage in one direction.
-
-    Args:
-        inputs: names of placeholders and of values that earlier parts made, in calling order.
-        outputs: names of the values that `graph` returns.
-        gradients: parameters whose gradient it writes to an accumulator, which is an input too.
-        counter: the accumulator that counts elements of gradients, an input too, if there is one.
-        phase: when it runs, in a phased strategy.
-        name: of its function, if that is not made of direction and stage.
-    """
-
-    stage: int
-    direction: Direction
-    ipu: int
-    graph: fx.GraphModule
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    gradients: tuple[str, ...] = ()
-    counter: str | None = None
-    phase: int | None = None
-    name: str = ""
-
-    @property
-    def function_name(self) -> str:
-        """What to call its function."""
-        prefix = "step" if self.direction == "forward_backward" else self.direction
-        return self.name or f"{prefix}{self.stage}"
-
-
-@dataclass(frozen=True)
-class Partitioned:
-    """The parts, and where the values of the whole graph's outputs come from.
-
-    Args:
-        returned: for each `value` output of the capture, the name of its value.
-        changed: for each input that the model changes in place, the name of its new value.
-    """
-
-    parts: tuple[Part, ...]
-    returned: tuple[str, ...]
-    changed: dict[str, str]
 
 
 def accumulator(parameter: str) -> str:
@@ -255,6 +211,10 @@ class Partition:
             for one micro-batch per step), add to it, or keep the mean so far (`running`).
     """
 
+    name: ClassVar[str] = "Partition"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "a program is written from the graphs of its stages"
+
     accumulation: Accumulation
 
     def __call__(self, capture: Capture) -> Partitioned:
@@ -284,7 +244,7 @@ class Partition:
             for index, draft in sorted(cutter.drafts.items())
             if draft.copies or draft.outputs
         ]
-        return Partitioned(tuple(parts), tuple(returned), changed)
+        return Partitioned(tuple(parts), tuple(returned), changed, capture)
 
 
 def _rename_values(capture: Capture) -> None:

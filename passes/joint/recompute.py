@@ -13,7 +13,7 @@ Source   PopTorch user guide, "poptorch.recomputationCheckpoint" and pipelined e
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import fx
 
@@ -23,6 +23,7 @@ from ipu_dynamo.ops.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.graph.liveness import Again, peak_bytes
 from ipu_dynamo.passes.joint.minimum_cut import most, repeatable
 from ipu_dynamo.passes.joint.recompute_cuts import evenly, forward_of, narrow_places
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import RECOMPUTED
 
 Mode = Literal["off", "stages", "all"]
@@ -90,6 +91,9 @@ class Recompute:
             the model marks none, from where few values cross; in the last stage keep what does not
             raise that peak.
     """
+
+    name: ClassVar[str] = "Recompute"
+    level: ClassVar[Level] = "joint"
 
     mode: Mode = "off"
     budget: int | None = None

@@ -6,12 +6,14 @@ Keeps    the graph; eager results, bit for bit. Inductor would compute with the 
 Source   PyTorch 2.13: these kernels convert their scalar to the tensor's type before they compute.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -39,14 +41,20 @@ def plan(graph: fx.Graph) -> dict[fx.Node, tuple[Any, ...]]:
     return changes
 
 
-def round_scalars(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class RoundScalars:
     """The pass."""
-    changes = plan(capture.graph.graph)
-    for node, arguments in changes.items():
-        node.args = arguments
-    if changes:
-        capture.graph.recompile()
-    return bool(changes)
+
+    name: ClassVar[str] = "RoundScalars"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        changes = plan(capture.graph.graph)
+        for node, arguments in changes.items():
+            node.args = arguments
+        if changes:
+            capture.graph.recompile()
+        return bool(changes)
 
 
 def _rounded(argument: Any, dtype: torch.dtype) -> Any:

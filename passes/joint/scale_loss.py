@@ -10,6 +10,7 @@ Source   PopTorch user guide, "poptorch.options._TrainingOptions.setAutomaticLos
 
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -29,6 +30,7 @@ from ipu_dynamo.options import AutomaticLossScaling
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.upcast_half_matmuls import PRODUCTS
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 LARGEST_HALF = 65504.0
@@ -55,16 +57,21 @@ class ScaleLoss:
         automatic: what to count for the next loss scale; None: nothing.
     """
 
+    name: ClassVar[str] = "ScaleLoss"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "the factor on the loss would not be in force"
+
     variable: bool
     start: float
     automatic: AutomaticLossScaling | None = None
 
     def __call__(self, capture: Capture) -> bool:
         graph = capture.graph.graph
-        begins = [node for node in graph.nodes if node.meta.pop(START, False)]
+        begins = [node for node in graph.nodes if node.meta.get(START, False)]
         if not (self.variable and begins):
             return False
         (begin,) = begins
+        del begin.meta[START]
         watched = 0
         if self.automatic is not None:
             watched = _count(capture, plan(graph, begin, self.automatic), self.automatic.edge)

@@ -10,12 +10,15 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member, member
 from ipu_dynamo.program import GROUP
 
@@ -86,11 +89,17 @@ def _check(node: fx.Node, first: fx.Node, *, depends: bool) -> None:
         )
 
 
-def group_convolutions(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class ScheduleConvolutionGroups:
     """The pass."""
-    groups = plan(capture.graph.graph)
-    for group in groups:
-        apply(group)
-    if groups:
-        capture.graph.recompile()
-    return bool(groups)
+
+    name: ClassVar[str] = "ScheduleConvolutionGroups"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        groups = plan(capture.graph.graph)
+        for group in groups:
+            apply(group)
+        if groups:
+            capture.graph.recompile()
+        return bool(groups)

@@ -13,6 +13,7 @@ Source   PopTorch user guide, "poptorch.serializedMatMul"; the loop is our own.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -23,6 +24,7 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss, serialized_loss_back
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.host.fuse_loss import CUTS_ROWS
 from ipu_dynamo.passes.joint.serialize_matmul import split_size
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -148,13 +150,19 @@ def apply(graph: fx.Graph, head: Head) -> None:
                 replace(gradient, new)
 
 
-def serialize_loss(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class SerializeLoss:
     """The pass."""
-    graph = capture.graph.graph
-    heads = plan(graph)
-    for head in heads:
-        apply(graph, head)
-    if heads:
-        graph.eliminate_dead_code()
-        capture.graph.recompile()
-    return bool(heads)
+
+    name: ClassVar[str] = "SerializeLoss"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        heads = plan(graph)
+        for head in heads:
+            apply(graph, head)
+        if heads:
+            graph.eliminate_dead_code()
+            capture.graph.recompile()
+        return bool(heads)

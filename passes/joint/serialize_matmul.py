@@ -9,7 +9,7 @@ Source   PopTorch user guide, "poptorch.serializedMatMul".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.ops.serialized import serialized_matmul_op
 from ipu_dynamo.passes.graph.builder import call, replace
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -122,10 +123,16 @@ def _joined(
     return call(graph, aten.cat.default, list(products), dim, origin=origin)
 
 
-def serialize_matmul(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class SerializeMatmul:
     """The pass."""
-    splits = plan(capture.graph.graph)
-    for split in splits:
-        apply(capture.graph.graph, split)
-    capture.graph.recompile()
-    return bool(splits)
+
+    name: ClassVar[str] = "SerializeMatmul"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        splits = plan(capture.graph.graph)
+        for split in splits:
+            apply(capture.graph.graph, split)
+        capture.graph.recompile()
+        return bool(splits)

@@ -12,6 +12,7 @@ Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochast
 
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -23,6 +24,7 @@ from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.counter_distributions import Drawing
 from ipu_dynamo.passes.joint.counter_random import key_input
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _ROUNDED = "ipu.rounded"  # key of the meta of conversions that round nothing any more
@@ -57,6 +59,9 @@ _COPIES = frozenset(  # give elements that they were given, perhaps with another
 @dataclass(frozen=True)
 class StochasticRounding:
     """The pass. `enabled`: whether to do it at all."""
+
+    name: ClassVar[str] = "StochasticRounding"
+    level: ClassVar[Level] = "joint"
 
     enabled: bool
 

@@ -9,11 +9,15 @@ Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies ha
          tenth of the speed of float32, in the shapes of the backward pass at a thirtieth.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 PRODUCTS = frozenset(
@@ -42,12 +46,18 @@ def plan(graph: fx.Graph) -> list[fx.Node]:
     ]
 
 
-def float_products(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class UpcastHalfMatmuls:
     """The pass."""
-    products = plan(capture.graph.graph)
-    rewrite = InFloat.of(capture)
-    for product in products:
-        rewrite.rewrite(product)
-    if products:
-        capture.graph.recompile()
-    return bool(products)
+
+    name: ClassVar[str] = "UpcastHalfMatmuls"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        products = plan(capture.graph.graph)
+        rewrite = InFloat.of(capture)
+        for product in products:
+            rewrite.rewrite(product)
+        if products:
+            capture.graph.recompile()
+        return bool(products)

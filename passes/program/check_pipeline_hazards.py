@@ -7,9 +7,28 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": stages work on diff
          at once; results are those of one micro-batch after the other.
 """
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.joint.partition import Partitioned, accumulator
+from ipu_dynamo.passes.joint.partition import accumulator
+from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.program import written_inputs
+
+
+@dataclass(frozen=True)
+class CheckPipelineHazards:
+    """The pass, where micro-batches overlap."""
+
+    name: ClassVar[str] = "CheckPipelineHazards"
+    level: ClassVar[Level] = "parts"
+    needed: ClassVar[str] = "a stage would read what another micro-batch has changed"
+
+    def __call__(self, partitioned: Partitioned) -> bool:
+        capture = partitioned.capture
+        if len(set(capture.ipus.values())) > 1 and not capture.alone:
+            refuse_stale_reads(partitioned)
+        return False
 
 
 def refuse_stale_reads(partitioned: Partitioned) -> None:

@@ -15,7 +15,8 @@ from torch import fx
 
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.joint.partition import Draft, Part, accumulator
+from ipu_dynamo.passes.joint.partition import Draft, accumulator
+from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.program import graph_outputs
 
 

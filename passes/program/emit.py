@@ -10,14 +10,14 @@ Source   PopTorch user guide, "Parallel execution strategies". `emit_update` wri
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import ClassVar
 
 import torch
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.partition import Part, Partitioned
-from ipu_dynamo.passes.program.check_pipeline_hazards import refuse_stale_reads
+from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.emit_streams import inputs, outputs
 from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup
@@ -254,14 +254,26 @@ class _Emitter:
         return locate_variables(found, options.locations, changed, options.replicas)
 
 
-def emit(
-    capture: Capture, partitioned: Partitioned, options: Options, groups: Sequence[UpdateGroup] = ()
-) -> Program:
+@dataclass(frozen=True)
+class Emit:
     """The pass. `groups` are the optimiser's, empty for inference."""
+
+    name: ClassVar[str] = "Emit"
+    level: ClassVar[Level] = "parts"
+    needed: ClassVar[str] = "it writes the program"
+
+    options: Options
+    groups: Sequence[UpdateGroup] = ()
+
+    def __call__(self, partitioned: Partitioned) -> Program:
+        return emit(partitioned, self.options, self.groups)
+
+
+def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGroup] = ()) -> Program:
+    """Write the program of `partitioned`."""
+    capture = partitioned.capture
     emitter = _Emitter(capture, partitioned, options, groups)
     order = _order(capture, options)
-    if order != "sequential":
-        refuse_stale_reads(partitioned)
     emitter.call_parts()
     located = emitter.located
     micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, located))

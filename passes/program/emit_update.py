@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.partition import Part, accumulator
+from ipu_dynamo.passes.joint.partition import accumulator
+from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (

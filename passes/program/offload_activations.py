@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ipu_dynamo.options import Liveness, Location
-from ipu_dynamo.passes.joint.partition import Part
+from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.program import TensorType
 
 

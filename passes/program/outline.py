@@ -16,15 +16,17 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 from operator import getitem
+from typing import ClassVar
 
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
+from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.joint.counter_distributions import STREAM
-from ipu_dynamo.passes.joint.partition import Part, Partitioned
+from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
 from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
 from ipu_dynamo.passes.program.repeats import LEAST, Run, find_runs
@@ -109,16 +111,16 @@ def _narrowest(operators: Sequence[fx.Node], run: Run) -> int:
 
 def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     """A part cut at its blocks, of which there are three or more equal ones; else the part."""
+    if not plan(part.graph.graph, worth):
+        return [part]
+    original, part = part, _copied(part)  # what follows may find no equal blocks after all
     found = plan(part.graph.graph, worth)
     kept = shift_streams(part.graph.graph, [blocks.starts for blocks in found])
-    part.graph.recompile()
     operators = [n for n in part.graph.graph.nodes if n.op not in ("placeholder", "output")]
     position = {node: index for index, node in enumerate(operators)}
     places = [[position.get(n, len(operators)) for n in blocks.starts] for blocks in found]
     stretches = {start for starts in places for start in starts[:-1]}
     starts = sorted({0, *(start for starts in places for start in starts)} - {len(operators)})
-    if not stretches:
-        return [part]
     pieces = cut_part(part, starts, taken, kept)
     keys = {
         start: structural_key(piece.graph)
@@ -131,13 +133,21 @@ def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     cuts = sorted({0} | blocks | ends)
     if cuts != starts:
         pieces = cut_part(part, cuts, taken, kept)
+    if not blocks:
+        return [original]
     return _named(part, pieces, [start in blocks for start in cuts])
+
+
+def _copied(part: Part) -> Part:
+    """A part whose graph can be rewritten."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    result = graph.output(graph.graph_copy(part.graph.graph, copies))
+    result.meta = dict(part.graph.graph.output_node().meta)
+    return replace(part, graph=module_of(graph, part.graph))
 
 
 def _named(part: Part, pieces: Sequence[Part], blocks: Sequence[bool]) -> list[Part]:
     """The pieces with names for their functions."""
-    if not any(blocks):
-        return [part]
     named = []
     rests = 0
     for piece, block in zip(pieces, blocks, strict=True):
@@ -166,6 +176,9 @@ class Outline:
             True makes all blocks of which there are three; False makes none.
     """
 
+    name: ClassVar[str] = "Outline"
+    level: ClassVar[Level] = "parts"
+
     mode: Outlining = "auto"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
@@ -178,4 +191,6 @@ class Outline:
             pieces = outline_part(part, worth, taken)
             taken.update(name for piece in pieces for name in piece.outputs)
             parts += pieces
+        if len(parts) == len(partitioned.parts):
+            return partitioned
         return replace(partitioned, parts=tuple(parts))

@@ -8,19 +8,29 @@ Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 """
 
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.joint.partition import Draft, Part, Partitioned, accumulator, repeated
+from ipu_dynamo.passes.joint.partition import Draft, accumulator, repeated
+from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.program import Direction, written_by, written_inputs
 
 
-def split_weight_gradients(partitioned: Partitioned) -> Partitioned:
-    """Put the weight gradients of every part that others wait for into parts of their own."""
-    parts = [piece for part in partitioned.parts for piece in _split(part)]
-    return replace(partitioned, parts=tuple(parts))
+@dataclass(frozen=True)
+class SplitWeightGradients:
+    """The pass, for a zero-bubble schedule."""
+
+    name: ClassVar[str] = "SplitWeightGradients"
+    level: ClassVar[Level] = "parts"
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        parts = [piece for part in partitioned.parts for piece in _split(part)]
+        if len(parts) == len(partitioned.parts):
+            return partitioned
+        return replace(partitioned, parts=tuple(parts))
 
 
 def _split(part: Part) -> list[Part]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import ClassVar
 
 from torch import Tensor, fx
 
@@ -19,6 +20,7 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.placement import check_size, computes
 
 _SLACK = 1.01  # a cut this much slower than the best is taken where it sends less
@@ -104,6 +106,9 @@ class AutoPartition:
         micro_batches: that run per update (training) or per call (inference).
         again: stages but the last compute their forward pass again.
     """
+
+    name: ClassVar[str] = "AutoPartition"
+    level: ClassVar[Level] = "traced"
 
     strategy: Strategy
     micro_batches: int

@@ -7,15 +7,15 @@ Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import BACKWARD, START, Capture, OutputRole, Placeholder
-from ipu_dynamo.capture.checks import call_checks
-from ipu_dynamo.capture.idle_dropout import remove_idle_dropout
+from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder, unused
 from ipu_dynamo.capture.private.tracing import (
+    BackwardTokenAOTInput,
+    ForwardTokenAOTInput,
     ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -25,14 +25,10 @@ from ipu_dynamo.capture.private.tracing import (
     export_joint,
     fake_mode_of,
 )
-from ipu_dynamo.capture.unsupported import refuse_graphs_in_graphs, refuse_sparse
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.markers import recomputation_checkpoint_op
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.joint.annotate_stages import read_stages, write_stages
-
-aten = torch.ops.aten
+from ipu_dynamo.passes.aot.read_stages import is_backward
+from ipu_dynamo.passes.levels import Level
 
 
 class _Replay(nn.Module):
@@ -56,79 +52,31 @@ class _Replay(nn.Module):
 
 @dataclass(frozen=True)
 class Differentiate:
-    """The pass. `start` is the gradient that the backward pass begins with."""
+    """The pass. Its graph has an input for the gradient of the loss, the `tangent`."""
 
-    start: float = 1.0
+    name: ClassVar[str] = "Differentiate"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "a program is made of the functional graph"
 
     def __call__(self, capture: Capture) -> bool:
-        if any(BACKWARD in node.meta for node in capture.graph.graph.nodes):
+        if capture.level == "joint":
             return False
         names = [p.name for p in capture.placeholders]
         if capture.training:
-            assert capture.loss is not None, "the identity_loss pass runs before differentiate"
+            assert capture.loss is not None, "IdentityLoss runs before Differentiate"
             _check_loss(capture, capture.loss)
-            capture.loss = _as_number(capture.graph.graph, capture.loss)
             capture.set_returned(
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
-        refuse_graphs_in_graphs(capture.graph.graph)
-        remove_idle_dropout(capture.graph)
-        write_stages(capture.graph.graph)
-        joint = _export(capture)
-        for token in call_checks(joint.graph):
-            joint.graph.erase_node(token)
-        refuse_sparse(joint.graph)
-        _describe(capture, joint, names)
-        capture.loss = None
-        _remove_detach(joint.graph)
-        _start_backward(capture, self.start)
-        _remove_idle_marks(joint.graph)
-        joint.graph.eliminate_dead_code(_has_effects)
-        for node in joint.graph.nodes:
+        _describe(capture, _export(capture), names)
+        capture.loss, capture.level = None, "joint"
+        for node in capture.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
-        _trace_repeated_views(joint.graph)
-        read_stages(capture)
-        joint.recompile()
+            if node.op not in ("placeholder", "output"):
+                node.meta[BACKWARD] = is_backward(node)
+        capture.graph.recompile()
         return True
-
-
-def _trace_repeated_views(graph: fx.Graph) -> None:
-    """Give views of tensors that were changed in place the source line of the change: PyTorch
-    makes them again behind it, with none."""
-    for node in graph.nodes:
-        if node.op == "call_function" and not node.meta.get("stack_trace"):
-            lines = (source.meta.get("stack_trace") for source in node.all_input_nodes)
-            if line := next(filter(None, lines), None):
-                node.meta["stack_trace"] = line
-
-
-def _as_number(graph: fx.Graph, loss: fx.Node) -> fx.Node:
-    """The sum of the loss: to differentiate it is to differentiate every element."""
-    if loss.meta["val"].dim() == 0:
-        return loss
-    with graph.inserting_before(graph.output_node()):
-        return call(graph, aten.sum.default, loss, origin=loss)
-
-
-def _remove_idle_marks(graph: fx.Graph) -> None:
-    """Remove marks for recomputation from values that nothing else needs. They would stay, and what
-    draws random numbers for them would count, so that a mark changed the numbers of others."""
-    marks = graph.find_nodes(op="call_function", target=recomputation_checkpoint_op)
-    needed = set(filter(_has_effects, graph.nodes)).difference(marks)
-    found = [*needed, graph.output_node()]
-    while found:
-        sources = set(found.pop().all_input_nodes) - needed
-        needed |= sources
-        found += sources
-    for mark in marks:
-        if mark.args[0] not in needed:
-            graph.erase_node(mark)
-
-
-def _has_effects(node: fx.Node) -> bool:
-    """Whether a node stays though nobody reads it; one that only draws random numbers goes."""
-    return node.is_impure(impure_random=False)
 
 
 def _check_loss(capture: Capture, loss: fx.Node) -> None:
@@ -180,7 +128,9 @@ def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None
         if isinstance(source, PlainAOTInput):
             placeholders.append(roles[names[source.idx]])
         elif isinstance(source, TangentAOTInput):
-            placeholders.append(Placeholder("tangent", "tangent"))
+            placeholders.append(Placeholder(unused("tangent", capture.placeholders), "tangent"))
+        elif isinstance(source, ForwardTokenAOTInput | BackwardTokenAOTInput):
+            placeholders.append(Placeholder("token", "token"))
         else:
             raise CompileError(f"an input of kind {source!r} has no meaning here", node=node)
     (result,) = joint.graph.find_nodes(op="output")
@@ -260,33 +210,3 @@ def _refuse_shared_memory(role: OutputRole, capture: Capture, value: fx.Node) ->
                 node=value,
                 hint="register one of them, and take the other from it as a view in forward",
             )
-
-
-def _remove_detach(graph: fx.Graph) -> None:
-    """Remove `aten.detach`: without autograd it is its input."""
-    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-
-
-def _start_backward(capture: Capture, start: float) -> None:
-    """Replace the tangent of the loss, the only one, by a constant."""
-    graph = capture.graph.graph
-    for node, role in capture.roles().items():
-        if role.kind != "tangent":
-            continue
-        value = node.meta["val"]
-        first = next(n for n in graph.nodes if n.op not in ("placeholder",))
-        with graph.inserting_before(first):
-            begin = graph.call_function(
-                aten.full.default,
-                (list(value.shape), start),
-                {"dtype": value.dtype, "device": value.device},
-            )
-        begin.meta = {"val": value, "partitioner_tag": "is_backward", START: True}
-        user = next(iter(node.users), None)
-        if user is not None:
-            begin.meta |= {k: user.meta[k] for k in ("custom", "stack_trace") if k in user.meta}
-        node.replace_all_uses_with(begin)
-        graph.erase_node(node)
-    capture.placeholders = tuple(p for p in capture.placeholders if p.kind != "tangent")

@@ -7,6 +7,7 @@ Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these tor
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -15,6 +16,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.markers import identity_loss_op
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 LOSSES = frozenset(
@@ -55,6 +57,10 @@ def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
 @dataclass(frozen=True)
 class IdentityLoss:
     """The pass. `output` names the returned tensor to minimise; None: the marked value."""
+
+    name: ClassVar[str] = "IdentityLoss"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "training has to know what it minimises"
 
     output: int | None = None
 

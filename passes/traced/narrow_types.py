@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -23,6 +23,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.narrowing import NARROW
 from ipu_dynamo.passes.graph.builder import call, evaluate
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 
@@ -108,8 +109,11 @@ class _Narrowing:
 
 
 @dataclass(frozen=True)
-class Precision:
+class NarrowTypes:
     """The pass. `narrow`: whether to carry types as PopTorch did; otherwise nothing is done."""
+
+    name: ClassVar[str] = "NarrowTypes"
+    level: ClassVar[Level] = "traced"
 
     narrow: bool
 

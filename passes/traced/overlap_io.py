@@ -7,7 +7,7 @@ Source   PopTorch user guide, "Overlapping host IO".
 """
 
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import fx
 
@@ -15,6 +15,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Overlap
 
 
@@ -81,6 +82,10 @@ class Mark:
 @dataclass(frozen=True)
 class OverlapIO:
     """The pass."""
+
+    name: ClassVar[str] = "OverlapIO"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "its markers compute nothing that a stage could run"
 
     options: Options
 

@@ -8,6 +8,7 @@ Source   PopTorch user guide, "Annotation tools" and "Parallel execution strateg
 
 from dataclasses import dataclass
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -16,6 +17,7 @@ from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block, end_block
 from ipu_dynamo.options import Strategy
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.block_places import Blocks
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
@@ -135,21 +137,32 @@ def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """The pass. `micro_batches` run per update (training) or per call (inference)."""
+    """The pass.
+
+    Args:
+        micro_batches: that run per update (training) or per call (inference). None: the graph is
+            one of Dynamo's; what it becomes is checked when it is split.
+    """
+
+    name: ClassVar[str] = "Placement"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "every operator has to have a stage, and block markers compute nothing"
 
     strategy: Strategy
-    micro_batches: int
+    micro_batches: int | None
 
     def __call__(self, capture: Capture) -> bool:
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
         placed = plan(capture.graph.graph, self.strategy)
-        if self.strategy.kind == "pipelined":
+        if self.strategy.kind == "pipelined" and self.micro_batches is not None:
             num_ipus = max(placed.ipus.values()) + 1
             check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
         apply(capture, placed, self.strategy)
-        if self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu:
+        one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
+        if one_ipu and self.micro_batches is not None:
             _check_weights(capture)
+        capture.graph.recompile()
         return True
 
 

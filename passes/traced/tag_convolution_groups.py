@@ -10,6 +10,7 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -17,6 +18,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
@@ -121,16 +123,23 @@ def plan(graph: fx.Graph) -> list[_Group]:
     return groups
 
 
-def mark_convolutions(capture: Capture) -> bool:
+@dataclass(frozen=True)
+class TagConvolutionGroups:
     """The pass."""
-    graph = capture.graph.graph
-    groups = plan(graph)
-    for number, group in enumerate(groups):
-        for node, place in group.members(number):
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), _KEY: place}
-    for node in list(graph.nodes):
-        if node.target in (begin_convolutions, end_convolutions):
-            graph.erase_node(node)
-    if groups:
-        capture.graph.recompile()
-    return bool(groups)
+
+    name: ClassVar[str] = "TagConvolutionGroups"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "its markers compute nothing that a stage could run"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        groups = plan(graph)
+        for number, group in enumerate(groups):
+            for node, place in group.members(number):
+                node.meta["custom"] = {**(node.meta.get("custom") or {}), _KEY: place}
+        for node in list(graph.nodes):
+            if node.target in (begin_convolutions, end_convolutions):
+                graph.erase_node(node)
+        if groups:
+            capture.graph.recompile()
+        return bool(groups)

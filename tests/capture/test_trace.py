@@ -11,12 +11,15 @@ from torch import nn
 from ipu_dynamo import compile_inference
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.traced.lift_constants import LiftConstants
 
 aten = torch.ops.aten
 
 
 def traced(model, *args, training=False, **kwargs):
-    return trace(model, read_arguments(model, args, kwargs), training=training)
+    capture = trace(model, read_arguments(model, args, kwargs), training=training)
+    LiftConstants()(capture)
+    return capture
 
 
 def targets(capture):

@@ -13,7 +13,7 @@ import poptorch
 from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.options import Location, Locations, OptionError, StageSpec, Strategy
-from ipu_dynamo.passes.host.set_stage_device import retarget
+from ipu_dynamo.passes.host.set_stage_device import set_device
 from ipu_dynamo.program import Copy, Load, Receive, TensorType
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
 from ipu_dynamo.program.schedule.sections import sections
@@ -142,7 +142,7 @@ def test_a_training_stage_is_moved_as_a_whole():
     for function in step.program.functions:
         graph = copy.deepcopy(function.graph)
         before = str(graph.graph)
-        assert retarget(graph.graph, device)
+        assert set_device(graph, device)
         graph.graph.lint()
         assert str(graph.graph) == before.replace("device: cpu", "device: cuda:1")
         for old, new in zip(function.graph.graph.nodes, graph.graph.nodes, strict=True):
@@ -152,7 +152,7 @@ def test_a_training_stage_is_moved_as_a_whole():
                 assert TensorType.of(value) == TensorType.of(old.meta["val"])
                 assert value.stride() == old.meta["val"].stride()
             assert new.meta.get("stack_trace") == old.meta.get("stack_trace")
-        assert not retarget(graph.graph, device)
+        assert not set_device(graph, device)
 
 
 @pytest.mark.usefixtures("two_cuda_devices")

@@ -1,14 +1,36 @@
-"""Check the order of the passes, what they leave between each other, and what they dump."""
+"""Check that every step of both front ends is on the page, and runs under the manager."""
+
+import inspect
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
+import ipu_dynamo
+from ipu_dynamo import (
+    BeginBlock,
+    CompileError,
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+)
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.passes.pipeline import DUMP, lower, pipeline
-from ipu_dynamo.passes.traced.differentiate import Differentiate
+from ipu_dynamo.options import OptionError
+from ipu_dynamo.passes import pipeline
+from ipu_dynamo.passes.dump import DUMP, text_of
+from ipu_dynamo.passes.levels import Partitioned, level_of
+from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
+from ipu_dynamo.passes.pipeline import all_passes, lower, whole_step
+
+STEPS = all_passes()
+NAMES = [step.name for step in STEPS]
+LEVELS = ("traced", "joint", "parts", "program")
+# Those that only some options bring in are tested where these are.
+CLEAN = "CopySourceLines"  # from here on every operator has a line again
+OPTIONAL = {"AutoPartition", "SplitWeightGradients", "CheckPipelineHazards"}
 
 
 class Net(nn.Module):
@@ -28,116 +50,325 @@ def captured(model, *, training=True):
     return trace(model, read_arguments(model, batch(), {}), training=training)
 
 
-def names(passes):
-    return [getattr(one, "__name__", type(one).__name__) for one in passes]
+def trained(options=None):
+    torch.manual_seed(0)
+    model = Net()
+    chosen = {"engine": "eager", "seed": 1, **(options or {})}
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), chosen)
+    step(*batch())
+    return step
 
 
-def test_order_of_the_passes():
-    assert names(pipeline(Options(), training=True)) == [
-        "OverlapIO",
-        "mark_convolutions",
-        "Placement",
-        "IdentityLoss",
-        "Precision",
-        "Differentiate",
-        "serialize_loss",
-        "serialize_matmul",
-        "round_scalars",
-        "random_streams",
-        "place_gradients",
-        "ScaleLoss",
-        "group_convolutions",
-        "HalfPartials",
-        "float_products",
-        "StochasticRounding",
-        "Recompute",
-        "FloatingPointExceptions",
+def through_dynamo(options=None):
+    torch._dynamo.reset()
+    model = Net()
+    compiled = torch.compile(model, backend="ipu", options={"engine": "eager", **(options or {})})
+    compiled(*batch()).backward()
+    return model
+
+
+@pytest.fixture
+def dumped(tmp_path, monkeypatch):
+    """The names of all passes that were dumped, by graph."""
+    monkeypatch.setenv(DUMP, str(tmp_path / "new" / "folder"))
+
+    def names():
+        folders = sorted((tmp_path / "new" / "folder").iterdir())
+        return {
+            folder.name: [file.stem.partition("_")[2] for file in sorted(folder.iterdir())]
+            for folder in folders
+        }
+
+    return names
+
+
+# --- Every step of both pipelines ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS, ids=NAMES)
+def test_a_step_has_a_name_a_level_and_says_what_it_does(step):
+    assert step.name == type(step).__name__
+    assert step.level in LEVELS
+    text = inspect.getdoc(sys.modules[type(step).__module__])
+    for word in ("Before   ", "After    ", "Keeps    ", "Source   "):
+        assert f"\n{word}" in text
+    with pytest.raises(AttributeError):  # frozen
+        step.other = 1
+
+
+def test_names_are_unique():
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_every_step_is_dumped_under_its_name(dumped):
+    trained()
+    through_dynamo()
+    graphs = dumped()
+    assert list(graphs) == ["000_training", "001_captured", "002_forward", "003_backward"]
+    seen = {name for names in graphs.values() for name in names}
+    assert set(NAMES) - OPTIONAL <= seen
+    assert graphs["000_training"] == ["traced", *names_of(whole_step(Options(), training=True))]
+
+
+def dynamo_steps():
+    options = Options()
+    return [
+        *pipeline.captured_passes(),
+        *pipeline.placement_passes(options),
+        *pipeline.flat_passes(options),
+        *pipeline.placed_passes(options),
+        *pipeline.numeric_passes(options),
     ]
+
+
+def names_of(steps):
+    return [step.name for step in steps]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - OPTIONAL))
+def test_a_step_is_named_in_any_error(name, monkeypatch):
+    (kind,) = {type(step) for step in STEPS if step.name == name}
+
+    def broken(self, model):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(kind, "__call__", broken)
+    runs = {trained: whole_step(Options(), training=True), through_dynamo: dynamo_steps()}
+    runs = [run for run, steps in runs.items() if name in names_of(steps)]
+    assert runs
+    for run in runs:
+        with pytest.raises((RuntimeError, CompileError), match="planted") as caught:
+            run()
+        assert f"in pass {name}" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("step", STEPS, ids=NAMES)
+def test_a_step_can_be_left_out_or_says_why_not(step):
+    options = {"without": (step.name,)}
+    if reason := getattr(step, "needed", ""):
+        for run in (trained, through_dynamo):
+            with pytest.raises(OptionError, match=f"{step.name} cannot be left out: {reason}"):
+                run(options)
+        return
+    without = trained(options)
+    assert step.name not in [run.name for run in without.explain().passes]
+    expected = trained()
+    for name, value in without.model.state_dict().items():
+        torch.testing.assert_close(value, expected.model.state_dict()[name])
+    through_dynamo(options)
+
+
+def test_an_unknown_name_lists_near_ones(monkeypatch):
+    with pytest.raises(OptionError, match="no pass 'outline'; did you mean: Outline"):
+        trained({"without": ["outline"]})
+    monkeypatch.setenv(WITHOUT, "Outline, Recomputation")
+    for run in (trained, through_dynamo):
+        with pytest.raises(OptionError, match="no pass 'Recomputation'; did you mean: Recompute"):
+            run()
+    with pytest.raises(OptionError, match="it is a tuple of names"):
+        Options(without="Outline")
+
+
+def test_the_environment_leaves_out(monkeypatch, dumped):
+    monkeypatch.setenv(WITHOUT, "Outline,RoundScalars")
+    trained()
+    through_dynamo()
+    seen = {name for names in dumped().values() for name in names}
+    assert not seen & {"Outline", "RoundScalars"}
+    assert "FuseLoss" in seen
+
+
+# --- What is said of a change -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("front_end", [trained, through_dynamo])
+def test_a_step_that_says_so_has_changed_nothing(front_end, monkeypatch):
+    original = PassManager._run
+    silent = []
+
+    def run(self, step, model):
+        before = everything(model)
+        after = original(self, step, model)
+        if not self.runs[-1].changed:
+            silent.append(step.name)
+            assert everything(after) == before, step.name
+        return after
+
+    monkeypatch.setattr(PassManager, "_run", run)
+    front_end()
+    assert {"Outline", "FuseLoss"} <= set(silent)
+
+
+def everything(model):
+    """What a pass could change: the text, and what nodes know."""
+    graphs = [p.graph for p in model.parts] if isinstance(model, Partitioned) else [model.graph]
+    notes = [
+        (n.name, sorted((k, str(v)) for k, v in n.meta.items() if k.startswith("ipu.")))
+        for graph in graphs
+        for n in graph.graph.nodes
+    ]
+    return text_of(model), notes
 
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_every_pass_leaves_a_valid_capture_with_source_lines(training, narrow):
-    capture = captured(Net(), training=training)
-    for one in pipeline(Options(narrow=narrow), training=training):
-        one(capture)
-        capture.check()
-        for node in capture.graph.graph.nodes:
+def test_source_lines_are_kept_and_a_second_run_changes_nothing(training, narrow):
+    model = captured(Net(), training=training)
+    steps = whole_step(Options(narrow=narrow), training=training)
+    names = names_of(steps)
+    for step in steps:
+        if step.name == "Partition":
+            break
+        step(model)
+        cleaning = names.index("Differentiate") <= names.index(step.name) < names.index(CLEAN)
+        for node in () if cleaning else model.graph.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-                assert "forward" in (node.meta.get("stack_trace") or ""), (
-                    f"%{node.name} after {one}"
-                )
+                assert "forward" in (node.meta.get("stack_trace") or ""), f"{node} after {step}"
+        before = str(model.graph.graph)
+        assert not (step(model) and step.name != "NarrowTypes")
+        assert str(model.graph.graph) == before or step.name == "NarrowTypes"
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_every_pass_but_precision_changes_nothing_when_run_again(training):
-    capture = captured(Net(), training=training)
-    for one in pipeline(Options(), training=training):
-        one(capture)
-        before = str(capture.graph.graph)
-        assert not one(capture)
-        assert str(capture.graph.graph) == before
+# --- Options ------------------------------------------------------------------------------------
 
 
 def test_options_are_the_fields_of_the_passes():
     options = Options(loss_scale=4.0, narrow=True, gradient_accumulation=8)
-    _, _, placement, loss, precision, differentiate, *_ = pipeline(options, training=True, loss=1)
-    assert placement.micro_batches == 8
-    assert loss.output == 1
-    assert precision.narrow
-    assert differentiate.start == 4.0
+    steps = {step.name: step for step in whole_step(options, training=True, loss=1)}
+    assert steps["Placement"].micro_batches == 8
+    assert steps["IdentityLoss"].output == 1
+    assert steps["NarrowTypes"].narrow
+    assert steps["StartBackward"].start == 4.0
 
 
 def test_post_and_loss_divides_the_start_gradient_by_the_replicas():
     options = Options(mean_strategy="post_and_loss", replicas=4)
-    passes = pipeline(options, training=True)
-    (start,) = [one.start for one in passes if isinstance(one, Differentiate)]
-    assert start == 0.25
+    steps = {step.name: step for step in whole_step(options, training=True)}
+    assert steps["StartBackward"].start == 0.25
 
 
-def test_error_is_noted_with_its_pass():
+def test_some_steps_are_there_only_if_wanted():
+    def extra(**options):
+        strategy = Strategy(**options)
+        steps = whole_step(Options(strategy=strategy), training=True)
+        return set(names_of(steps)) - set(names_of(whole_step(Options(), training=True)))
+
+    assert extra(kind="pipelined") == {"CheckPipelineHazards"}
+    assert extra(kind="pipelined", ipus=2) == {"AutoPartition", "CheckPipelineHazards"}
+    zero_bubble = extra(kind="pipelined", schedule="zero_bubble")
+    assert zero_bubble == {"CheckPipelineHazards", "SplitWeightGradients"}
+
+
+# --- The manager --------------------------------------------------------------------------------
+
+
+def test_a_broken_invariant_is_blamed_on_the_pass_that_breaks_it():
+    class WritesArgument:
+        name, level = "WritesArgument", "joint"
+
+        def __call__(self, capture):
+            graph = capture.graph.graph
+            first = next(n for n in graph.nodes if n.op == "call_function")
+            with graph.inserting_after(first):
+                new = graph.call_function(torch.ops.aten.relu_.default, (first,))
+            new.meta = dict(first.meta)
+            return True
+
+    steps = with_pass(whole_step(Options(), training=True), WritesArgument(), after="RoundScalars")
+    with pytest.raises(AssertionError, match=r"not functional: .* = aten\.relu_") as it:
+        lower(captured(Net()), steps)
+    assert it.value.__notes__ == ["in pass WritesArgument"]
+
+
+def test_an_error_is_noted_with_its_pass():
     def model(x, y):
         return x.sum() + y.sum()
 
     with pytest.raises(CompileError, match="Couldn't find a loss") as caught:
-        lower(captured(model), Options(), passes=pipeline(Options(), training=True))
-    assert caught.value.__notes__ == ["in pass IdentityLoss(output=None)"]
+        lower(captured(model), whole_step(Options(), training=True))
+    assert caught.value.__notes__ == ["in pass IdentityLoss"]
 
 
-# --- Dumps -------------------------------------------------------------------------------------
+def test_the_manager_counts_and_times():
+    manager = PassManager("graph")
+    lower(captured(Net()), whole_step(Options(), training=True), manager)
+    runs = {run.name: run for run in manager.runs}
+    assert runs["Differentiate"].before < runs["Differentiate"].after
+    assert runs["Differentiate"].changed
+    assert not runs["FuseLoss"].changed
+    assert all(run.seconds > 0 for run in manager.runs)
+    assert str(runs["FuseLoss"]).endswith("ms, nothing to do")
 
 
-def test_dump_writes_the_graph_after_each_pass_and_the_program(tmp_path, monkeypatch):
-    monkeypatch.setenv(DUMP, str(tmp_path / "new" / "folder"))
-    model = Net()
-    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), {"engine": "eager"})
-    step.compile(*batch())
-    files = sorted((tmp_path / "new" / "folder").iterdir())
-    passes = [name.lower() for name in names(pipeline(Options(), training=True))]
-    written = ["traced", *passes, "program"]
-    assert [file.name for file in files] == [f"{i:02}_{name}.txt" for i, name in enumerate(written)]
-    texts = dict(zip(written, [file.read_text() for file in files], strict=True))
-    assert "ipu.begin_block" in texts["traced"]
-    assert "ipu.begin_block" not in texts["placement"]
-    assert texts["identityloss"] == texts["placement"]
-    assert "mse_loss_backward" in texts["differentiate"]
-    assert "aten.native_dropout.default" not in texts["random_streams"]
-    assert texts["program"] == f"{step.program}\n"
+def test_levels_go_down(monkeypatch):
+    seen = []
+    manager = PassManager("graph", watch=lambda name, model: seen.append(level_of(model)))
+    lower(captured(Net()), whole_step(Options(), training=True), manager)
+    assert sorted(seen, key=LEVELS.index) == seen
+    assert set(seen) == set(LEVELS)
 
 
-def test_dump_of_a_model_that_fails_ends_before_the_pass(tmp_path, monkeypatch):
+# --- Explanations -------------------------------------------------------------------------------
+
+
+def test_explanations_of_both_front_ends_list_every_step():
+    step = trained()
+    explained = ipu_dynamo.explain(step)
+    assert explained == step.explain()
+    assert names_of(explained.passes) == names_of(whole_step(Options(), training=True))
+    assert "Differentiate: 7 -> " in str(explained)
+    torch._dynamo.reset()
+    (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs
+    kinds = dict(graph.passes)
+    assert list(kinds) == ["captured", "forward", "backward"]
+    assert names_of(kinds["captured"])[0] == "ReadBlockMarkers"
+    for kind in ("forward", "backward"):
+        assert names_of(kinds[kind])[-1] == "Emit"
+
+
+def test_both_front_ends_share_placement_constants_dropout_and_detach():
+    calls = [inspect.getsource(f) for f in (pipeline.traced_passes, pipeline.joint_passes)]
+    dynamo = [inspect.getsource(f) for f in (pipeline.placement_passes, pipeline.flat_passes)]
+    for name in ("Placement(", "LiftConstants(", "RemoveIdleDropout(", "RemoveDetach("):
+        assert name in "".join(calls)
+        assert name in "".join(dynamo)
+
+
+# --- Dumps --------------------------------------------------------------------------------------
+
+
+def test_a_dump_shows_types_stages_and_lines(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP, str(tmp_path))
+    step = trained()
+    texts = {f.stem.partition("_")[2]: f.read_text() for f in (tmp_path / "000_training").iterdir()}
+    assert "ipu.begin_block" in texts["traced"]
+    assert "ipu.begin_block" not in texts["Placement"]
+    assert "%linear: f32[2,4] = aten.linear(" in texts["Placement"]
+    assert "# stage 0, test_pipeline.py:" in texts["Placement"]
+    assert "stage 1 backward, test_pipeline.py:" in texts["ReadStages"]
+    assert "aten.native_dropout(" not in texts["CounterRandom"]
+    assert "forward0 on ipu0, forward of stage 0:" in texts["Partition"]
+    assert texts["Emit"].startswith(f"{step.program}\n")
 
+
+def test_graphs_never_overwrite_each_other(dumped):
+    trained()
+    trained()
+    assert list(dumped()) == ["000_training", "001_training"]
+
+
+def test_the_dump_of_a_model_that_fails_ends_before_the_pass(dumped):
     def model(x):
-        with Block("a", 0):
+        with ipu_dynamo.Block("a", 0):
             x = x + 1
         return x * 2
 
     with pytest.raises(CompileError):
         compile_inference(model, {"engine": "eager"})(torch.ones(1))
-    files = sorted(file.name for file in tmp_path.iterdir())
-    # the next is placement, which failed
-    assert files == ["00_traced.txt", "01_overlapio.txt", "02_mark_convolutions.txt"]
+    # the next is Placement, which failed
+    assert dumped() == {
+        "000_inference": ["traced", "LiftConstants", "OverlapIO", "TagConvolutionGroups"]
+    }
 
 
 def test_nothing_is_dumped_unless_asked(tmp_path, monkeypatch):

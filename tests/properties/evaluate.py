@@ -9,32 +9,37 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.partition import ACCUMULATION_WEIGHT, Partitioned, accumulator
-from ipu_dynamo.passes.pipeline import pipeline
+from ipu_dynamo.passes import invariants
+from ipu_dynamo.passes.joint.partition import ACCUMULATION_WEIGHT, accumulator
+from ipu_dynamo.passes.levels import Partitioned
+from ipu_dynamo.passes.pipeline import whole_step
 
 
 def captured(model, data, options=None, *, training=True, before=None):
     """Trace `model` and run the passes of the pipeline up to, not including, the one `before`.
 
     Args:
-        before: name of the pass in lower case without underscores; None runs them all.
+        before: name of the pass; None runs all that keep a capture one.
 
     Returns:
         The capture, and the pass that comes next, or None.
     """
     data = pytree.tree_map_only(Tensor, lambda t: t.contiguous(), data)
     capture = trace(model, read_arguments(model, data, {}), training=training)
-    for one in pipeline(options or Options(), training=training):
-        if name_of(one) == before:
-            return capture, one
-        if one(capture):
-            capture.check()
-    assert before is None, f"there is no pass {before}"
-    return capture, None
+    done = []
+    for one in whole_step(options or Options(), training=training):
+        if one.name == (before or "Partition"):
+            return capture, None if before is None else one
+        changed = one(capture)
+        done.append(one.name)
+        if changed:
+            invariants.check(capture, capture.level, done)
+    raise AssertionError(f"there is no pass {before}")
 
 
-def name_of(one) -> str:
-    return getattr(one, "__name__", type(one).__name__).replace("_", "").lower()
+def check(capture: Capture) -> None:
+    """Assert what holds of a capture from its level's first passes on."""
+    invariants.check(capture, capture.level, ("Differentiate", "LiftConstants"))
 
 
 def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor]:

@@ -17,13 +17,14 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.assign_gradient_stages import place_gradients, stage_of_slot
+from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages, stage_of_slot
 from ipu_dynamo.passes.joint.partition import Partition
-from ipu_dynamo.passes.program.split_weight_gradients import split_weight_gradients
+from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
 from ipu_dynamo.testing.recipe import Recipe, Step
 from tests.properties.evaluate import (
     captured,
+    check,
     evaluate,
     evaluate_parts,
     lines_of,
@@ -87,7 +88,7 @@ def placed_graphs(draw, *, partly=False):
         ipus=dict(enumerate(ipus)),
     )
     capture.set_returned(returned, outputs)
-    capture.check()
+    check(capture)
     return capture, dict(zip(names, inputs, strict=True))
 
 
@@ -107,7 +108,7 @@ def test_parts_compute_the_graph(case):
 def assert_splits_well(capture, partitioned, inputs):
     """Splitting keeps every bit and line, makes every value before it is read, and ends."""
     expected = evaluate_parts(capture, partitioned, inputs)
-    split = split_weight_gradients(partitioned)
+    split = SplitWeightGradients()(partitioned)
     for part in split.parts:
         note(f"{part.stage} {part.direction} {part.inputs} -> {part.outputs}\n{part.graph.graph}")
         assert all("val" in node.meta for node in part.graph.graph.nodes)
@@ -117,7 +118,7 @@ def assert_splits_well(capture, partitioned, inputs):
         for one in (partitioned, split)
     )
     assert after == before
-    assert split_weight_gradients(split).parts == split.parts
+    assert SplitWeightGradients()(split).parts == split.parts
     for part, after in pairwise(split.parts):
         if after.direction == "weights":
             assert (part.stage, part.gradients, after.outputs) == (after.stage, (), ())
@@ -135,10 +136,10 @@ def test_split_parts_compute_the_graph(case):
 def test_gradients_are_placed_along_the_data(case):
     capture, inputs = case
     expected, graph = evaluate(capture, inputs), str(capture.graph.graph)
-    place_gradients(capture)
+    AssignGradientStages()(capture)
     assert str(capture.graph.graph) == graph
     text = text_of(capture)
-    assert not place_gradients(capture)
+    assert not AssignGradientStages()(capture)
     assert text_of(capture) == text
     partitioned = Partition("store")(capture)
     assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)

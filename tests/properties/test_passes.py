@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 from ipu_dynamo.options import Options
 from ipu_dynamo.testing import assert_close, recipes
-from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
 from tests.properties.running import draw_placement
 
 PASSES = [
-    "placement",
-    "identityloss",
-    "precision",
-    "differentiate",
-    "serializeloss",
-    "serializematmul",
-    "placegradients",
-    "recompute",
+    "Placement",
+    "IdentityLoss",
+    "NarrowTypes",
+    "Differentiate",
+    "SerializeLoss",
+    "SerializeMatmul",
+    "AssignGradientStages",
+    "Recompute",
 ]
 
 
@@ -40,11 +40,11 @@ def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
     before, nodes = evaluate(capture, inputs), list(capture.graph.graph.nodes)
     one(capture)
     note(str(capture.graph.graph))
-    capture.check()
+    check(capture)
     after = evaluate(capture, inputs)
     common = before.keys() & after.keys()
     assert {key for key in before if key.startswith(("value", "final"))} <= common
-    if capture.training and name not in ("placement", "identityloss"):
+    if capture.training and name not in ("Placement", "IdentityLoss"):
         assert any(key.startswith("gradient") for key in common)
     assert_close({key: after[key] for key in common}, {key: before[key] for key in common})
     assert lines_of(capture.graph.graph.nodes) <= lines_of(nodes)

@@ -410,7 +410,7 @@ def test_reset_forgets_programs():
 def test_dump_shows_both_passes(tmp_path, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_DUMP", str(tmp_path))
     compiled(Blocks())(torch.randn(2, 4))
-    for part in ("forward", "backward"):
+    for part in ("001_forward", "002_backward"):
         files = sorted(path.name for path in (tmp_path / part).iterdir())
-        assert files[0] == "00_traced.txt"
-        assert files[-1].endswith("_program.txt")
+        assert files[0] == "00_flat.txt"
+        assert files[-1].endswith("_Emit.txt")

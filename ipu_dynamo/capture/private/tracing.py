@@ -12,6 +12,8 @@ from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._functorch._aot_autograd.descriptors import (
+    BackwardTokenAOTInput,
+    ForwardTokenAOTInput,
     ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -52,6 +54,8 @@ from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, r
 
 __all__ = [
     "DATA_DEPENDENT",
+    "BackwardTokenAOTInput",
+    "ForwardTokenAOTInput",
     "ForwardTokenAOTOutput",
     "FunctionBase",
     "GradAOTOutput",

@@ -3,17 +3,16 @@
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from operator import getitem
 from typing import Any
 
-import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.graph_queries import only_looks, owner, written_arguments
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED, node_text
 from ipu_dynamo.program.text.literals import write
+from ipu_dynamo.program.text.operator_text import operator_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,13 @@ class Function:
     @property
     def repetitions(self) -> int:
         """How many operators of the forward pass it computes again, views aside."""
-        return sum(bool(n.meta.get(RECOMPUTED)) and not _only_looks(n) for n in self.operators)
+        return sum(bool(n.meta.get(RECOMPUTED)) and not only_looks(n) for n in self.operators)
 
     def listing(self) -> str:
         """One operator per line, with its type and the user's source line behind it."""
         lines = []
         for node in self.operators:
-            call = f"  %{node.name}{_type_text(node)} = {_call_text(node)}"
+            call = f"  {operator_text(node)}"
             again = "again: " if node.meta.get(RECOMPUTED) else ""
             group = f"group, {node.meta[GROUP]}: " if GROUP in node.meta else ""
             lines.append(f"{call:<88}  # {again}{group}{source_line(node)}")
@@ -108,54 +107,10 @@ def written_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What an operator writes in place, in any of its arguments, as its schema says; of a view the
-    node whose memory that is."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return ()
-    found: list[fx.Node] = []
-    for place, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-            map_arg(given, found.append)
-    return tuple(map(_root, found))
-
-
-class _Reference(str):
-    """A numbered value that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
+    """What an operator writes in place, in any of its arguments; of a view, the node whose memory
+    that is."""
+    return tuple(map(owner, written_arguments(node)))
 
 
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` looks at: itself, unless it is a view."""
-    while _only_looks(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _only_looks(node: fx.Node) -> bool:
-    """Whether an operator computes nothing: a view, or one of several results."""
-    views = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return bool(views) or node.target is getitem
-
-
-def _type_text(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    return f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
-
-
-def _call_text(node: fx.Node) -> str:
-    args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
-    parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
-    target = node.target
-    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
-    if isinstance(target, torch._ops.OpOverload):
-        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
-    return f"{name}({', '.join(parts)})"

@@ -9,7 +9,7 @@ from torch import nn
 
 from ipu_dynamo import Block, Options, Strategy, compile_training
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
-from ipu_dynamo.passes.host.accumulate_matmuls import accumulate_products
+from ipu_dynamo.passes.host.accumulate_matmuls import plan
 from ipu_dynamo.program import Copy, Program
 from ipu_dynamo.testing import assert_same_bits
 
@@ -189,4 +189,4 @@ def test_what_is_read_elsewhere_or_small_stays():
     step(torch.ones(4, 8), torch.ones(4, 8))
     assert not any(n.target is accumulate_product for n in operators(step))
     for function in step.program.functions:
-        assert not accumulate_products(function.graph)
+        assert not plan(function.graph.graph)

@@ -4,13 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import Block, Strategy
+from ipu_dynamo import Block
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
-from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.passes.joint.assign_gradient_stages import place_gradients, slot, stage_of_slot
-from ipu_dynamo.passes.traced.differentiate import Differentiate
-from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
-from ipu_dynamo.passes.traced.placement import Placement
+from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages, slot, stage_of_slot
+from tests.properties.evaluate import captured, check
 
 
 class Net(nn.Module):
@@ -31,11 +28,8 @@ class Net(nn.Module):
 
 
 def placed():
-    model, x = Net(), torch.ones(2, 2)
-    capture = trace(model, read_arguments(model, (x, x), {}), training=True)
-    for one in (Placement(Strategy(), 1), IdentityLoss(), Differentiate()):
-        one(capture)
-    return capture
+    x = torch.ones(2, 2)
+    return captured(Net(), (x, x), before="AssignGradientStages")[0]
 
 
 def operators(capture):
@@ -51,14 +45,14 @@ def test_slots_go_up_the_stages_and_down_again():
 def test_every_operator_gets_a_stage():
     capture = placed()
     assert any(STAGE not in node.meta for node in operators(capture))  # sums of gradients
-    place_gradients(capture)
-    capture.check()
+    AssignGradientStages()(capture)
+    check(capture)
     assert all(node.meta[STAGE] in (0, 1, 2) for node in operators(capture))
 
 
 def test_no_operator_runs_before_what_it_reads():
     capture = placed()
-    place_gradients(capture)
+    AssignGradientStages()(capture)
 
     def when(node):
         return slot(node.meta[STAGE], node.meta[BACKWARD], 3)
@@ -70,7 +64,7 @@ def test_no_operator_runs_before_what_it_reads():
 
 def test_sum_of_gradients_runs_where_its_last_part_is_made():
     capture = placed()
-    place_gradients(capture)
+    AssignGradientStages()(capture)
     gradients = {
         role.name: node
         for node, role in zip(capture.returned, capture.outputs, strict=True)
@@ -83,7 +77,7 @@ def test_sum_of_gradients_runs_where_its_last_part_is_made():
 
 def test_backward_runs_on_the_stage_of_its_forward():
     capture = placed()
-    place_gradients(capture)
+    AssignGradientStages()(capture)
     stages = {n.target: n.meta[STAGE] for n in operators(capture)}
     assert stages[torch.ops.aten.mse_loss_backward.default] == 2
     assert stages[torch.ops.aten.tanh_backward.default] == 1
@@ -91,5 +85,5 @@ def test_backward_runs_on_the_stage_of_its_forward():
 
 def test_second_run_changes_nothing():
     capture = placed()
-    place_gradients(capture)
-    assert not place_gradients(capture)
+    AssignGradientStages()(capture)
+    assert not AssignGradientStages()(capture)

@@ -13,7 +13,7 @@ import poptorch
 from ipu_dynamo import BeginBlock, Options, compile_inference, compile_training, identity_loss
 from ipu_dynamo.errors import ExecutionError
 from ipu_dynamo.testing import assert_same_bits, recipes
-from tests.properties.evaluate import captured, evaluate, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, named_inputs, text_of
 
 ON = Options(floating_point_exceptions=True)
 inf, nan = math.inf, math.nan
@@ -139,12 +139,12 @@ def test_poptorch_raises_its_own_error():
 def test_keeps_the_values_of_a_graph_that_does_not_raise(recipe, training):
     model, batch = recipe.build(), recipe.data(1)
     options = Options(floating_point_exceptions=True)
-    name = "floatingpointexceptions"
+    name = "FloatingPointExceptions"
     capture, one = captured(model, batch, options, training=training, before=name)
     inputs = named_inputs(model, batch)
     before = evaluate(capture, inputs)
     one(capture)
-    capture.check()
+    check(capture)
     try:
         after = evaluate(capture, inputs)
     except FloatingPointError:

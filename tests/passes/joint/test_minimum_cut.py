@@ -32,7 +32,7 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def capture():
-    return captured(Small(), (torch.ones(32, 8),), Options(), before="recompute")[0]
+    return captured(Small(), (torch.ones(32, 8),), Options(), before="Recompute")[0]
 
 
 def cost(graph, kept, price):
@@ -73,7 +73,7 @@ class Deep(nn.Module):
 
 
 def test_what_fits_is_kept():
-    capture = captured(Deep(), (torch.ones(32, 8),), Options(), before="recompute")[0]
+    capture = captured(Deep(), (torch.ones(32, 8),), Options(), before="Recompute")[0]
     graph = capture.graph.graph
     own = values(graph, STAGES)
     between = {node for node in own if node.target is torch.ops.aten.mul.Tensor}

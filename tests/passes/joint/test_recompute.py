@@ -110,7 +110,7 @@ def test_one_stage_is_cut_in_two_calls_and_keeps_less(marks):
 
 def test_what_does_not_raise_the_peak_is_kept():
     """The last layers' backward pass comes first, when what the others keep is there anyway."""
-    capture, _ = captured(Deep(marks=True), (torch.ones(64, 16),), Options(), before="recompute")
+    capture, _ = captured(Deep(marks=True), (torch.ones(64, 16),), Options(), before="Recompute")
     marks = {n.all_input_nodes[0] for n in capture.graph.graph.nodes if is_mark(n)}
     exactly = plan(capture.graph.graph, range(1), marks)
     peak = peak_bytes(capture, exactly)
@@ -132,10 +132,10 @@ def test_a_pipeline_keeps_the_inputs_of_its_stages_and_what_is_marked():
     counts = {}
     results = {}
     for name, model, options in (
-        ("off", Deep(cuts=[4]), {"recompute": "off"}),
+        ("off", Deep(cuts=[4]), {"Recompute": "off"}),
         ("default", Deep(cuts=[4]), {}),
         ("marks", Deep(cuts=[4], marks=True), {}),
-        ("all", Deep(cuts=[4]), {"recompute": "all"}),
+        ("all", Deep(cuts=[4]), {"Recompute": "all"}),
     ):
         program, results[name] = train(model, **pipelined, **options)
         counts[name] = saved(program)
@@ -154,7 +154,7 @@ def test_a_pipeline_keeps_the_inputs_of_its_stages_and_what_is_marked():
 def test_a_budget_is_kept_and_used(share):
     """Between the least and the most that a step can need; results are of 4 KiB each."""
     model, batch = Deep(), (torch.ones(64, 16),)
-    capture, _ = captured(model, batch, Options(), before="recompute")
+    capture, _ = captured(model, batch, Options(), before="Recompute")
     most = peak_bytes(capture)
     least = _peak(model, batch, None)
     budget = round(least + share * (most - least))
@@ -165,7 +165,7 @@ def test_a_budget_is_kept_and_used(share):
 
 def _peak(model, batch, budget):
     """The counted peak after the pass."""
-    capture, _ = captured(model, batch, Options(), before="recompute")
+    capture, _ = captured(model, batch, Options(), before="Recompute")
     Recompute("all", budget)(capture)
     return peak_bytes(capture)
 

@@ -12,7 +12,7 @@ from ipu_dynamo.ops.markers import identity_loss
 from ipu_dynamo.passes.traced.tag_convolution_groups import EmptyGroup, NestedGroups
 from ipu_dynamo.program import GROUP, Program
 from ipu_dynamo.torch_compile.backend import ipu
-from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +55,13 @@ def grouped(program):
 @given(transposed=st.booleans(), training=st.booleans())
 def test_keeps_values_metadata_and_graph(transposed, training):
     model, x = Branches(transposed=transposed), batch()
-    capture, one = captured(model, (x,), Options(), training=training, before="groupconvolutions")
+    capture, one = captured(
+        model, (x,), Options(), training=training, before="ScheduleConvolutionGroups"
+    )
     inputs, nodes = named_inputs(model, (x,)), set(capture.graph.graph.nodes)
     before, lines = evaluate(capture, inputs), lines_of(capture.graph.graph.nodes)
     assert one(capture)
-    capture.check()
+    check(capture)
     assert set(capture.graph.graph.nodes) == nodes
     after = evaluate(capture, inputs)
     assert all(torch.equal(after[name], value) for name, value in before.items())

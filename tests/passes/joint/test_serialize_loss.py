@@ -22,7 +22,7 @@ from ipu_dynamo.ops.serialized_loss import (
 )
 from ipu_dynamo.testing import assert_close, assert_same_training
 from tests.models_of_heads import Head
-from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
 from tests.properties.running import ENGINES
 
 EAGER = {"engine": "eager"}
@@ -57,11 +57,11 @@ def test_keeps_values_and_metadata(settings, count):
     torch.manual_seed(0)
     model, batch, rows = Head(**settings).double(), data(count), 6 * count
     inputs = named_inputs(model, batch)
-    capture, one = captured(model, batch, Options(), before="serializeloss")
+    capture, one = captured(model, batch, Options(), before="SerializeLoss")
     before, lines = evaluate(capture, inputs), lines_of(capture.graph.graph.nodes)
     assert one(capture)
     note(str(capture.graph.graph))
-    capture.check()
+    check(capture)
     assert_close(evaluate(capture, inputs), before, rtol=1e-12, atol=1e-12)
     assert lines_of(capture.graph.graph.nodes) <= lines
     nodes = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
@@ -156,7 +156,7 @@ def test_half_precision_is_near_float64(mode, keep_precision):
 
 def test_the_gradient_of_the_weight_lies_as_its_views_say():
     capture, one = captured(
-        Head("output_channels", 2, tied=False), data(), Options(), before="serializeloss"
+        Head("output_channels", 2, tied=False), data(), Options(), before="SerializeLoss"
     )
     assert one(capture)
     nodes = [n for n in capture.graph.graph.nodes if n.target is torch.ops.aten.t.default]

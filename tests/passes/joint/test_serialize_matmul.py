@@ -11,7 +11,7 @@ from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.ops.serialized import MODES, serialized_matmul_op
 from ipu_dynamo.testing import assert_close, assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
-from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
 from tests.properties.running import ENGINES
 
 EAGER = {"engine": "eager"}
@@ -53,11 +53,11 @@ def test_keeps_values_and_metadata(model):
     inputs = named_inputs(model, data)
     options = Options()
     model.forward = _marked(model.forward)
-    capture, one = captured(model, data, options, before="serializematmul")
+    capture, one = captured(model, data, options, before="SerializeMatmul")
     before, lines = evaluate(capture, inputs), lines_of(capture.graph.graph.nodes)
     assert one(capture)
     note(str(capture.graph.graph))
-    capture.check()
+    check(capture)
     assert_close(evaluate(capture, inputs), before, rtol=1e-12, atol=1e-12)
     assert lines_of(capture.graph.graph.nodes) <= lines
     assert not capture.graph.graph.find_nodes(op="call_function", target=serialized_matmul_op)

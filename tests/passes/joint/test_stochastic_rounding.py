@@ -12,11 +12,11 @@ from torch import nn
 import poptorch
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.passes.pipeline import lone_pipeline
+from ipu_dynamo.passes.pipeline import flat_passes
 from ipu_dynamo.runtime.update.rounding import rounded
 from ipu_dynamo.testing import assert_same_bits
 from tests.passes.joint.test_upcast_half_matmuls import Net, whole_numbers
-from tests.properties.evaluate import captured, evaluate, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, named_inputs, text_of
 
 ON = Options(engine="eager", stochastic_rounding=True, seed=5)
 DRAWS = 1_000_000
@@ -81,12 +81,12 @@ def test_results_are_one_of_the_two_halves_around(value, seed):
 @given(seed=st.integers(0, 99), training=st.booleans())
 def test_keeps_exact_values_and_does_nothing_twice(seed, training):
     model, x = whole_numbers(Net(), seed)
-    name = "stochasticrounding"
+    name = "StochasticRounding"
     capture, one = captured(model, (x,), ON, training=training, before=name)
     inputs = named_inputs(model, (x,))
     before = evaluate(capture, inputs)
     assert one(capture)
-    capture.check()
+    check(capture)
     after = evaluate(capture, {**inputs, "random_key": torch.tensor([3, 4], dtype=torch.int32)})
     assert {k for k in before if not torch.equal(after[k], before[k])} == set()
     text = text_of(capture)
@@ -153,7 +153,7 @@ def test_small_updates_are_not_lost():
 
 def test_torch_compile_refuses():
     with pytest.raises(OptionError, match="compile_training"):
-        lone_pipeline(ON)
+        flat_passes(ON)
 
 
 def test_poptorch_rounds_at_random():

@@ -12,9 +12,9 @@ from ipu_dynamo.capture.capture import STAGE
 from ipu_dynamo.ops import half_partial_sums as ops
 from ipu_dynamo.ops.markers import identity_loss
 from ipu_dynamo.passes.joint.upcast_half_matmuls import PRODUCTS
-from tests.properties.evaluate import captured, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
 
-PASSES = ["floatproducts", "halfpartials"]
+PASSES = ["UpcastHalfMatmuls", "HalfPartials"]
 HALF = Options(partials="half", convolution_partials="half", partials_chunk=16)
 
 
@@ -59,12 +59,12 @@ def whole_numbers(model, seed):
 )
 def test_keeps_values_metadata_and_graph(name, spread, transposed, training, seed):
     model, x = whole_numbers(Net(spread, transposed=transposed), seed)
-    options = HALF if name == "halfpartials" else Options()
+    options = HALF if name == "HalfPartials" else Options()
     capture, one = captured(model, (x,), options, training=training, before=name)
     inputs, nodes = named_inputs(model, (x,)), list(capture.graph.graph.nodes)
     before = evaluate(capture, inputs)
     assert one(capture), "there is something to do"
-    capture.check()
+    check(capture)
     after = evaluate(capture, inputs)
     assert before.keys() == after.keys()
     assert max(value.abs().max() for value in before.values()) < 1024  # all is exact
@@ -110,7 +110,7 @@ def test_every_product_can_have_half_partials(beta):
 
 def test_other_types_are_left_alone():
     model = nn.Linear(3, 2)
-    capture, one = captured(model, (torch.ones(1, 3),), training=False, before="floatproducts")
+    capture, one = captured(model, (torch.ones(1, 3),), training=False, before="UpcastHalfMatmuls")
     assert not one(capture)
 
 

@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import CompileError, compile_inference, compile_training
+from ipu_dynamo import CompileError, Options, compile_inference, compile_training
 from ipu_dynamo.capture.capture import BACKWARD
-from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.passes.traced.differentiate import Differentiate
-from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.testing import assert_close, assert_same_training
+from tests.properties.evaluate import captured, check
 
 EAGER = {"engine": "eager"}
 
@@ -25,10 +24,9 @@ class Net(nn.Module):
 
 
 def differentiated(model, *args, start=1.0):
-    capture = trace(model, read_arguments(model, args, {}), training=True)
-    IdentityLoss()(capture)
-    assert Differentiate(start)(capture)
-    capture.check()
+    options = Options(loss_scale=start)
+    capture, _ = captured(model, args, options, before="SerializeLoss")
+    check(capture)
     return capture
 
 
@@ -92,8 +90,8 @@ def test_a_view_of_what_was_changed_in_place_keeps_a_source_line():
         y += x
         return seen
 
-    capture = trace(model, read_arguments(model, (torch.ones(2, 3),), {}), training=False)
-    assert Differentiate()(capture)
+    data = (torch.ones(2, 3),)
+    capture, _ = captured(model, data, training=False, before="SerializeLoss")
     operators = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
     assert operators[-1].target is torch.ops.aten.view.default
     assert all("model" in n.meta["stack_trace"] for n in operators)

@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 from ipu_dynamo import CompiledModel, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.narrowing import NARROW
-from ipu_dynamo.passes.traced.narrow_types import Precision
+from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.testing import assert_close
+from tests.properties.evaluate import check
 
 NARROWED = {"engine": "eager", "narrow": True}
 RNG = torch.Generator().manual_seed(0)
@@ -76,8 +77,8 @@ def test_narrow_types_keep_values(case):
 def test_inputs_variables_and_results_are_narrow(case):
     model, *args = case
     capture = trace(model, read_arguments(model, args, {}), training=False)
-    assert Precision(True)(capture)
-    capture.check()
+    assert NarrowTypes(True)(capture)
+    check(capture)
     for node in capture.returned:
         assert node.meta["val"].dtype not in NARROW
     for role, node in zip(capture.placeholders, capture.placeholder_nodes, strict=True):
@@ -115,7 +116,7 @@ def test_infinities_stay_infinite():
 def test_pass_does_nothing_unless_wanted():
     capture = trace(torch.argmax, read_arguments(lambda x: x, (X,), {}), training=False)
     before = str(capture.graph.graph)
-    assert not Precision(False)(capture)
+    assert not NarrowTypes(False)(capture)
     assert str(capture.graph.graph) == before
 
 

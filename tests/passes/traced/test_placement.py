@@ -11,6 +11,7 @@ from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.markers import begin_block, end_block
 from ipu_dynamo.passes.traced.block_places import BlockError
 from ipu_dynamo.passes.traced.placement import PipelineSizeError, Placement
+from tests.properties.evaluate import check
 
 PIPELINED = Strategy("pipelined")
 SAME_AS_IPU = Strategy("pipelined", auto_stage="same_as_ipu")
@@ -24,7 +25,7 @@ def place(model, strategy=None, *, micro_batches=16, training=False):
     """The placed capture, and for each operator its name and stage."""
     capture = captured(model, training=training)
     assert Placement(strategy or Strategy(), micro_batches)(capture)
-    capture.check()
+    check(capture)
     nodes = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
     return capture, [(n.target.__name__.partition(".")[0], n.meta.get(STAGE)) for n in nodes]
 

@@ -6,51 +6,68 @@ Before   %u = aten._local_scalar_dense(%x);  aten.scalar_tensor(%u, dtype=float6
 After    aten._to_copy(%x, dtype=float64)
          aten.sum(aten.masked_fill(%x, not %mask, 0), ...)       all elements, most of them zero
 Keeps    values up to the order of a sum, shapes, dtypes, source lines.
+Source   programs have static shapes, and no value of a tensor decides what runs.
 
 The first is a number of the model (`x.item()`) that becomes a tensor again. The others are
 gradients of one value that `x[mask] = value` or `index_fill` writes to many places.
 """
 
 import operator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
+
 aten = torch.ops.aten
 
 
-def avoid_reading_values(graph: fx.Graph) -> None:
-    """Rewrite `graph`, which AOTAutograd made; what stays is refused later."""
-    for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
-        _keep_as_tensor(node)
-    for target in (aten.sum.default, aten.sum.dim_IntList):
-        for node in graph.find_nodes(op="call_function", target=target):
-            _sum_under_mask(node)
+@dataclass(frozen=True)
+class AvoidReadingValues:
+    """The pass. What stays is refused later."""
+
+    name: ClassVar[str] = "AvoidReadingValues"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        changed = False
+        for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
+            changed |= _keep_as_tensor(node)
+        for target in (aten.sum.default, aten.sum.dim_IntList):
+            for node in graph.find_nodes(op="call_function", target=target):
+                changed |= _sum_under_mask(node)
+        if changed:
+            capture.graph.recompile()
+        return changed
 
 
-def _keep_as_tensor(node: fx.Node) -> None:
+def _keep_as_tensor(node: fx.Node) -> bool:
     """Convert the tensor that was read as a number, in place of making a tensor of the number."""
     read = node.args[0]
     if not isinstance(read, fx.Node) or read.target is not aten._local_scalar_dense.default:
-        return
+        return False
     number: Any = read.args[0]
     if number.meta["val"].dim():
         number = _insert(node, aten.view.default, number, [])
     dtype = node.meta["val"].dtype
     node.replace_all_uses_with(_insert(node, aten._to_copy.default, number, dtype=dtype))
     _erase_unused(node)
+    return True
 
 
-def _sum_under_mask(node: fx.Node) -> None:
+def _sum_under_mask(node: fx.Node) -> bool:
     """Sum all elements but for those that are not selected."""
     selected: Any = node.args[0]
     dims = _dims(node)
     if selected.target is aten.index.Tensor:
         source, (mask, *others) = selected.args
         if mask is None or others or mask.meta["val"].dtype != torch.bool or 0 not in dims:
-            return
+            return False
         extra = mask.meta["val"].dim() - 1  # one dim of selected elements is so many more here
         dims = [*range(extra + 1), *(dim + extra for dim in dims if dim)]
         for _ in range(source.meta["val"].dim() - extra - 1):
@@ -59,18 +76,19 @@ def _sum_under_mask(node: fx.Node) -> None:
     elif selected.target is aten.index_select.default and _is_unique(selected.args[2]):
         source, dim, unique = selected.args
         if source.meta["val"].dim() and dim % source.meta["val"].dim() not in dims:
-            return
+            return False
         all_hidden = _insert(node, aten.ones_like.default, source, dtype=torch.bool)
         indices = unique.args[0].args[0]
         hidden = _insert(node, aten.index_fill.int_Scalar, all_hidden, dim, indices, False)
     else:
-        return
+        return False
     shown = _insert(node, aten.masked_fill.Scalar, source, hidden, 0)
     options = {"dtype": node.kwargs["dtype"]} if "dtype" in node.kwargs else {}
     total = _insert(node, aten.sum.dim_IntList, shown, dims, **options)
     total = _insert(node, aten.view.default, total, list(node.meta["val"].shape))
     node.replace_all_uses_with(total)
     _erase_unused(node)
+    return True
 
 
 def _dims(node: fx.Node) -> list[int]:

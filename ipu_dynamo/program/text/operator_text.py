@@ -1,0 +1,39 @@
+"""Write an operator of a graph as a line for people: `%y: f32[4,2] = aten.mm(%x, %w)`."""
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.program.ir.types import TensorType
+
+
+def operator_text(node: fx.Node) -> str:
+    """A call with the type of its result."""
+    return f"{value_text(node)} = {_call_text(node)}"
+
+
+def value_text(node: fx.Node) -> str:
+    """The name of a value, with its type if it is a tensor; Dynamo's graphs call it an example."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return f"%{node.name}" + (
+        f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
+    )
+
+
+class _Reference(str):
+    """A numbered value that prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _call_text(node: fx.Node) -> str:
+    args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
+    parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
+    target = node.target
+    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.OpOverload):
+        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    return f"{name}({', '.join(parts)})"

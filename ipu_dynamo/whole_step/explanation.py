@@ -1,0 +1,25 @@
+"""Explain what `compile_training` or `compile_inference` made of a model."""
+
+from dataclasses import dataclass
+
+from ipu_dynamo.passes.manager import PassRun
+from ipu_dynamo.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStepExplanation:
+    """What became of a model; `str` makes a report of it.
+
+    Args:
+        passes: what each did, in order, from the traced model to the program.
+        program: what runs.
+    """
+
+    passes: tuple[PassRun, ...]
+    program: Program
+
+    def __str__(self) -> str:
+        first, _, _ = str(self.program).partition("\n")
+        seconds = sum(run.seconds for run in self.passes)
+        lines = [first, f"{len(self.passes)} passes, {seconds:.2f} s:"]
+        return "\n".join([*lines, *(f"  {run}" for run in self.passes)])

@@ -1,0 +1,54 @@
+"""Carry stages through AOTAutograd, which copies meta["custom"] to every node that it makes.
+
+Before   %h: meta["ipu.stage"] = 1                  the graph that goes in, placed
+After    %h: meta["custom"]["ipu_stage"] = 1, and so every node of the graphs inside %h
+Keeps    the graph; other entries of meta["custom"].
+Source   PyTorch's `torch.fx.traceback.annotate`, which uses the same key.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.passes.levels import Level
+
+_KEY = "ipu_stage"  # key of node.meta["custom"]
+
+
+def annotated_stage(node: fx.Node) -> int | None:
+    """The stage of what AOTAutograd made `node` of, where that has one."""
+    stage: int | None = (node.meta.get("custom") or {}).get(_KEY)
+    return stage
+
+
+@dataclass(frozen=True)
+class AnnotateStages:
+    """The pass."""
+
+    name: ClassVar[str] = "AnnotateStages"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "stages would be lost in differentiation"
+
+    def __call__(self, capture: Capture) -> bool:
+        changed = False
+        for node in capture.graph.graph.nodes:
+            if STAGE not in node.meta:
+                continue
+            for one in (node, *_inside(capture.graph, node)):
+                changed |= annotated_stage(one) != node.meta[STAGE]
+                one.meta["custom"] = {**(one.meta.get("custom") or {}), _KEY: node.meta[STAGE]}
+        return changed
+
+
+def _inside(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes of the graphs that a higher-order operator such as a checkpoint runs."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        for held in node.all_input_nodes:
+            if held.op == "get_attr":
+                for module in gm.get_submodule(str(held.target)).modules():
+                    if isinstance(module, fx.GraphModule):
+                        yield from module.graph.nodes

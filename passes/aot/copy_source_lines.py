@@ -1,0 +1,37 @@
+"""Give views of tensors that were changed in place the source line of the change.
+
+Before   %v = aten.view(%a, [4])                    no line: PyTorch makes it again behind a change
+After    %v = aten.view(%a, [4])                    with the line of %a
+Keeps    the graph.
+Source   PyTorch's functionalisation.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class CopySourceLines:
+    """The pass."""
+
+    name: ClassVar[str] = "CopySourceLines"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        changed = False
+        for node in capture.graph.graph.nodes:
+            line = None if node.meta.get("stack_trace") else _line_of_sources(node)
+            if node.op == "call_function" and line:
+                node.meta["stack_trace"] = line
+                changed = True
+        return changed
+
+
+def _line_of_sources(node: fx.Node) -> str | None:
+    lines = (source.meta.get("stack_trace") for source in node.all_input_nodes)
+    return next(filter(None, lines), None)

@@ -1,0 +1,65 @@
+"""Put numbers in place of symbolic sizes, in values and arguments; the capture has fixed them.
+
+Before   %s: Sym(s0) = placeholder;  %y: f32[s0, 4] = aten.view(%x, [%s, 4])
+After    %y: f32[8, 4] = aten.view(%x, [8, 4])
+Keeps    values, source lines. A size that depends on the values of a tensor is refused.
+Source   programs have static shapes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import static, unbacked_symbols
+from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class FixSizes:
+    """The pass."""
+
+    name: ClassVar[str] = "FixSizes"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "programs have static shapes, and take tensors only"
+
+    def __call__(self, capture: Capture) -> bool:
+        changed = _fix(capture.graph.graph)
+        inputs = capture.placeholder_nodes
+        numbers = [n for n in inputs if not isinstance(n.meta["val"], Tensor) and not n.users]
+        capture.remove_inputs(numbers)
+        if changed or numbers:
+            capture.graph.recompile()
+        return changed or bool(numbers)
+
+
+def _fix(graph: fx.Graph) -> bool:
+    """Fix values and arguments; say whether any was symbolic."""
+    known: set[str] = set()
+    unknown: list[fx.Node] = []
+    changed = False
+    for node in list(graph.nodes):
+        before = node.meta.get("val")
+        value = node.meta["val"] = static(before)
+        changed |= value is not before
+        if value is None and before is not None:
+            new = unbacked_symbols(before) - known
+            known |= new
+            unknown += [node] if new else []
+        if isinstance(value, int | float):
+            for user in list(node.users):
+                swap = partial(_swap, node, value)
+                user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), swap)
+            if node.op != "placeholder":
+                graph.erase_node(node)
+                changed = True
+    refuse_sizes_from_values(unknown)
+    return changed
+
+
+def _swap(node: fx.Node, value: float, argument: fx.Node) -> Any:
+    return value if argument is node else argument

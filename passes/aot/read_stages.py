@@ -1,0 +1,52 @@
+"""Write to each node of AOTAutograd's graph its direction and, where it is known, its stage.
+
+Before   %g: meta["partitioner_tag"] = "is_backward", meta["custom"]["ipu_stage"] = 1
+After    %g: meta["ipu.backward"] = True, meta["ipu.stage"] = 1
+Keeps    the graph. Sums of gradients get no stage, nor do forward operators that a backward program
+         repeats: `AssignGradientStages` puts both where they are read.
+Source   PyTorch's AOTAutograd, which tags the nodes of its joint graph.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
+from ipu_dynamo.passes.levels import Level
+
+_NOTE = "Gradient addition node"  # autograd writes it behind the source line of such a sum
+
+
+@dataclass(frozen=True)
+class ReadStages:
+    """The pass."""
+
+    name: ClassVar[str] = "ReadStages"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "every operator has to have a direction and a stage"
+
+    def __call__(self, capture: Capture) -> bool:
+        before = [_known(node) for node in capture.graph.graph.nodes]
+        for node in capture.graph.graph.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            backward = is_backward(node)
+            repeated = capture.alone == "backward" and not backward
+            node.meta.setdefault(BACKWARD, backward or repeated)
+            stage = annotated_stage(node)
+            if stage is not None and not node.meta.get("is_gradient_acc") and not repeated:
+                node.meta.setdefault(STAGE, stage)
+            if _NOTE in (node.meta.get("stack_trace") or ""):
+                node.meta["stack_trace"] = node.meta["stack_trace"].partition(_NOTE)[0]
+        return before != [_known(node) for node in capture.graph.graph.nodes]
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd made `node` for the backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def _known(node: fx.Node) -> tuple[Any, ...]:
+    return tuple(node.meta.get(key) for key in (BACKWARD, STAGE, "stack_trace"))

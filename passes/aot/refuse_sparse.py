@@ -1,0 +1,37 @@
+"""Refuse sparse tensors, for instance the gradients of `nn.Embedding(sparse=True)`.
+
+Before   the graph that AOTAutograd returned
+After    the same, or a CompileError that names the line
+Keeps    the graph.
+Source   programs have dense tensors only.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class RefuseSparse:
+    """The pass."""
+
+    name: ClassVar[str] = "RefuseSparse"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        for node in capture.graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor) and value.layout is not torch.strided:
+                raise CompileError(
+                    f"the result is a tensor of layout {value.layout}, and programs have dense "
+                    f"ones",
+                    node=node,
+                    hint="use sparse=False, or a dense tensor",
+                )
+        return False

@@ -1,0 +1,52 @@
+"""Remove what nobody reads, and marks for recomputation on it.
+
+Before   %d = aten.native_dropout(%x, 0.5, True);  ipu.recomputation_checkpoint(%d)
+After    nothing, where nobody else reads %d
+Keeps    what has an effect. An operator that only draws random numbers has none, and a mark alone
+         does not keep it: what it draws would count, and change the numbers of others.
+Source   `torch.fx.Graph.eliminate_dead_code`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.markers import recomputation_checkpoint_op
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class RemoveDeadCode:
+    """The pass."""
+
+    name: ClassVar[str] = "RemoveDeadCode"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        marks = idle_marks(graph)
+        for mark in marks:
+            graph.erase_node(mark)
+        changed = graph.eliminate_dead_code(_has_effects) or bool(marks)
+        if changed:
+            capture.graph.recompile()
+        return changed
+
+
+def idle_marks(graph: fx.Graph) -> list[fx.Node]:
+    """The marks on values that nothing else needs. Reads the graph only."""
+    marks = list(graph.find_nodes(op="call_function", target=recomputation_checkpoint_op))
+    needed = set(filter(_has_effects, graph.nodes)).difference(marks)
+    todo = [*needed, graph.output_node()]
+    while todo:
+        sources = set(todo.pop().all_input_nodes) - needed
+        needed |= sources
+        todo += sources
+    return [mark for mark in marks if mark.args[0] not in needed]
+
+
+def _has_effects(node: fx.Node) -> bool:
+    """Whether a node stays though nobody reads it."""
+    return node.is_impure(impure_random=False)

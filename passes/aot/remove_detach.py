@@ -1,0 +1,40 @@
+"""Read what is detached instead: after autograd nothing is differentiated any more.
+
+Before   %d = aten.detach(%x);  %y = aten.mul(%d, %w)
+After    %y = aten.mul(%x, %w)
+Keeps    values. Where the caller wants aliases, returned values stay: a detached output must not be
+         the same tensor as its source.
+Source   `torch.Tensor.detach`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class RemoveDetach:
+    """The pass."""
+
+    name: ClassVar[str] = "RemoveDetach"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        changed = False
+        for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+            replaced = node.replace_all_uses_with(
+                node.args[0], delete_user_cb=lambda u: u.op != "output" or not capture.aliases
+            )
+            if not node.users:
+                graph.erase_node(node)
+            changed |= bool(replaced) or not node.users
+        if changed:
+            capture.graph.recompile()
+        return changed

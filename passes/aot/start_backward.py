@@ -1,0 +1,55 @@
+"""Begin the backward pass with a constant.
+
+Before   %tangent = placeholder, the gradient of the loss
+After    %full: f32[] = aten.full([], 1.0)
+Keeps    all other operators; the source line is that of what reads it.
+Source   PyTorch's autograd: the gradient of the loss with respect to itself is 1, times the loss
+         scale.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Capture
+from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class StartBackward:
+    """The pass. `start` is the constant."""
+
+    name: ClassVar[str] = "StartBackward"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "nobody else gives the gradient of the loss"
+
+    start: float = 1.0
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        tangents = [n for n, role in capture.roles().items() if role.kind == "tangent"]
+        for node in tangents:
+            value = node.meta["val"]
+            first = next(n for n in graph.nodes if n.op != "placeholder")
+            with graph.inserting_before(first):
+                begin = graph.call_function(
+                    aten.full.default,
+                    (list(value.shape), self.start),
+                    {"dtype": value.dtype, "device": value.device},
+                )
+            begin.meta = {"val": value, BACKWARD: True, START: True}
+            reader = next(iter(node.users), None)
+            if reader is not None:
+                kept = ("custom", "stack_trace")
+                begin.meta |= {key: reader.meta[key] for key in kept if key in reader.meta}
+                if (stage := annotated_stage(reader)) is not None:
+                    begin.meta[STAGE] = stage
+            node.replace_all_uses_with(begin)
+        capture.remove_inputs(tangents)
+        if tangents:
+            capture.graph.recompile()
+        return bool(tangents)

@@ -1,0 +1,138 @@
+"""Run passes in order: check what holds, dump, count, time, and name the pass in every error."""
+
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from time import perf_counter
+
+from ipu_dynamo.options import OptionError
+from ipu_dynamo.passes.dump import Dump, operators_in
+from ipu_dynamo.passes.invariants import ESTABLISHING, check
+from ipu_dynamo.passes.levels import Level, Model, Pass, level_of
+
+log = logging.getLogger(__name__)
+WITHOUT = "IPU_DYNAMO_WITHOUT"  # environment variable: passes to leave out, with commas between
+
+
+@dataclass(frozen=True, slots=True)
+class PassRun:
+    """What a pass did.
+
+    Args:
+        changed: whether it changed the graph or what is known of it, or made a new level.
+        before, after: operators.
+    """
+
+    name: str
+    level: Level
+    changed: bool
+    before: int
+    after: int
+    seconds: float
+
+    def __str__(self) -> str:
+        count = f"{self.before} operators"
+        if self.before != self.after:
+            count = f"{self.before} -> {self.after} operators"
+        what = "" if self.changed else ", nothing to do"
+        return f"{self.name}: {count}, {self.seconds * 1e3:.1f} ms{what}"
+
+
+def summary(runs: Sequence[PassRun]) -> str:
+    """Which passes changed something, in a line."""
+    names = dict.fromkeys(run.name for run in runs if run.changed)
+    return f"{len(runs)} passes; changed by {', '.join(names) or 'none'}"
+
+
+Watch = Callable[[str, Model], None]
+
+
+@dataclass
+class PassManager:
+    """Run passes on one model, in one or several calls.
+
+    Args:
+        graph: what to call the model, for the folder of its dumps.
+        first: what to call what is there before the first pass.
+        watch: is called with what is there before the first pass, and after each.
+        runs: what was done.
+    """
+
+    graph: str
+    first: str = "traced"
+    watch: Watch | None = None
+    runs: list[PassRun] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    dump: Dump | None = None
+
+    def run(self, passes: Sequence[Pass], model: Model) -> Model:
+        """What `passes` make of `model`.
+
+        Raises:
+            Exception: what a pass raises; a note names the pass.
+            AssertionError: a pass leaves what must not be at its level.
+        """
+        if self.dump is None:
+            self.dump = Dump.begin(self.graph)
+            self._show(self.first, model)
+        for step in passes:
+            model = self._run(step, model)
+            self._show(step.name, model)
+        return model
+
+    def _show(self, name: str, model: Model) -> None:
+        assert self.dump is not None
+        self.dump.write(name, model)
+        if self.watch is not None:
+            self.watch(name, model)
+
+    def _run(self, step: Pass, model: Model) -> Model:
+        try:
+            assert step.level == level_of(model), f"it takes a {step.level}, not {level_of(model)}"
+            before, start = operators_in(model), perf_counter()
+            result = step(model)
+            changed = result if isinstance(result, bool) else result is not model
+            model = model if isinstance(result, bool) else result
+            self.done.add(step.name)
+            if changed or step.name in ESTABLISHING:
+                check(model, level_of(model), self.done)
+        except Exception as error:
+            error.add_note(f"in pass {step.name}")
+            raise
+        seconds = perf_counter() - start
+        self.runs.append(
+            PassRun(step.name, step.level, changed, before, operators_in(model), seconds)
+        )
+        log.debug("%s", self.runs[-1])
+        return model
+
+
+def without(passes: Sequence[Pass], names: Collection[str], known: Collection[Pass]) -> list[Pass]:
+    """`passes` but those that the user leaves out, by `names` or the environment.
+
+    Args:
+        known: all passes that there are, also those of other pipelines.
+
+    Raises:
+        OptionError: a name that no pass has, or the reason why a pass cannot be left out.
+    """
+    listed = (name.strip() for name in os.environ.get(WITHOUT, "").split(","))
+    wanted = {*names, *filter(None, listed)}
+    if not wanted:
+        return list(passes)
+    reasons = {step.name: getattr(step, "needed", "") for step in known}
+    for name in sorted(wanted):
+        if name not in reasons:
+            near = get_close_matches(name, reasons, n=3) or sorted(reasons)
+            raise OptionError(f"there is no pass {name!r}; did you mean: {', '.join(near)}?")
+        if reasons[name]:
+            raise OptionError(f"pass {name} cannot be left out: {reasons[name]}")
+    return [step for step in passes if step.name not in wanted]
+
+
+def with_pass(passes: Sequence[Pass], new: Pass, *, after: str) -> list[Pass]:
+    """`passes` with another one behind the one that is called `after`."""
+    (place,) = (i for i, step in enumerate(passes) if step.name == after)
+    return [*passes[: place + 1], new, *passes[place + 1 :]]

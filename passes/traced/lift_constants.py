@@ -1,0 +1,83 @@
+"""Turn tensors that the graph holds into inputs that keep their present values.
+
+Before   %c = get_attr[_tensor_constant0];  %y = aten.add(%x, %c)
+After    %c = placeholder, described as a constant;  %y = aten.add(%x, %c)
+Keeps    values; a tensor that is held once is one input, however often it is read.
+Source   design of programs: what lasts is a variable.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture, Placeholder, unused
+from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class LiftConstants:
+    """The pass.
+
+    Args:
+        level: of the graph.
+        warn: say so for a tensor that forward takes from outside the model.
+    """
+
+    name: ClassVar[str] = "LiftConstants"
+    needed: ClassVar[str] = "a program holds no tensors but its variables"
+
+    level: Level = "traced"
+    warn: bool = True
+
+    def __call__(self, capture: Capture) -> bool:
+        held = plan(capture)
+        for target, nodes in held.items():
+            self._lift(capture, target, nodes)
+        if held:
+            capture.graph.recompile()
+        return bool(held)
+
+    def _lift(self, capture: Capture, target: str, nodes: list[fx.Node]) -> None:
+        graph, value = capture.graph.graph, getattr(capture.graph, target)
+        name, tensor = capture.attributes.get(id(value), (target, value))
+        name = unused(name, capture.placeholders)
+        users = [user for node in nodes for user in node.users]
+        if self.warn and any(u.target is not aten.lift_fresh_copy.default for u in users):
+            warnings.warn(
+                f"the tensor {name} {tuple(value.shape)} is neither an input, a parameter nor a "
+                f"buffer; its present value becomes a constant of the program",
+                stacklevel=2,
+            )
+        last = capture.placeholder_nodes[-1:]
+        with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
+            lifted = graph.placeholder(target.lstrip("_"))
+        known = nodes[0].meta.get("val")
+        lifted.meta["val"] = _fake_of(capture, value) if known is None else known
+        for node in nodes:
+            node.replace_all_uses_with(lifted)
+            graph.erase_node(node)
+        capture.placeholders = (*capture.placeholders, Placeholder(name, "constant"))
+        capture.tensors = {**capture.tensors, name: tensor.detach().clone()}
+
+
+def plan(capture: Capture) -> dict[str, list[fx.Node]]:
+    """The nodes that hold each tensor. Reads the graph only."""
+    held: dict[str, list[fx.Node]] = {}
+    for node in capture.graph.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(capture.graph, str(node.target), None), Tensor):
+            held.setdefault(str(node.target), []).append(node)
+    return held
+
+
+def _fake_of(capture: Capture, value: Tensor) -> Tensor:
+    """A fake of `value` in the mode of the graph's other values."""
+    for node in capture.graph.graph.nodes:
+        if is_fake(node.meta.get("val")):
+            return to_fake(node.meta["val"].fake_mode, value)
+    return to_fake(fake_mode(), value)

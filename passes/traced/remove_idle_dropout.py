@@ -1,0 +1,58 @@
+"""Remove dropout that drops nothing: in eval mode, or with a probability of 0.
+
+Before   %y = dropout(%x, 0.5, training=False)
+After    %x in its place
+Keeps    what PyTorch does: it returns `x` itself. AOTAutograd would make a copy of it, and a change
+         in place of the result would not reach `x`.
+Source   `torch.nn.functional.dropout`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+_DROPOUTS = (F.dropout, torch.dropout, aten.dropout.default)
+
+
+@dataclass(frozen=True)
+class RemoveIdleDropout:
+    """The pass, on a graph of Dynamo's or of ATen's operators and the graphs in it."""
+
+    name: ClassVar[str] = "RemoveIdleDropout"
+    level: ClassVar[Level] = "traced"
+
+    def __call__(self, capture: Capture) -> bool:
+        modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]
+        idle = [node for module in modules for node in plan(module.graph)]
+        for node in idle:
+            node.replace_all_uses_with(_arguments(node)[0])
+            node.graph.erase_node(node)
+        if idle:
+            for module in modules:
+                module.recompile()
+        return bool(idle)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """The dropouts that drop nothing. Reads the graph only."""
+    found = [n for t in _DROPOUTS for n in graph.find_nodes(op="call_function", target=t)]
+    return [node for node in found if _is_idle(node)]
+
+
+def _is_idle(node: fx.Node) -> bool:
+    _, probability, training = _arguments(node)
+    return training is False or (isinstance(probability, int | float) and probability == 0)
+
+
+def _arguments(node: fx.Node) -> tuple[Any, Any, Any]:
+    """Input, probability, and whether elements are dropped; the defaults are `F.dropout`'s."""
+    given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False))
+    given |= {"training" if name == "train" else name: v for name, v in node.kwargs.items()}
+    return given["input"], given.get("p", 0.5), given.get("training", True)

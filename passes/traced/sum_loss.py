@@ -1,0 +1,37 @@
+"""Sum the elements of the loss: to differentiate the sum is to differentiate every element.
+
+Before   %l: f32[4] = aten.mse_loss(%o, %y, 0)      capture.loss
+After    %s: f32[] = aten.sum(%l)                   capture.loss
+Keeps    the graph's other operators. A loss that is a number stays.
+Source   PopTorch user guide, "poptorch.identity_loss", with the reduction "none".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class SumLoss:
+    """The pass."""
+
+    name: ClassVar[str] = "SumLoss"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "autograd differentiates one number"
+
+    def __call__(self, capture: Capture) -> bool:
+        loss = capture.loss
+        if loss is None or loss.meta["val"].dim() == 0:
+            return False
+        graph = capture.graph.graph
+        with graph.inserting_before(graph.output_node()):
+            capture.loss = call(graph, aten.sum.default, loss, origin=loss)
+        capture.graph.recompile()
+        return True
