@@ -3,7 +3,7 @@
 compile_training, compile_inference    whole_step = traced_passes, joint_passes, program_passes
 torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, then
                                        for each flat graph: flat_passes, program_passes
-with micro_batches                     flat_passes up to the split, then for each piece:
+with micro_batches                     flat_passes, split_passes, then for each piece:
                                        numeric_passes, program_passes
 """
 
@@ -42,6 +42,7 @@ from ipu_dynamo.passes.joint.stochastic_rounding import StochasticRounding
 from ipu_dynamo.passes.joint.upcast_half_matmuls import UpcastHalfMatmuls
 from ipu_dynamo.passes.levels import Pass
 from ipu_dynamo.passes.manager import PassManager, without
+from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
 from ipu_dynamo.passes.program.emit import Emit
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
@@ -224,6 +225,11 @@ def placed_passes(options: Options) -> list[Pass]:
     )
 
 
+def split_passes() -> list[Pass]:
+    """Those on a placed flat graph that is to be split into micro-batches."""
+    return [PrepareBatch()]
+
+
 def numeric_passes(options: Options) -> list[Pass]:
     """From a placed flat graph, or a piece of one, to its program."""
     return left_out(
@@ -259,6 +265,7 @@ def all_passes() -> list[Pass]:
         SeparateRecurrentLayers(),
         AvoidReadingValues(),
         FixSizes(),
+        *split_passes(),
     ]
     return list({step.name: step for step in steps}.values())
 

@@ -27,6 +27,7 @@ class BackendOptions:
             other. With `micro_batches` they are a pipeline.
         micro_batches: equal parts of the batch (dim 0 of the inputs) that go through the stages one
             after the other. Results are those of the whole batch.
+        batch_inputs: names of the inputs that are cut, if others have several rows as well.
         fallback: what becomes of a captured graph in which something cannot be placed: an `error`
             that lists everything, or plain PyTorch runs it, with a warning (`warn`) or without
             (`allow`).
@@ -42,6 +43,7 @@ class BackendOptions:
     engine: Engine = "auto"
     strategy: Strategy = field(default_factory=Strategy)
     micro_batches: int = 1
+    batch_inputs: tuple[str, ...] | None = None
     fallback: Fallback = "error"
     workers: int | None = None
     outline: Outlining = "auto"
@@ -52,6 +54,7 @@ class BackendOptions:
         n = self.micro_batches
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError(f"option micro_batches is {n!r}; it counts from 1")
+        self._check_batch_inputs()
         self._core(self.strategy)  # checks them
         if self.strategy.phased:
             raise OptionError(
@@ -69,6 +72,16 @@ class BackendOptions:
                 "option strategy is pipelined, and a pipeline needs micro-batches; set "
                 "micro_batches to 2 or more, or use a sharded strategy"
             )
+
+    def _check_batch_inputs(self) -> None:
+        names = self.batch_inputs
+        if names is None:
+            return
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names) or not names:
+            raise OptionError(f"option batch_inputs is {names!r}; it lists names of inputs")
+        if self.micro_batches == 1:
+            raise OptionError("option batch_inputs has no meaning without micro_batches")
+        object.__setattr__(self, "batch_inputs", tuple(names))
 
     def core(self) -> Options:
         """The options of a program; one for micro-batches is a pipeline."""

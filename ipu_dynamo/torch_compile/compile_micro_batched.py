@@ -1,6 +1,5 @@
 """Make the programs of a flat graph that runs on micro-batches, and a call of them in order."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -13,10 +12,10 @@ from ipu_dynamo.capture.dynamo import FlatPass
 from ipu_dynamo.capture.private.tracing import TangentAOTInput
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.manager import PassManager
-from ipu_dynamo.passes.micro_batch.batch_placements import Kind, Placement, Rows
 from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
+from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
 from ipu_dynamo.passes.micro_batch.split_batch import plan
-from ipu_dynamo.passes.pipeline import lower, numeric_passes
+from ipu_dynamo.passes.pipeline import lower, numeric_passes, split_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.bind_graph import Boxed, bind
@@ -32,12 +31,14 @@ class MicroBatches:
     Args:
         values: placement of forward's arguments and results, by the name of their node.
         outputs: placement of what forward returns, by AOTAutograd's description.
+        deferred: `seq_nr` of the operators that forward runs after the micro-batches.
     """
 
     options: BackendOptions
     engine: Engine
     values: dict[str, Placement] = field(default_factory=dict)
     outputs: dict[object, Placement] = field(default_factory=dict)
+    deferred: set[int] = field(default_factory=set)
 
     def compile(
         self,
@@ -56,13 +57,17 @@ class MicroBatches:
         capture, n = flat.capture, self.options.micro_batches
         backward = capture.alone == "backward"
         returned = [node.name for node in capture.returned if node is not None]
-        seeds = self._known(capture) if backward else split_inputs(capture, n)
-        split = plan(capture, n, seeds)
+        manager.run(split_passes(), capture)
+        named = self.options.batch_inputs
+        seeds = self._known(capture) if backward else split_inputs(capture, n, named)
+        split = plan(capture, n, seeds, self.deferred)
         placed = [split.of(node) for node in capture.returned if node is not None]
         pieces, names = cut(capture, split)
         if not backward:
             self.values |= {node.name: split.of(node) for node in capture.placeholder_nodes}
             self.values |= dict(zip(returned, placed, strict=True))
+            later = (node for node, placement in split.at.items() if placement is Kind.DEFERRED)
+            self.deferred |= {node.meta["seq_nr"] for node in later if "seq_nr" in node.meta}
             for description, result in zip(descriptions, flat.results, strict=False):
                 if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
                     self.outputs[description] = placed[int(result)]
@@ -91,7 +96,7 @@ class MicroBatches:
             tangent = node.meta.get("desc")
             if placement is None and isinstance(tangent, TangentAOTInput):
                 placement = self.outputs.get(tangent.output)
-            if isinstance(placement, Rows) or placement is Kind.EACH:
+            if isinstance(placement, Shard) or placement is Kind.PER_MICRO_BATCH:
                 found[node] = placement
         return found
 
@@ -138,31 +143,44 @@ class MicroBatches:
         return program, run
 
 
-def split_inputs(capture: Capture, n: int) -> dict[fx.Node, Placement]:
-    """The inputs that are split: those with the number of rows that most have, along dim 0.
+def split_inputs(
+    capture: Capture, n: int, named: Sequence[str] | None = None
+) -> dict[fx.Node, Placement]:
+    """The inputs that are cut along dim 0: those that are named, or all with several rows.
 
     Raises:
-        CompileError: there is nothing to split, or the rows do not divide.
+        CompileError: there is nothing to split, it is not clear what the batch is, or the rows do
+            not divide.
     """
-    inputs = {
-        node: role.name
-        for node, role in capture.roles().items()
-        if role.kind == "input" and node.meta["val"].dim() > 0
-    }
-    if not inputs:
+    roles = capture.roles()
+    inputs = {role.name: node for node, role in roles.items() if role.kind == "input"}
+    shapes = {name: tuple(node.meta["val"].shape) for name, node in inputs.items()}
+    rows = {name: shape[0] for name, shape in shapes.items() if shape}
+    if unknown := sorted(set(named or ()) - set(rows)):
         raise CompileError(
-            "there is no batch to split: no input of the graph has a dimension",
+            f"batch_inputs names {unknown[0]!r}, which is no input that has a dimension",
+            hint=f"these are: {', '.join(rows) or 'none'}",
+        )
+    batch = {name: size for name, size in rows.items() if (name in named if named else size != 1)}
+    if not batch:
+        raise CompileError(
+            "there is no batch to split: no input of the graph has several rows",
             hint="leave out micro_batches",
         )
-    (rows, _), *_ = Counter(node.meta["val"].shape[0] for node in inputs).most_common()
-    split = {node: name for node, name in inputs.items() if node.meta["val"].shape[0] == rows}
-    if rows % n:
+    if len(set(batch.values())) > 1:
+        sizes = ", ".join(f"{name} has {size}" for name, size in batch.items())
         raise CompileError(
-            f"a batch of {rows} rows (dim 0 of {', '.join(split.values())}) does not divide into "
+            f"it is not clear what the batch is: dim 0 of the inputs differs ({sizes})",
+            hint=f"name the inputs that are cut, for example batch_inputs={[next(iter(batch))]}",
+        )
+    size = next(iter(batch.values()))
+    if size % n:
+        raise CompileError(
+            f"a batch of {size} rows (dim 0 of {', '.join(batch)}) does not divide into "
             f"{n} micro-batches",
             hint=f"pad it to a multiple of {n}, drop the last batch, or change micro_batches",
         )
-    return dict.fromkeys(split, Rows(0))
+    return {inputs[name]: Shard(0) for name in batch}
 
 
 def _part(piece: Piece) -> str:

@@ -18,8 +18,8 @@ from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
-from ipu_dynamo.passes.graph.builder import evaluate, new_input
-from ipu_dynamo.passes.micro_batch.batch_placements import Kind, Rows
+from ipu_dynamo.passes.graph.builder import call, evaluate, new_input
+from ipu_dynamo.passes.micro_batch.placements import Kind, Shard
 from ipu_dynamo.passes.micro_batch.split_batch import Split
 from ipu_dynamo.program.ir.values import blocks
 
@@ -39,7 +39,7 @@ class Join:
     """
 
     how: Joining
-    rows: Rows
+    rows: Shard
     like: Tensor
 
 
@@ -58,7 +58,7 @@ class Piece:
     phase: Phase
     capture: Capture
     sources: dict[str, str]
-    slices: dict[str, Rows]
+    slices: dict[str, Shard]
     results: tuple[str, ...]
     joins: tuple[Join, ...]
 
@@ -68,10 +68,10 @@ class _Draft:
     """A piece under construction; `copies[node, rows]` stands for a block of rows, or all."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)
-    copies: dict[tuple[fx.Node, Rows | None], fx.Node] = field(default_factory=dict)
+    copies: dict[tuple[fx.Node, Shard | None], fx.Node] = field(default_factory=dict)
     inputs: dict[str, tuple[fx.Node, Placeholder]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    slices: dict[str, Rows] = field(default_factory=dict)
+    slices: dict[str, Shard] = field(default_factory=dict)
     outputs: dict[str, fx.Node] = field(default_factory=dict)
     joins: dict[str, Join] = field(default_factory=dict)
 
@@ -142,9 +142,9 @@ class _Cutter:
 
     def phase_of(self, node: fx.Node) -> Phase:
         match self.split.at[node]:
-            case Kind.WHOLE:
+            case Kind.REPLICATE:
                 return "before"
-            case Kind.LATE:
+            case Kind.DEFERRED:
                 return "after"
             case _:
                 return "loop"
@@ -166,35 +166,31 @@ class _Cutter:
     def join(self, node: fx.Node) -> Join:
         value = node.meta["val"]
         match self.split.at[node]:
-            case Rows() as rows:
+            case Shard() as rows:
                 return Join("rows", rows, value)
-            case Kind.EACH:
+            case Kind.PER_MICRO_BATCH:
                 each = value.new_empty((self.split.n * value.shape[0], *value.shape[1:]))
-                return Join("rows", Rows(0), each)
+                return Join("rows", Shard(0), each)
             case _:
-                return Join("sum", Rows(0), value)
+                return Join("sum", Shard(0), value)
 
-    def value(self, node: fx.Node, phase: Phase, rows: Rows | None = None) -> fx.Node:
+    def value(self, node: fx.Node, phase: Phase, rows: Shard | None = None) -> fx.Node:
         """The node that stands for `node` in a phase, or for a block of its `rows`."""
         draft = self.drafts[phase]
         if (node, rows) not in draft.copies:
             draft.copies[node, rows] = self.make(node, phase, rows)
         return draft.copies[node, rows]
 
-    def make(self, node: fx.Node, phase: Phase, rows: Rows | None) -> fx.Node:
+    def make(self, node: fx.Node, phase: Phase, rows: Shard | None) -> fx.Node:
         placement, role = self.split.at[node], self.roles.get(node)
         if role is not None:
-            if phase == "loop" and isinstance(placement, Rows):
+            if phase == "loop" and isinstance(placement, Shard):
                 rows = placement
             return self.take(node, phase, role, rows)
         home = self.phase_of(node)
-        if rows is None and (
-            home == phase
-            or (home == "loop" and phase == "before")  # rows that are known before, see the plan
-            or (home == "before" and _repeats(node))
-        ):
+        if rows is None and (home == phase or (home == "before" and _repeats(node))):
             return self.copy(node, phase)
-        if placement is Kind.EACH:
+        if placement is Kind.PER_MICRO_BATCH:
             raise CompileError(
                 "a value that every micro-batch has for itself is used after them",
                 node=node,
@@ -204,15 +200,17 @@ class _Cutter:
 
     def copy(self, node: fx.Node, phase: Phase) -> fx.Node:
         """Copy an operator; in the loop, with the sizes of a micro-batch."""
-        found = self.split.answers.get(node) if phase == "loop" else None
-        slices = {s: Rows(dim, found.outer) for s, dim in found.slices.items()} if found else {}
+        split, graph = self.split, self.drafts[phase].graph
+        slices = split.slices.get(node, {}) if phase == "loop" else {}
         sources = {s: self.value(s, phase, slices.get(s)) for s in node.all_input_nodes}
-        args = found.args if found and found.args is not None else node.args
-        args, kwargs = map_arg((args, dict(node.kwargs)), sources.__getitem__)
-        new = self.drafts[phase].graph.create_node(node.op, node.target, args, kwargs, node.name)
+        local = split.args.get(node, node.args) if phase == "loop" else node.args
+        args, kwargs = map_arg((local, dict(node.kwargs)), sources.__getitem__)
+        new = graph.create_node(node.op, node.target, args, kwargs, node.name)
         new.meta = dict(node.meta)
         if phase == "loop":
             self.size(new, node)
+            if node in split.means:
+                return call(graph, aten.div.Scalar, new, split.n, origin=new)
         return new
 
     def size(self, new: fx.Node, node: fx.Node) -> None:
@@ -224,16 +222,16 @@ class _Cutter:
                 new.target = aten.reshape.default
         new.meta["val"] = evaluate(new, node)
         placement = self.split.at[node]
-        if isinstance(placement, Rows) and isinstance(new.meta["val"], Tensor):
+        if isinstance(placement, Shard) and isinstance(new.meta["val"], Tensor):
             expected = list(node.meta["val"].shape)
             expected[placement.dim] //= self.split.n
             assert list(new.meta["val"].shape) == expected, f"%{node.name} has a wrong rule"
 
-    def take(self, node: fx.Node, phase: Phase, role: Placeholder, rows: Rows | None) -> fx.Node:
+    def take(self, node: fx.Node, phase: Phase, role: Placeholder, rows: Shard | None) -> fx.Node:
         """The placeholder of a phase for a tensor from outside, or for a block of it."""
         draft, value = self.drafts[phase], node.meta["val"]
-        own = phase == "loop" and self.split.at[node] is Kind.EACH
-        along = Rows(0) if own else rows
+        own = phase == "loop" and self.split.at[node] is Kind.PER_MICRO_BATCH
+        along = Shard(0) if own else rows
         name = role.name
         while name in draft.inputs and (draft.sources[name], draft.slices.get(name)) != (
             role.name,
@@ -257,7 +255,7 @@ class _Cutter:
         return new
 
 
-def _block(value: Tensor, rows: Rows, n: int) -> Tensor:
+def _block(value: Tensor, rows: Shard, n: int) -> Tensor:
     """The first of `n` blocks of rows, laid out as the runtime cuts it."""
     with fake_mode_of([value]):
         return blocks(value, rows.dim, rows.outer, n)[0]

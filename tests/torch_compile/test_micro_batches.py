@@ -128,8 +128,124 @@ def test_inputs_that_are_no_batch_stay_whole():
             return h * scale, table.sum(), scale + 1
 
     given = torch.randn(8, 4), torch.randn(4, 4), torch.tensor(3.0)
-    for found, wanted in zip(compiled(run)(*given), run(*given), strict=True):
+    with pytest.raises(CompileError, match=r"not clear what the batch is.*x has 8, table has 4"):
+        compiled(run)(*given)
+    call = compiled(run, batch_inputs=["x"])
+    for found, wanted in zip(call(*given), run(*given), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_weights_do_not_outvote_the_batch():
+    """Two inputs of four rows are no majority over one of eight."""
+
+    def run(x, a, b):
+        return x @ a @ b
+
+    given = torch.randn(8, 4), torch.randn(4, 4), torch.randn(4, 4)
+    with pytest.raises(CompileError, match="not clear what the batch is"):
+        compiled(run)(*given)
+    torch.testing.assert_close(compiled(run, batch_inputs=["x"])(*given), run(*given))
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(["z"], "(?s)batch_inputs names 'z'.*these are: x, y"), (["x", "y"], "not clear")],
+)
+def test_wrong_names_of_the_batch_are_refused(names, problem):
+    with pytest.raises(CompileError, match=problem):
+        compiled(lambda x, y: x.sum() + y.sum(), batch_inputs=names)(torch.ones(8), torch.ones(4))
+
+
+AFFINE = {
+    "counts": lambda x, t: (x > 0).sum() + 1,
+    "a size": lambda x, t: x.size(0) + x.sum(),
+    "less": lambda x, t: 1 - x.sum(),
+    "a product over the batch": lambda x, t: x.t() @ x + 1,
+    "a loss": lambda x, t: F.cross_entropy(x, t, reduction="sum") + 1,
+    "alpha": lambda x, t: torch.sub(x.sum(), 2, alpha=2),
+    "in place": lambda x, t: x.sum(0).add_(1).sub_(x.sum(0), alpha=3),
+    "two sums": lambda x, t: torch.add(x.sum(), (x > 0).sum(), alpha=2) - 1,
+    "a mean": lambda x, t: x.mean(0) + 1,
+    "a mean of a sum": lambda x, t: x.sum(0).mean(),
+    "where": lambda x, t: torch.where(x.sum(0) > 0, x.sum(0), 1.0),
+    "clamp": lambda x, t: x.sum(0).clamp(-0.5, 0.5),
+    "to integers": lambda x, t: x.sum(0).to(torch.int64),
+    "to bools": lambda x, t: x.sum(0).bool(),
+    "bits": lambda x, t: x.float().sum(0).view(torch.int32),
+    "filled": lambda x, t: torch.zeros_like(x.sum(0)) + torch.ones_like(x.sum(0)),
+    "filled in place": lambda x, t: x.sum(0).fill_(3),
+    "a constant row": lambda x, t: torch.cat([x.sum(0), torch.ones(1)]),
+    "padded": lambda x, t: F.pad(x.sum(0), (1, 1), value=2.0),
+    "a bias": lambda x, t: torch.addmm(torch.ones(3, 3), x.t(), x * 2),
+    "absolute": lambda x, t: (x.sum(0) - x.mean(0)).abs(),
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_what_is_not_linear_waits_for_the_whole_sum(name):
+    """An affine map of a partial sum would add its constant once for each micro-batch."""
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, (8, 3)).float()  # whose sums are exact
+    t = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    run = AFFINE[name]
+    torch.testing.assert_close(compiled(run)(x, t), run(x, t))
+
+
+def test_a_sum_in_a_checkpoint_gets_a_constant_once():
+    def run(x):
+        return torch.utils.checkpoint.checkpoint(
+            lambda y: y.exp().sum() + 1, x, use_reentrant=False
+        )
+
+    results = []
+    for call in (run, compiled(run)):
+        x = torch.linspace(0, 1, 8, requires_grad=True)
+        loss = call(x)
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_attention_with_a_learned_mask_is_split():
+    def run(x, bias, w):
+        query = x.view(4, 1, 5, 6)
+        h = F.scaled_dot_product_attention(query, query, query, attn_mask=bias)
+        return (h.flatten(0, 1) @ w).square().mean()
+
+    results = []
+    for call in (run, compiled(run, n=2)):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(6, 2))
+        bias = torch.zeros(1, 1, 5, 5, requires_grad=True)
+        x = torch.randn(4, 5, 6, requires_grad=True)
+        loss = call(x, bias, w)
+        loss.backward()
+        results.append((loss.detach(), x.grad, bias.grad, w.grad))
+    torch.testing.assert_close(results[1], results[0])
+    assert 2 in {loop.count for loop in loops()}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_graph_of_which_nothing_can_be_split_is_refused(training):
+    """It used to run unsplit without a word."""
+    x = torch.randn(8, 4, requires_grad=training)
+    with pytest.raises(CompileError, match="nothing is left that 4 micro-batches") as caught:
+        compiled(lambda x: x.softmax(0) * 2)(x)
+    assert "_softmax" in str(caught.value)
+    assert "x.softmax(0)" in str(caught.value)
+
+
+def test_a_layer_behind_an_unsplittable_first_operator_is_refused():
+    with pytest.raises(CompileError, match=r"the layer with .*second") as caught:
+        compiled(lambda m, x: m.second(x.softmax(0)))(Net(), torch.randn(8, 5).double())
+    assert "_softmax" in str(caught.value)
+
+
+def test_an_operator_that_is_not_in_the_table_is_refused_with_its_line():
+    with pytest.raises(CompileError, match="not in the table of those that work") as caught:
+        compiled(lambda x: torch.cdist(x, x).sum())(torch.randn(8, 4))
+    assert "_cdist_forward" in str(caught.value)
+    assert "torch.cdist(x, x).sum()" in str(caught.value)
 
 
 def test_a_square_mask_of_the_batchs_size_is_used_whole():
@@ -140,6 +256,12 @@ def test_a_square_mask_of_the_batchs_size_is_used_whole():
 
     x, mask = torch.randn(4, 4, 4), torch.ones(4, 4).tril().bool()
     torch.testing.assert_close(compiled(run)(x, mask), run(x, mask))
+    layer = nn.Linear(4, 2)
+    with pytest.raises(CompileError, match="needs all rows of the batch at once"):
+        compiled(lambda m, x, mask: m(x.masked_fill(mask, 0.0)))(layer, x, mask)
+    call = compiled(run, batch_inputs=["x"])
+    torch.testing.assert_close(call(x, mask), run(x, mask))
+    assert 4 in {loop.count for loop in loops()}
 
 
 def test_mutation_reaches_the_callers_tensors():
@@ -211,9 +333,11 @@ def test_a_stage_behind_the_meeting_of_rows_is_refused():
         compiled(run)(torch.randn(8, 4))
 
 
-def test_inputs_may_be_prepared_over_the_batch():
-    """What is cheap to know before the micro-batches is computed there, on the whole batch."""
-    compare(Net(), lambda m, x: m((x - x.amax(0)) * 2), torch.randn(8, 4).double())
+def test_inputs_prepared_over_the_batch_are_refused():
+    """To compute on the whole batch what layers read would leave the pipeline without work."""
+    with pytest.raises(CompileError, match="needs all rows of the batch at once") as caught:
+        compiled(lambda m, x: m((x - x.amax(0)) * 2))(Net(), torch.randn(8, 4).double())
+    assert "amax" in str(caught.value)
 
 
 def test_rows_that_do_not_divide_are_refused():
@@ -255,7 +379,7 @@ def test_no_grad_autocast_and_new_shapes():
 
 def test_dump_has_a_folder_for_each_program(tmp_path, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_DUMP", str(tmp_path))
-    compiled(lambda m, x: m(x).square().mean())(Net(), torch.randn(8, 4).double())
+    compiled(lambda m, x: m(x).square().mean().sqrt())(Net(), torch.randn(8, 4).double())
     names = {path.name for path in tmp_path.iterdir()}
     assert {"forward_loop", "forward_after", "backward_before", "backward_loop"} <= names
 
@@ -268,7 +392,7 @@ def test_programs_read_back_from_their_text():
         return (time_first.view(24, 4) @ w).tanh(), time_first * 2
 
     x, w = torch.randn(8, 3, 4, requires_grad=True), torch.randn(4, 4)
-    found, wanted = compiled(run)(x, w), run(x, w)
+    found, wanted = compiled(run, batch_inputs=["x"])(x, w), run(x, w)
     torch.testing.assert_close(found, wanted)
     programs = ipu_dynamo.programs()
     assert any("along dim 0, repeated 3 times" in str(program) for program in programs)

@@ -138,11 +138,11 @@ class Output:
 
 
 def blocks(tensor: Tensor, dim: int, outer: int, count: int) -> Sequence[Tensor]:
-    """The `count` micro-batches of a tensor: views, unless its rows are repeated."""
+    """The `count` micro-batches of a tensor: views, or copies where its rows are repeated."""
     if outer == 1:
         return tensor.tensor_split(count, dim)
     parts = tensor.unflatten(dim, (outer, -1)).tensor_split(count, dim + 1)
-    return [part.flatten(dim, dim + 1) for part in parts]
+    return [part.flatten(dim, dim + 1).contiguous() for part in parts]
 
 
 def _along(stream: Input | Output) -> str:

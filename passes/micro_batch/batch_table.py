@@ -1,0 +1,368 @@
+"""Hold the closed table of operators that work on a micro-batch, and how each does.
+
+A row gives dimensions labels. If one is cut into blocks, so is every other with the same label, in
+operands and results; a result without that label is a partial sum. So `mm` is `ij jk -> ik`: cut
+along i it makes blocks of rows, along k of columns, along j partial sums. In a pattern `.` is a
+dimension that cannot be cut, `~` are any number of those, `*` any number that can; `-` is a tensor
+without dimensions, `E` one that every micro-batch has for itself; `/` takes the mean, not the sum.
+
+Source   PyTorch's documentation of each operator; the idea is that of sharding propagation.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.micro_batch.placements import Kind, Label, Labels, Placements, Row, Shard
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2  # the argument `reduction` of losses
+
+
+class Operator:
+    """A call of an operator, with its arguments by name."""
+
+    def __init__(self, node: fx.Node, n: int, at: Mapping[fx.Node, Placements]) -> None:
+        self.node, self.n, self.at, self.sources = node, n, at, node.all_input_nodes
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        self.args: dict[str, Any] = {a.name: a.default_value for a in schema}
+        self.args |= dict(zip(self.args, node.args, strict=False)) | dict(node.kwargs)
+        self.tensors = [self.args[a.name] for a in schema if "Tensor" in str(a.type)]
+        value = node.meta["val"]
+        results = value if isinstance(value, tuple | list) else (value,)
+        self.shapes = [shape_of(result) for result in results]
+
+    def axes(self, name: str = "dim") -> set[int]:
+        """The dimensions of the first operand that an argument names; all, if it is absent."""
+        rank, given = len(shape_of(self.sources[0])), self.args.get(name)
+        listed = [given] if isinstance(given, int) else given or range(rank)
+        return {axis % rank for axis in listed} if rank else set()
+
+
+Rule = Callable[[Operator], Row | None]
+
+
+def shape_of(value: object) -> tuple[int, ...]:
+    value = value.meta["val"] if isinstance(value, fx.Node) else value
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _bind(pattern: str, rank: int) -> Labels:
+    """A label for each dimension; of a pattern that is too long the end counts."""
+    head, many, tail = re.fullmatch(r"([^*~]*)([*~]?)(.*)", pattern).groups()  # type: ignore[union-attr]
+    missing = rank - len(head) - len(tail) if many else 0
+    between: list[Label] = [i if many == "*" else None for i in range(missing)]
+    labels = [*head, *between, *tail]
+    return tuple(None if x == "." else x for x in labels[max(len(labels) - rank, 0) :])
+
+
+def _spread(node: fx.Node, labels: Labels) -> Labels:
+    """Labels of an operand that broadcasts: what has one element is the same for all."""
+    sizes = zip(labels, shape_of(node), strict=True)
+    return tuple(None if size == 1 else label for label, size in sizes)
+
+
+def pattern(text: str, sizes: str = "", count: str = "") -> Rule:
+    """The rule of a pattern with an item for each tensor among the arguments."""
+    operands, results = (side.split() for side in text.split(" -> "))
+
+    def rule(op: Operator) -> Row | None:
+        read: list[tuple[fx.Node, Labels | Kind]] = []
+        for item, node in zip(operands, op.tensors, strict=False):
+            if isinstance(node, fx.Node):
+                shape = shape_of(node)
+                each = item == "E"
+                labels = () if each else _bind(item.strip("-"), len(shape))
+                if not each and len(labels) != len(shape):
+                    return None
+                read.append((node, Kind.PER_MICRO_BATCH if each else _spread(node, labels)))
+        made = tuple(
+            Kind.PER_MICRO_BATCH if item == "E" else _bind(item.strip("-/"), len(shape))
+            for item, shape in zip(results, op.shapes, strict=True)
+        )
+        mean = frozenset(i for i, item in enumerate(results) if item.endswith("/"))
+        return Row(tuple(read), made, sizes, count, mean)
+
+    return rule
+
+
+def elementwise(op: Operator) -> Row:
+    """Arguments broadcast to the shape of the results: dimensions are counted from their end."""
+    read = [(x, _spread(x, tuple(range(-len(shape_of(x)), 0)))) for x in op.sources]
+    return Row(tuple(read), tuple(tuple(range(-len(shape), 0)) for shape in op.shapes))
+
+
+def moved(order: Callable[[Operator, range], Sequence[Label]], sizes: str = "") -> Rule:
+    """Dimensions change places, come or go: `order` is where those of the operands end up."""
+
+    def rule(op: Operator) -> Row | None:
+        dims = range(len(shape_of(op.sources[0])))
+        result = tuple(order(op, dims))
+        labels = tuple(dim if dim in result else None for dim in dims)
+        if any(len(shape_of(x)) != len(dims) for x in op.sources):
+            return None
+        return Row(tuple((x, labels) for x in op.sources), (result,) * len(op.shapes), sizes)
+
+    return rule
+
+
+def except_axes(axes: Callable[[Operator], Collection[int]], sizes: str = "") -> Rule:
+    """Elements meet along some axes; along each other one every row is for itself."""
+
+    def order(op: Operator, dims: range) -> list[Label]:
+        mixed = axes(op)
+        return [None if dim in mixed else dim for dim in dims]
+
+    return moved(order, sizes)
+
+
+def _squeeze(op: Operator, dims: range) -> list[Label]:
+    shape, axes = shape_of(op.sources[0]), op.axes()
+    alone = [dim in axes and shape[dim] == op.n for dim in dims]  # a micro-batch of one row
+    return [None if alone[d] else d for d in dims if not (d in axes and shape[d] == 1)]
+
+
+def _transpose(op: Operator, dims: range) -> list[Label]:
+    (a,), (b,) = op.axes("dim0"), op.axes("dim1")
+    order: list[Label] = list(dims)
+    order[a], order[b] = b, a
+    return order
+
+
+def _insert(op: Operator, dims: range) -> list[Label]:
+    at = op.args["dim"] % (len(dims) + 1)
+    return [*dims[:at], None, *dims[at:]]
+
+
+def _expand(op: Operator, dims: range) -> list[Label]:
+    shape = shape_of(op.sources[0])
+    kept: list[Label] = [None if shape[dim] == 1 else dim for dim in dims]
+    return [None] * (len(op.shapes[0]) - len(dims)) + kept
+
+
+def _padded(op: Operator) -> set[int]:
+    pad, rank = op.args["pad"], len(op.shapes[0])
+    return {rank - 1 - i // 2 for i, size in enumerate(pad) if size}
+
+
+def _sliced(op: Operator) -> set[int]:
+    whole = op.shapes[0] == shape_of(op.sources[0])
+    return set() if whole else op.axes()
+
+
+def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
+    """Over other dimensions each row has its own; sums and means over rows are partial."""
+
+    def rule(op: Operator) -> Row:
+        (source,), axes = op.sources, op.axes()
+        dims: Labels = tuple(range(len(shape_of(source))))
+        apart = tuple(None if dim in axes else dim for dim in dims)
+        keep = len(op.shapes[0]) == len(dims)
+        result = apart if keep else tuple(dim for dim in dims if dim not in axes)
+        labels = dims if adds else apart
+        results = (result,) * len(op.shapes)
+        return Row(((source, labels),), results, mean=frozenset({0} if mean else ()))
+
+    return rule
+
+
+def view(op: Operator) -> Row | None:
+    """A view keeps the order of elements: rows are found again behind as many repetitions."""
+    (source,), sizes, placed = op.sources, op.shapes[0], op.at[op.sources[0]]
+    if not isinstance(placed, Shard) or 0 in sizes:
+        return None
+    repetitions = math.prod(shape_of(source)[: placed.dim]) * placed.outer
+    places = []
+    for dim, size in enumerate(sizes):
+        outer, rest = divmod(repetitions, math.prod(sizes[:dim]))
+        if rest == 0 < outer and size % outer == 0 and size // outer % op.n == 0:
+            places.append(Shard(dim, outer))
+    if not places:
+        return None
+    found = min(places, key=lambda shard: shard.outer)
+    labels = tuple("v" if dim == placed.dim else None for dim in range(len(shape_of(source))))
+    result = tuple("v" if dim == found.dim else None for dim in range(len(sizes)))
+    return Row(((source, labels),), (result,), sizes="size", outer=found.outer)
+
+
+def layer_norm(op: Operator) -> Row | None:
+    own = "." * len(op.args["normalized_shape"])
+    if op.node.target is aten.native_layer_norm.default:
+        return pattern(f"*{own} {own} {own} -> *{own} *{own} *{own}")(op)
+    return pattern(f"*{own} *{own} *{own} *{own} {own} {own} -> *{own} {own} {own}")(op)
+
+
+def batch_norm(op: Operator) -> Row | None:
+    """Training takes each micro-batch's own statistics; running ones are averaged."""
+    if not op.args["training"]:
+        return None
+    if math.prod(op.shapes[0]) == op.n * op.shapes[0][1]:
+        raise CompileError(
+            "batch norm in training needs more than one value per channel in each micro-batch",
+            node=op.node,
+            hint="take fewer micro_batches, or a larger batch",
+        )
+    return pattern("n.~ . . . . -> n.~ E E ./ ./")(op)
+
+
+def embedding_backward(op: Operator) -> Row | None:
+    return None if op.args["scale_grad_by_freq"] else pattern("*. * -> ..")(op)
+
+
+def nll(op: Operator) -> Row | None:
+    """A mean divides by the weight of all targets, so `PrepareBatch` takes sums instead."""
+    if op.args["reduction"] == MEAN:
+        return None
+    return pattern(f"n.~ n~ . -> {'n~' if op.args['reduction'] == NONE else '-'} -")(op)
+
+
+def nll_backward(op: Operator) -> Row | None:
+    return pattern(f"{'n~' if op.args['reduction'] == NONE else '-'} n.~ n~ . - -> n.~")(op)
+
+
+def loss(op: Operator) -> Row:
+    """Element by element, then a sum or a mean, which has no dimensions."""
+    mean = op.args["reduction"] == MEAN
+    return replace(elementwise(op), mean=frozenset({0} if mean else ()))
+
+
+def loss_backward(op: Operator) -> Row:
+    """The gradient of a mean divides by the number of elements, here of a micro-batch."""
+    return replace(elementwise(op), too_large=op.args["reduction"] == MEAN)
+
+
+_ELEMENTWISE = """
+    abs acos acosh angle asin asinh atan atanh bitwise_not ceil  cos cosh deg2rad
+    digamma erf erfc erfinv exp exp2 expm1 floor frac i0  isinf isnan isneginf isposinf
+    lgamma log log10 log1p log2 logical_not mish nan_to_num neg  rad2deg reciprocal relu
+     round rsqrt  sgn sigmoid sign signbit silu sin sinc sinh softplus special_entr
+    special_erfcx special_log_ndtr special_ndtri sqrt tan tanh trunc alias clone detach copy
+    fill.Scalar _to_copy lift_fresh_copy zeros_like ones_like full_like empty_like rand_like
+    randn_like bernoulli bernoulli.p native_dropout celu elu gelu hardshrink hardsigmoid hardswish
+    hardtanh leaky_relu log_sigmoid_forward logit polygamma round.decimals softshrink threshold
+    add.Tensor add.Scalar atan2 bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor
+    bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar clamp clamp.Tensor clamp_max
+    clamp_max.Tensor clamp_min clamp_min.Tensor copysign.Tensor div.Tensor div.Scalar
+    div.Tensor_mode eq.Tensor eq.Scalar floor_divide fmax fmin fmod.Tensor fmod.Scalar ge.Tensor
+    ge.Scalar gt.Tensor gt.Scalar heaviside hypot le.Tensor le.Scalar logaddexp logaddexp2
+    logical_and logical_or logical_xor lt.Tensor lt.Scalar maximum minimum mul.Tensor mul.Scalar
+    ne.Tensor ne.Scalar pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar remainder.Tensor
+    remainder.Scalar rsub.Scalar sub.Tensor sub.Scalar xlogy.Tensor special_xlog1py addcdiv addcmul
+    lerp.Scalar lerp.Tensor masked_fill.Scalar masked_fill.Tensor where.self elu_backward
+    gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward
+    log_sigmoid_backward logit_backward native_dropout_backward sigmoid_backward silu_backward
+    mish_backward softplus_backward softshrink_backward hardshrink_backward tanh_backward
+    threshold_backward
+"""
+
+_TABLE: list[tuple[Rule, str]] = [
+    (elementwise, _ELEMENTWISE),
+    (view, "view _unsafe_view"),
+    (moved(lambda op, dims: [*reversed(dims)]), "t"),
+    (moved(_transpose), "transpose.int"),
+    (moved(lambda op, dims: [dims[d] for d in op.args["dims"]]), "permute"),
+    (moved(_insert), "unsqueeze stack"),
+    (moved(_insert, sizes="input_sizes"), "select_backward"),
+    (moved(_squeeze), "squeeze squeeze.dim squeeze.dims"),
+    (moved(_expand, sizes="size"), "expand"),
+    (moved(lambda op, dims: [d for d in dims if d not in op.axes()]), "select.int unbind.int"),
+    (except_axes(_sliced), "slice.Tensor"),
+    (except_axes(Operator.axes, sizes="input_sizes"), "slice_backward"),
+    (except_axes(lambda op: op.axes("dims")), "flip roll"),
+    (except_axes(_padded), "constant_pad_nd"),
+    (except_axes(lambda op: {len(op.shapes[0]) - 1, len(op.shapes[0]) - 2}), "tril triu"),
+    (
+        except_axes(Operator.axes),
+        """cat split.Tensor split_with_sizes cumsum cumprod logcumsumexp sort sort.stable
+        topk glu glu_backward gather scatter.src scatter.value scatter_add
+        _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data""",
+    ),
+    (reduction(adds=True), "sum sum.dim_IntList"),
+    (reduction(adds=True, mean=True), "mean mean.dim"),
+    (
+        reduction(),
+        """amax amin any.dim any.dims all.dim all.dims argmax argmin prod.dim_int var.correction
+        std.correction logsumexp max.dim min.dim linalg_vector_norm""",
+    ),
+    (pattern("ij jk -> ik"), "mm"),
+    (pattern("bij bjk -> bik"), "bmm"),
+    (pattern("ik i. .k -> ik"), "addmm"),  # along j the bias would be added n times
+    (pattern("bik bi. b.k -> bik"), "baddbmm"),
+    (pattern(".. * -> *."), "embedding"),
+    (embedding_backward, "embedding_dense_backward"),
+    (layer_norm, "native_layer_norm native_layer_norm_backward"),
+    (pattern("n.~ . . -> n.~ n. n.", count="N"), "native_group_norm"),
+    (pattern("n.~ n.~ n. n. . -> n.~ . .", count="N"), "native_group_norm_backward"),
+    (batch_norm, "_native_batch_norm_legit_functional"),
+    (pattern("n.~ . . . . -> n.~ E E"), "_native_batch_norm_legit_no_training"),
+    (pattern("n.~ n.~ . . . E E -> n.~ . ."), "native_batch_norm_backward"),
+    (pattern("n.~ ~ ~ -> n.~"), "convolution"),
+    (pattern("n.~ n.~ ~ -> n.~ ~ ~"), "convolution_backward"),
+    (
+        pattern("n~ -> n~"),
+        "avg_pool2d avg_pool3d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d",
+    ),
+    (
+        pattern("n~ n~ -> n~"),
+        "avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward",
+    ),
+    (
+        pattern("n~ -> n~", sizes="input_size"),
+        "upsample_nearest2d_backward upsample_bilinear2d_backward",
+    ),
+    (pattern("n~ -> n~ n~"), "max_pool2d_with_indices max_pool3d_with_indices"),
+    (
+        pattern("n~ n~ n~ -> n~"),
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+    ),
+    (
+        pattern("bh.. bh.. bh.. bh.. -> bh.. bh."),
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ),
+    (
+        pattern("bh.. bh.. bh.. bh.. bh.. bh. bh.. -> bh.. bh.. bh.."),
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+    (nll, "nll_loss_forward nll_loss2d_forward"),
+    (nll_backward, "nll_loss_backward nll_loss2d_backward"),
+    (loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"),
+    (
+        loss_backward,
+        """mse_loss_backward smooth_l1_loss_backward huber_loss_backward
+        binary_cross_entropy_backward""",
+    ),
+]
+_LINEAR = """
+    alias clone detach neg add.Tensor sub.Tensor view _unsafe_view t transpose.int permute unsqueeze
+    squeeze squeeze.dim squeeze.dims expand select.int slice.Tensor
+"""
+
+
+def _overloads(names: str) -> list[Any]:
+    pairs = (name.partition(".") for name in names.split())
+    return [getattr(getattr(aten, packet), name or "default") for packet, _, name in pairs]
+
+
+RULES: dict[object, Rule] = {op: rule for rule, names in _TABLE for op in _overloads(names)}
+LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
+
+
+def is_linear(node: fx.Node) -> bool:
+    """Whether a sum of results is the result on sums, given that all of its tensors are such sums.
+
+    `x + 1` is not: it would add n times.
+    """
+    target: Any = node.target
+    if target is aten._to_copy.default:  # to a type that has every value of the other
+        old, new = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
+        return bool(old.is_floating_point and torch.promote_types(old, new) == new)
+    if target not in LINEAR:
+        return False
+    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    return isinstance(given.get("other", node), fx.Node)

@@ -1,0 +1,75 @@
+"""Rewrite what has no micro-batch form of its own into operators that have one.
+
+Before   %l = nll_loss_forward(%s, %t, %w, mean)[0]     %z = aten.new_zeros(%x, [8, 3])
+After    %l = sum / weight of all targets               %z = aten.full([8, 3], 0)
+Keeps    values: a mean of cross entropy divides by the weight of the whole batch's targets.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
+
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_FILLED = {aten.new_zeros.default: 0, aten.new_ones.default: 1}
+_LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareBatch:
+    """The pass."""
+
+    name: ClassVar[str] = "PrepareBatch"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "these operators have no micro-batch form of their own"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        filled = [node for node in graph.nodes if node.target in _FILLED]
+        losses = [node for node in graph.nodes if node.target in _LOSSES and node.args[3] == MEAN]
+        for node in filled:
+            _make_constant(graph, node)
+        for node in losses:
+            _sum_up(graph, node)
+        capture.graph.recompile()
+        return bool(filled or losses)
+
+
+def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
+    """`new_zeros` and its like need no tensor but for dtype and device."""
+    value, fill = node.meta["val"], _FILLED[node.target]  # type: ignore[index]
+    like = {"dtype": value.dtype, "device": value.device}
+    with graph.inserting_after(node):
+        constant = call(graph, aten.full.default, list(value.shape), fill, origin=node, **like)
+    node.replace_all_uses_with(constant)
+    graph.erase_node(node)
+
+
+def _sum_up(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace a mean over the targets that count by a sum, which their weight divides."""
+    args: list[Any] = [SUM if i == 3 else arg for i, arg in enumerate(node.args)]
+    dtype = args[0].meta["val"].dtype
+    to = aten._to_copy.default
+    with graph.inserting_before(node.next):
+        if dtype in _HALVES:  # whose sums would overflow
+            for i in (0, 2):
+                if isinstance(args[i], fx.Node):
+                    args[i] = call(graph, to, args[i], origin=node, dtype=torch.float32)
+        both = call(graph, node.target, *args, origin=node)
+        total, weight = (call(graph, operator.getitem, both, i, origin=node) for i in (0, 1))
+        mean = call(graph, aten.div.Tensor, total, weight, origin=node)
+        if dtype in _HALVES:
+            mean = call(graph, to, mean, origin=node, dtype=dtype)
+            weight = call(graph, to, weight, origin=node, dtype=dtype)
+    for user in list(node.users):
+        user.replace_all_uses_with(mean if user.args[1] == 0 else weight)
+        graph.erase_node(user)
+    graph.erase_node(node)

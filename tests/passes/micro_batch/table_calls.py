@@ -1,0 +1,395 @@
+"""Draw arguments for each operator of the table of micro-batches."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = tuple[list[Any], dict[str, Any]]
+INTEGER = ("bitwise",)
+SAME = ("backward", "log_sigmoid", "native_dropout", "bernoulli")  # tensors of one shape
+NONE, MEAN, SUM = 0, 1, 2
+
+
+class Draw:
+    """Random sizes and tensors; sizes repeat often, so that a wrong dimension may fit."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def size(self) -> int:
+        return self.rng.choice((2, 4, 4, 6))
+
+    def shape(self, least: int = 1, most: int = 3) -> list[int]:
+        return [self.size() for _ in range(self.rng.randint(least, most))]
+
+    def float(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64) * 0.8 + 0.1
+
+    def int(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=self.generator)
+
+    def bool(self, *shape: int) -> Tensor:
+        return self.int(2, *shape).bool()
+
+    def dim(self, tensor: Tensor) -> int:
+        return self.rng.randrange(-tensor.dim(), tensor.dim())
+
+    def dims(self, tensor: Tensor) -> list[int]:
+        return self.rng.sample(range(tensor.dim()), self.rng.randint(1, tensor.dim()))
+
+    def flag(self) -> bool:
+        return self.rng.random() < 0.5
+
+    def tensor(self) -> Tensor:
+        return self.float(*self.shape())
+
+    def narrower(self, shape: list[int]) -> list[int]:
+        """A shape that broadcasts to another."""
+        start = self.rng.randint(0, len(shape) - 1)
+        return [1 if self.rng.random() < 0.3 else size for size in shape[start:]]
+
+
+def pointwise(draw: Draw, name: str, schema: Any) -> Arguments:
+    """Arguments of an operator whose tensors broadcast, from its schema."""
+    shape = draw.shape()
+    same = any(word in name for word in SAME)
+    tensors = [a for a in schema.arguments if str(a.type) == "Tensor"]
+    full = 0 if same or name.startswith("copy") else draw.rng.randrange(len(tensors))
+    args: list[Any] = []
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        if argument.kwarg_only:
+            continue
+        if argument in tensors:
+            whole = same or tensors.index(argument) == full
+            size = shape if whole else draw.narrower(shape)
+            boolean = argument.name in ("mask", "condition")
+            if any(word in name for word in INTEGER):
+                args.append(draw.int(8, *size))
+            else:
+                args.append(draw.bool(*size) if boolean else draw.float(*size))
+        elif kind in ("number", "Scalar"):
+            args.append(2)
+        elif argument.has_default_value():
+            break
+        else:
+            args.append({"int": 1, "bool": True, "float": 0.5, "Optional[bool]": True}[kind])
+    if name == "polygamma":
+        args = [1, draw.tensor()]
+    if name.startswith("bernoulli"):
+        args = [torch.ones(shape).double(), 1.0][: len(args)]  # always drawn
+    if name == "native_dropout":
+        args = [args[0], 0.0, True]
+    if name == "log_sigmoid_backward":
+        args = [args[0], args[1], args[1].abs().neg().exp()]
+    return args, {}
+
+
+def _narrowing(*shapes: int) -> Callable[["Draw"], Arguments]:
+    """Tensors that broadcast, one of which has the whole shape."""
+
+    def make(d: Draw) -> Arguments:
+        shape = d.shape()
+        return [d.float(*shape), *(d.float(*d.narrower(shape)) for _ in shapes)], {}
+
+    return make
+
+
+def _view(d: Draw) -> Arguments:
+    x = d.tensor()
+    sizes = list(x.shape)
+    i = d.rng.randrange(len(sizes))
+    if len(sizes) > 1 and d.flag():
+        i = min(i, len(sizes) - 2)
+        sizes[i : i + 2] = [sizes[i] * sizes[i + 1]]
+    else:
+        sizes[i : i + 1] = [2, sizes[i] // 2]
+    return [x, sizes], {}
+
+
+def _with_dim(*more: Any) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.tensor()
+        return [x, d.dim(x), *more], {}
+
+    return make
+
+
+def _reduced(*, many: bool = True, **kwargs: Any) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.tensor()
+        return [x, d.dims(x) if many else d.dim(x), d.flag()], kwargs
+
+    return make
+
+
+def _list(d: Draw) -> Arguments:
+    x = d.tensor()
+    return [[x, d.float(*x.shape), d.float(*x.shape)], d.dim(x)], {}
+
+
+def _scatter(*more: Any, source: bool = True) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(*d.shape(2, 3))
+        dim = d.dim(x)
+        shape = [max(2, s - 2) if d.rng.random() < 0.2 else s for s in x.shape]
+        index = d.int(x.shape[dim], *shape)
+        return [x, dim, index, *([d.float(*shape)] if source else []), *more], {}
+
+    return make
+
+
+def _gradient(d: Draw) -> Arguments:
+    x = d.tensor()
+    out = x.softmax(dim := d.dim(x))
+    return [d.float(*x.shape), out, dim, torch.float64], {}
+
+
+def _product(*, bias: bool, batch: bool) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        b = [d.size()] if batch else []
+        i, j, k = d.size(), d.size(), d.size()
+        first = [d.float(*d.narrower([*b, i, k]))] if bias else []
+        return [*first, d.float(*b, i, j), d.float(*b, j, k)], {}
+
+    return make
+
+
+def _embedding(d: Draw) -> Arguments:
+    return [d.float(5, d.size()), d.int(5, *d.shape(1, 2)), d.rng.choice((-1, 0))], {}
+
+
+def _embedding_backward(d: Draw) -> Arguments:
+    index = d.int(5, *d.shape(1, 2))
+    return [d.float(*index.shape, d.size()), index, 5, d.rng.choice((-1, 0)), False], {}
+
+
+def _layer_norm(d: Draw) -> Arguments:
+    x = d.float(*d.shape(2, 3))
+    own = list(x.shape[d.rng.randint(1, x.dim() - 1) :])
+    return [x, own, d.float(*own), d.float(*own), 1e-5], {}
+
+
+def _group_norm(d: Draw) -> Arguments:
+    x = d.float(d.size(), 4, *d.shape(1, 2))
+    space = x[0, 0].numel()
+    return [x, d.float(4), d.float(4), x.shape[0], 4, space, d.rng.choice((1, 2)), 1e-5], {}
+
+
+def _group_norm_backward(d: Draw) -> Arguments:
+    (x, weight, _, *sizes, _), _ = _group_norm(d)
+    statistics = [d.float(x.shape[0], sizes[-1]) for _ in range(2)]
+    return [d.float(*x.shape), x, *statistics, weight, *sizes, [True] * 3], {}
+
+
+def _batch_norm(d: Draw) -> Arguments:
+    x = d.float(4, d.size(), *d.shape(1, 2))
+    return [x, *(d.float(x.shape[1]) for _ in range(4))], {}
+
+
+def _convolution(d: Draw) -> Arguments:
+    n = d.rng.choice((1, 2))
+    x, kernel = d.float(d.size(), 4, *[6] * n), [3] * n
+    transposed = d.flag()
+    w = d.float(4, 4, *kernel)
+    return [x, w, d.float(4), [1] * n, [0] * n, [1] * n, transposed, [0] * n, 1], {}
+
+
+def _pool(*more: Any, n: int = 2) -> Callable[[Draw], Arguments]:
+    return lambda d: ([d.float(d.size(), 2, *[4] * n), *more], {})
+
+
+def _attention(d: Draw) -> Arguments:
+    batch, heads, length, width = d.size(), d.size(), d.size(), 4
+    qkv = [d.float(batch, heads, length, width) for _ in range(3)]
+    sizes = [batch, heads, length, length] if d.flag() else [1, 1, length, length]
+    mask = d.float(*(1 if d.rng.random() < 0.3 else size for size in sizes))
+    mask = mask if d.flag() else d.float(length, length)
+    kwargs = {"attn_mask": mask} if d.flag() else {}
+    return [*qkv, 0.0, False], kwargs
+
+
+def _nll(space: int) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(d.size(), 4, *[2] * space)
+        target = d.int(4, x.shape[0], *x.shape[2:])
+        weight = d.float(4) if d.flag() else None
+        return [x, target, weight, d.rng.choice((NONE, MEAN, SUM)), 1], {}
+
+    return make
+
+
+def _nll_backward(space: int) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        (x, target, weight, over, ignored), _ = _nll(space)(d)
+        gradient = d.float(*target.shape) if over == NONE else d.float()
+        return [gradient, x, target, weight, over, ignored, d.float()], {}
+
+    return make
+
+
+def _batch_norm_backward(d: Draw) -> Arguments:
+    """In eval mode, where nothing depends on a micro-batch's statistics."""
+    (x, weight, _, mean, variance), _ = _batch_norm(d)
+    own = [torch.empty(0).double(), torch.empty(0).double()]
+    return [d.float(*x.shape), x, weight, mean, variance, *own, False, 1e-5, [True] * 3], {}
+
+
+def _loss(*, weight: bool = False, more: tuple[Any, ...] = ()) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.tensor()
+        weights = [d.float(*x.shape) if d.flag() else None] if weight else []
+        return [x, d.float(*x.shape), *weights, d.rng.choice((NONE, MEAN, SUM)), *more], {}
+
+    return make
+
+
+def _one(*make_more: Callable[[Draw, Tensor], Any], least: int = 1) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(*d.shape(least, 3))
+        return [x, *(more(d, x) for more in make_more)], {}
+
+    return make
+
+
+def _glu(d: Draw) -> Arguments:
+    x = d.tensor()
+    return [x, d.dim(x)], {}
+
+
+def _squeezable(*, many: bool | None) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(*(1 if d.rng.random() < 0.3 else 2 if d.flag() else s for s in [4] * 3))
+        return [x, *([] if many is None else [d.dims(x) if many else d.dim(x)])], {}
+
+    return make
+
+
+def _expand(d: Draw) -> Arguments:
+    shape = d.shape()
+    x = d.float(*d.narrower(shape))
+    return [x, shape], {}
+
+
+def _slice(d: Draw) -> Arguments:
+    x = d.tensor()
+    dim = d.dim(x)
+    return [x, dim, *d.rng.choice(((0, 1), (1, 2**63 - 1), (0, 2**63 - 1), (-1, 9)))], {}
+
+
+def _select_backward(d: Draw) -> Arguments:
+    shape = d.shape(2, 3)
+    dim = d.rng.randrange(len(shape))
+    return [d.float(*shape[:dim], *shape[dim + 1 :]), shape, dim, 1], {}
+
+
+def _slice_backward(d: Draw) -> Arguments:
+    shape = d.shape(2, 3)
+    dim = d.rng.randrange(len(shape))
+    part = [*shape[:dim], 1, *shape[dim + 1 :]]
+    return [d.float(*part), shape, dim, 1, 2, 1], {}
+
+
+CALLS: dict[str, Callable[[Draw], Arguments]] = {
+    "_to_copy": lambda d: ([d.tensor()], {"dtype": torch.float32} if d.flag() else {}),
+    "round.decimals": lambda d: ([d.tensor()], {"decimals": 1}),
+    "div.Tensor_mode": lambda d: (_narrowing(1)(d)[0], {"rounding_mode": "floor"}),
+    "clamp": _one(lambda d, x: 0.3, lambda d, x: 0.6),
+    "clamp.Tensor": _narrowing(1, 2),
+    "masked_fill.Tensor": _one(lambda d, x: d.bool(*x.shape), lambda d, x: d.float()),
+    "view": _view,
+    "_unsafe_view": _view,
+    "t": lambda d: ([d.float(*d.shape(2, 2))], {}),
+    "transpose.int": _one(lambda d, x: d.dim(x), lambda d, x: d.dim(x)),
+    "permute": _one(lambda d, x: d.rng.sample(range(x.dim()), x.dim())),
+    "unsqueeze": _one(lambda d, x: d.rng.randint(0, x.dim())),
+    "stack": _list,
+    "cat": _list,
+    "select_backward": _select_backward,
+    "slice_backward": _slice_backward,
+    "squeeze": _squeezable(many=None),
+    "squeeze.dim": _squeezable(many=False),
+    "squeeze.dims": _squeezable(many=True),
+    "expand": _expand,
+    "select.int": _one(lambda d, x: d.dim(x), lambda d, x: 1, least=2),
+    "unbind.int": _one(lambda d, x: d.dim(x), least=2),
+    "slice.Tensor": _slice,
+    "flip": _one(lambda d, x: d.dims(x), least=2),
+    "roll": _one(lambda d, x: [1], lambda d, x: [d.dim(x)], least=2),
+    "constant_pad_nd": _one(lambda d, x: [1, d.rng.randint(0, 1)], lambda d, x: 2.0, least=2),
+    "tril": lambda d: ([d.float(*d.shape(3, 3))], {}),
+    "triu": lambda d: ([d.float(*d.shape(3, 3)), 1], {}),
+    "split.Tensor": _one(lambda d, x: 1, lambda d, x: d.dim(x), least=2),
+    "split_with_sizes": lambda d: ([d.float(d.size(), 4, d.size()), [1, 3], 1], {}),
+    "sort.stable": lambda d: ([x := d.tensor()], {"stable": True, "dim": d.dim(x)}),
+    "topk": lambda d: ([x := d.float(*d.shape(2, 3)), 1, d.dim(x)], {}),
+    "glu": _glu,
+    "glu_backward": lambda d: (
+        [d.float(*(s // 2 if i == 0 else s for i, s in enumerate(x.shape))), x, 0]
+        if (x := d.float(*d.shape(2, 3))) is not None
+        else [],
+        {},
+    ),
+    "gather": lambda d: ((a := _scatter(source=False)(d))[0], a[1]),
+    "scatter.src": _scatter(),
+    "scatter.value": _scatter(2.0, source=False),
+    "scatter_add": _scatter(),
+    "_softmax_backward_data": _gradient,
+    "_log_softmax_backward_data": _gradient,
+    "_softmax": _with_dim(False),
+    "_log_softmax": _with_dim(False),
+    "sum": _one(),
+    "mean": _one(),
+    "argmax": _reduced(many=False),
+    "argmin": _reduced(many=False),
+    "any.dim": _reduced(many=False),
+    "all.dim": _reduced(many=False),
+    "prod.dim_int": _reduced(many=False),
+    "max.dim": _reduced(many=False),
+    "min.dim": _reduced(many=False),
+    "linalg_vector_norm": _one(lambda d, x: 2, lambda d, x: d.dims(x), lambda d, x: d.flag()),
+    "var.correction": _one(lambda d, x: d.dims(x)),
+    "std.correction": _one(lambda d, x: d.dims(x)),
+    "mm": _product(bias=False, batch=False),
+    "bmm": _product(bias=False, batch=True),
+    "addmm": _product(bias=True, batch=False),
+    "baddbmm": _product(bias=True, batch=True),
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "_native_batch_norm_legit_no_training": lambda d: ([*_batch_norm(d)[0], 0.1, 1e-5], {}),
+    "_native_batch_norm_legit_functional": lambda d: ([*_batch_norm(d)[0], True, 0.1, 1e-5], {}),
+    "convolution": _convolution,
+    "avg_pool2d": _pool([2, 2]),
+    "avg_pool3d": _pool([2, 2, 2], n=3),
+    "_adaptive_avg_pool2d": _pool([2, 2]),
+    "upsample_nearest2d": _pool([8, 8]),
+    "upsample_bilinear2d": _pool([8, 8], False),
+    "max_pool2d_with_indices": _pool([2, 2]),
+    "max_pool3d_with_indices": _pool([2, 2, 2], n=3),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "nll_loss_forward": _nll(0),
+    "nll_loss2d_forward": _nll(2),
+    "nll_loss_backward": _nll_backward(0),
+    "nll_loss2d_backward": _nll_backward(2),
+    "native_batch_norm_backward": _batch_norm_backward,
+    "mse_loss": _loss(),
+    "smooth_l1_loss": _loss(more=(0.3,)),
+    "huber_loss": _loss(more=(0.3,)),
+    "binary_cross_entropy": _loss(weight=True),
+    **dict.fromkeys(
+        ("cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "_safe_softmax"), _with_dim()
+    ),
+    **dict.fromkeys(
+        (
+            "sum.dim_IntList", "mean.dim", "amax", "amin", "any.dims", "all.dims", "logsumexp",
+        ),
+        _reduced(),
+    ),
+}  # fmt: skip
