@@ -13,6 +13,8 @@ HOMES = {  # folders at the root, and the names that they are imported by
     "ipu_dynamo": "ipu_dynamo",
     "passes": "ipu_dynamo.passes",
     "runtime": "ipu_dynamo.runtime",
+    "popart": "popart",
+    "popdist": "popdist",
     "poptorch": "poptorch",
 }
 
