@@ -3,6 +3,8 @@
 import os
 
 from poptorch import _impl as _impl
+from poptorch import _poplar_executor as _poplar_executor
+from poptorch import _utils as _utils
 from poptorch import enums, ops, optim, options, poptorch_core
 from poptorch._distribution import __version__, refuse_foreign_distribution
 from poptorch._logging import logger, setLogLevel

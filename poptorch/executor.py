@@ -23,10 +23,11 @@ from poptorch.arguments import (
     warn_about_dictionaries,
 )
 from poptorch.checks import check_model, check_program
-from poptorch.compile_hooks import compile_hooks
 from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
+from poptorch.executable import Executable, ExecutableInputs, inputs_of
+from poptorch.missing import executor_member
 from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
@@ -41,6 +42,7 @@ from poptorch.replica_grouping import (
 from poptorch.traced_model import TracedModel
 from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
+from poptorch.unwrapping import rewrap_model
 from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
@@ -79,6 +81,8 @@ class PoplarExecutor(DeviceWeights):
         self._adapter: TracedModel | None = None
         self._expected: ExpectedCall | None = None
         self._warned_about_layout = self._warned_about_mode = False
+        self._executable: Executable | None = None
+        self._executable_inputs: ExecutableInputs | None = None
         self._compile_seconds: float | None = None
         self._wrapping: Wrapping | None = None
         self._update: OptimizerInUse | None = None
@@ -103,6 +107,21 @@ class PoplarExecutor(DeviceWeights):
         """The executor's own options, frozen."""
         return self._options
 
+    @property
+    def _user_model(self) -> Any:
+        """As libraries for PopTorch call it."""
+        return self.model
+
+    @property
+    def _model(self) -> Any:
+        """What is called while tracing, as libraries for PopTorch call it."""
+        return self._traced
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """What trains, as libraries for PopTorch call it."""
+        return None if self._update is None else self._update.optimizer
+
     def compilationTime(self) -> datetime.timedelta:
         """How long the last compilation took."""
         if self._compile_seconds is None:
@@ -120,6 +139,8 @@ class PoplarExecutor(DeviceWeights):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_made_from" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        if (missing := executor_member(name)) is not None:
+            raise missing
         value = getattr(self.model, name)
         if isinstance(value, nn.Parameter):
             return ExecutorParameter(value, partial(self._group_replicas, name))
@@ -182,13 +203,14 @@ class PoplarExecutor(DeviceWeights):
             self.copyWeightsToHostIfNeeded()
             if self._update is not None:
                 self._update.connect(None)
-            self._core = self._adapter = self._expected = None
+            self._core = self._adapter = self._expected = self._executable = None
             self._detach()
             if self._wrapping is not None:
                 self._wrapping.remove()
                 self._wrapping = None
 
         if self._wrapping is not None:
+            rewrap_model(self._made_from)  # what is removed is there
             note_trainers()  # the classes will not show any more that this one has trained
         self._weights.alone(drop)
 
@@ -212,7 +234,6 @@ class PoplarExecutor(DeviceWeights):
         with (
             self._attaching(),
             compilation_bar(show=self._options._show_progress_bar),
-            compile_hooks(),
             core_errors(f"compiling {self._name()}", self._options),
         ):
             core = self._new_core(adapter)
@@ -225,6 +246,10 @@ class PoplarExecutor(DeviceWeights):
             self._update.connect(core, self._weights)
         self._weights.compiled(core)
         self._adapter, self._expected = adapter, ExpectedCall(call)
+        self._executable = Executable(
+            self._name(), core.program, self._training, self._options.replication_factor
+        )
+        self._executable_inputs = inputs_of(call)
         self._core = core  # last: an interrupted compilation is none
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
