@@ -230,6 +230,11 @@ def test_compile_hooks_run_in_order_also_around_failures():
     executor.destroy()
     executor(ONE)
     assert calls == ["before", "trace", "after", "before", "after", "trace"]
+    running = []
+    handle = poptorch.registerPreCompileHook(lambda: running.append(poptorch.isRunningOnIpu()))
+    poptorch.inferenceModel(lambda x: x + 1)(ONE)
+    handle.remove()
+    assert running == [True]
     with pytest.raises(RuntimeError, match="Pre-compile hook must be callable"):
         poptorch.registerPreCompileHook(None)
 
