@@ -24,7 +24,7 @@ from poptorch.arguments import (
 )
 from poptorch.checks import check_model, check_program
 from poptorch.core_errors import core_errors
-from poptorch.enums import ConnectionType
+from poptorch.enums import CommGroupType, ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.executable import Executable, ExecutableInputs, inputs_of
 from poptorch.missing import executor_member
@@ -152,6 +152,8 @@ class PoplarExecutor(DeviceWeights):
                 f"replicaGrouping of {name}: the model is compiled already; call it before, or "
                 "after destroy()"
             )
+        if CommGroupType(grouping[0]) is CommGroupType.All:
+            return  # all replicas share it, as they do anyway
         replicas = self._options.replication_factor
         self.per_replica_params[name] = read_grouping(name, *grouping, replicas=replicas)
 
@@ -204,6 +206,7 @@ class PoplarExecutor(DeviceWeights):
             if self._update is not None:
                 self._update.connect(None)
             self._core = self._adapter = self._expected = self._executable = None
+            self._compile_seconds = None
             self._detach()
             if self._wrapping is not None:
                 self._wrapping.remove()
@@ -350,7 +353,11 @@ class PoplarExecutor(DeviceWeights):
         prepared = []
         for tensor in tensors:
             if tensor.requires_grad:
-                logger.warning("An input requires a gradient: it is detached, and gets none")
+                if not self.isCompiled():
+                    logger.warning(
+                        "Input tensor has requires_grad=True set. This tensor will be detached "
+                        "because backward pass via inputs is not supported."
+                    )
                 tensor = tensor.detach()
             if not tensor.is_contiguous() and not self._warned_about_layout:
                 logger.warning("An input is not contiguous: it is copied at every call")

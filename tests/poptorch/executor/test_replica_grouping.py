@@ -105,7 +105,8 @@ def test_a_matrix_product_split_over_replicas():
 def test_all_replicas_may_share():
     model = Weighted(2.0)
     training = poptorch.trainingModel(model, options(2), torch.optim.SGD(model.parameters(), 1.0))
-    training.w.replicaGrouping(All, 0, ONE)
+    training.w.replicaGrouping(All, "ignored", EACH)
+    assert training.per_replica_params == {}
     assert training(torch.tensor([1.0, 3.0])).tolist() == [2.0, 6.0]
     assert model.w.tolist() == [0.0]
 
@@ -183,7 +184,7 @@ def test_shards_that_do_not_divide_the_replicas(kind, shards):
     assert not inference.per_replica_params
 
 
-@pytest.mark.parametrize(("kind", "shards"), [(All, 1), (Consecutive, 2), (Orthogonal, 4)])
+@pytest.mark.parametrize(("kind", "shards"), [(Consecutive, 2), (Orthogonal, 4)])
 def test_a_mode_that_reads_back_another_shape(kind, shards):
     inference = poptorch.inferenceModel(weighted([1.0, 2.0]), options(4))
     with pytest.raises(poptorch.Error, match="AllReplicas would read back 4 slices"):
