@@ -22,9 +22,9 @@ from poptorch.arguments import (
     parameters_of,
     warn_about_dictionaries,
 )
-from poptorch.checks import check_model, check_program
+from poptorch.checks import check_model, check_optimizer, check_program
 from poptorch.core_errors import core_errors
-from poptorch.enums import CommGroupType, ConnectionType
+from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy
 from poptorch.errors import createPoptorchError, require
 from poptorch.executable import Executable, ExecutableInputs, inputs_of
 from poptorch.missing import executor_member
@@ -39,6 +39,7 @@ from poptorch.replica_grouping import (
     groups_of_model,
     read_grouping,
 )
+from poptorch.tracebacks import ShortTracebacks
 from poptorch.traced_model import TracedModel
 from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
@@ -228,6 +229,7 @@ class PoplarExecutor(DeviceWeights):
         check_model(self._traced)
         warn_about_dictionaries(call)
         if self._update is not None:
+            check_optimizer(self._traced, self._update.optimizer)
             self._wrap()
             self._update.read_again()
         named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
@@ -235,6 +237,7 @@ class PoplarExecutor(DeviceWeights):
         adapter = TracedModel(self._traced, call)
         started = time.perf_counter()
         with (
+            ShortTracebacks(),
             self._attaching(),
             compilation_bar(show=self._options._show_progress_bar),
             core_errors(f"compiling {self._name()}", self._options),
@@ -254,6 +257,8 @@ class PoplarExecutor(DeviceWeights):
         )
         self._executable_inputs = inputs_of(call)
         self._core = core  # last: an interrupted compilation is none
+        if self._options.connection_type == ConnectionType.OnDemand:
+            self.attachToDevice()  # where it fails, there is a program that can be attached later
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
@@ -325,8 +330,9 @@ class PoplarExecutor(DeviceWeights):
         if self.isCompiled():
             raise ValueError(
                 "Invalid optimizer: the new optimizer would require changing "
-                "options.Training.meanAccumulationAndReplicationReductionStrategy but the model "
-                "is already compiled."
+                "options.Training.meanAccumulationAndReplicationReductionStrategy to "
+                f"poptorch.MeanReductionStrategy.{MeanReductionStrategy(wanted).name} but the "
+                "executable is already compiled."
             )
         self._options._unfreeze()
         training.set(meanAccumulationAndReplicationReductionStrategy=wanted)

@@ -49,7 +49,7 @@ def unwrap_model(model: Any) -> None:
 
 def rewrap_model(model: Any) -> None:
     """Undo `unwrap_model`, for the parameters and buffers that the module has now."""
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) and len(_wrappers):
         for tensor in [*model.parameters(), *model.buffers()]:
             rewrap(tensor)
         rewrap(model)
