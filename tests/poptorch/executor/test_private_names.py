@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import pickle
 import runpy
 
 import pytest
@@ -181,3 +182,36 @@ def test_a_member_that_is_to_come_says_so(name):
 def test_any_other_name_is_looked_up_on_the_model():
     with pytest.raises(AttributeError, match="'Weighted' object has no attribute 'wrong'"):
         _ = poptorch.inferenceModel(Weighted()).wrong
+
+
+class Counting(Weighted):
+    """A model with methods of the names that wrapping needs."""
+
+    reads = 0
+
+    def __getattribute__(self, name):
+        if name == "w":
+            Counting.reads += 1
+        return super().__getattribute__(name)
+
+    def __reduce_ex__(self, protocol):
+        made, arguments, state, *rest = super().__reduce_ex__(protocol)
+        return made, arguments, {**state, "pickled": True}, *rest
+
+
+def test_the_first_base_of_a_wrapped_class_is_the_users():
+    model = Counting()
+    executor = poptorch.trainingModel(model)
+    assert type(model).__bases__[0] is Counting
+    assert type(model).__name__ == "PoptorchCounting"
+    executor(torch.ones(1))
+    reads = Counting.reads
+    torch.testing.assert_close(model.w.detach(), torch.tensor([0.99]))
+    assert Counting.reads == reads + 1
+    assert copy.copy(model).pickled
+    assert copy.deepcopy(model).pickled
+    assert type(copy.copy(model)) is type(model)
+    twin = pickle.loads(pickle.dumps(model))
+    assert (type(twin), twin.pickled) == (Counting, True)
+    model.destroy()
+    assert type(model) is Counting
