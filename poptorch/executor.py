@@ -27,6 +27,7 @@ from poptorch.core_errors import core_errors
 from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy
 from poptorch.errors import createPoptorchError, require
 from poptorch.executable import Executable, ExecutableInputs, inputs_of
+from poptorch.executor_module import ExecutorModule
 from poptorch.missing import executor_member
 from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.options import Options, check_session, mean_reduction_strategy
@@ -60,8 +61,7 @@ class PoplarExecutor(DeviceWeights):
         user_model: the user's module or function.
 
     Attributes:
-        per_replica_params: what `replicaGrouping` was called with, by the parameter's name; a
-            parameter of a submodule can be entered here under its dotted name.
+        per_replica_params: what `replicaGrouping` was called with, by the parameter's dotted name.
     """
 
     def __init__(
@@ -145,6 +145,16 @@ class PoplarExecutor(DeviceWeights):
         value = getattr(self.model, name)
         if isinstance(value, nn.Parameter):
             return ExecutorParameter(value, partial(self._group_replicas, name))
+        return self._present(value)
+
+    def _present(self, value: Any) -> Any:
+        """A module or parameter inside the model as users get it; anything else as it is."""
+        if isinstance(value, nn.Module):
+            return ExecutorModule(value, self._present)
+        if isinstance(value, nn.Parameter):
+            names = (name for name, x in self._traced.named_parameters() if x is value)
+            if name := next(names, ""):
+                return ExecutorParameter(value, partial(self._group_replicas, name))
         return value
 
     def _group_replicas(self, name: str, *grouping: Any) -> None:

@@ -145,6 +145,45 @@ def test_a_parameter_of_a_submodule_has_a_dotted_name():
     assert inference(torch.ones(2)).tolist() == [1.0, 2.0]
 
 
+def test_a_parameter_at_any_depth_is_grouped():
+    model = nn.Sequential(nn.ModuleDict({"a": weighted([1.0, 2.0])}), nn.Identity())
+    model.forward = lambda x: model[0]["a"](x)
+    inference = poptorch.inferenceModel(model, options(2))
+    getattr(inference, "0")["a"].w.replicaGrouping(Consecutive, 1, ONE)
+    assert inference.per_replica_params == {"0.a.w": (Consecutive, 1, ONE)}
+    assert inference(torch.ones(2)).tolist() == [1.0, 2.0]
+
+
+def test_a_submodule_of_an_executor_is_the_submodule_in_all_else():
+    model = nn.Module()
+    model.layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model.forward = lambda x: model.layers(x)
+    layers = poptorch.inferenceModel(model).layers
+    x = torch.ones(1, 2)
+    assert isinstance(layers, nn.Sequential)
+    assert isinstance(layers[0].weight, nn.Parameter)
+    assert layers == model.layers
+    assert hash(layers) == hash(model.layers)
+    assert repr(layers) == repr(model.layers)
+    assert torch.equal(layers(x), model.layers(x))
+    assert len(layers) == 2
+    assert bool(layers[1])
+    assert list(layers) == list(model.layers)
+    assert model.layers[0] in list(layers)
+    layers[0].flag = 3
+    assert model.layers[0].flag == 3
+    del layers[0].flag
+    assert not hasattr(model.layers[0], "flag")
+    for twin in (copy.deepcopy(layers), pickle.loads(pickle.dumps(layers))):
+        assert type(twin) is nn.Sequential
+        assert torch.equal(twin(x), model.layers(x))
+    outer = nn.Sequential(layers)
+    assert [name for name, _ in outer.named_parameters()] == ["0.0.weight", "0.0.bias"]
+    assert torch.equal(outer(x), model.layers(x))
+    executor = poptorch.inferenceModel(layers)
+    torch.testing.assert_close(executor(x), model.layers(x))
+
+
 def test_the_parameter_of_an_executor_is_the_parameter_in_all_else():
     model = weighted([1.0, 2.0])
     for executor in (
