@@ -41,20 +41,22 @@ types: $(VENV)/dev ## types
 arrows: $(VENV)/dev ## who may import whom
 	$(BIN)/lint-imports --no-logo
 
-wheel: $(VENV)/dev ## build sdist and wheel, look inside, try the wheel outside the checkout
+wheel: $(VENV)/dev ## build sdist and wheels, look inside, try the wheels outside the checkout
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --wheel --outdir dist packaging/poptorch
 	$(BIN)/python packaging/check_archives.py dist
 	$(BIN)/python packaging/try_wheel.py dist
 
 clean: ## remove what was built, but keep .venv and its like
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf packaging/poptorch/build packaging/poptorch/*.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # .venv/<extra> is an empty file that says: this extra of pyproject.toml is installed
-$(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml packaging/poptorch/pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(TORCH),echo "torch==$(TORCH)" > $(CONSTRAINTS))
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$*]"
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$*]" ./packaging/poptorch
 	@touch $@
 
 $(BIN)/python:

@@ -150,8 +150,13 @@ def called_from() -> str:
     return _innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
 
 
+def is_library(file: str) -> bool:
+    """Whether a file is PyTorch's or this project's, and not the user's."""
+    return file.startswith(_LIBRARY)
+
+
 def _innermost(frames: list[tuple[str, str, str, str]]) -> str:
-    users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
+    users = [frame for frame in frames if not is_library(frame[0])]
     if not (users or frames):
         return "unknown source"
     file, line, function, text = (users or frames)[-1]

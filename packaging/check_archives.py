@@ -1,4 +1,4 @@
-"""Check that the wheel and the sdist in a folder hold the packages, and nothing beside them.
+"""Check that the wheels and the sdist in a folder hold the packages, and nothing beside them.
 
 Usage: python packaging/check_archives.py dist
 """
@@ -44,6 +44,13 @@ def check_wheel(path: Path) -> None:
     need(f"{info}/licenses/LICENSE" in names, f"{path.name}: the licence's text is missing")
 
 
+def check_version(path: Path) -> None:
+    """Raise SystemExit if the wheel at `path`, which only names a version, holds a file."""
+    with zipfile.ZipFile(path) as wheel:
+        outside = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    need(not outside, f"{path.name}: holds {outside}")
+
+
 def check_sdist(path: Path) -> None:
     """Raise SystemExit if the sdist at `path` lacks a file, has one twice, or has a link."""
     with tarfile.open(path) as sdist:
@@ -70,10 +77,12 @@ def need(condition: bool, problem: str) -> None:
 
 
 def main(folder: Path) -> None:
-    """Check the one wheel and the one sdist in `folder`."""
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    """Check the two wheels and the one sdist in `folder`."""
+    (wheel,), (sdist,) = folder.glob("ipu_dynamo-*.whl"), folder.glob("*.tar.gz")
+    (version,) = folder.glob("poptorch-*.whl")
     check_wheel(wheel)
     check_sdist(sdist)
+    check_version(version)
     print(f"{wheel.name} and {sdist.name}: complete, {len(expected_modules())} files each")
 
 

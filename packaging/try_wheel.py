@@ -1,4 +1,4 @@
-"""Install the wheel of a folder into a new environment outside the checkout, and use it there.
+"""Install the wheels of a folder into a new environment outside the checkout, and use it there.
 
 Usage: python packaging/try_wheel.py dist
 """
@@ -15,13 +15,13 @@ CONSTRAINTS = FOLDER.parent / "constraints.txt"
 
 
 def main(folder: Path) -> None:
-    """Install the one wheel in `folder`, with its dependencies no extras and the PyTorch of
+    """Install the wheels in `folder`, with their dependencies, no extras and the PyTorch of
     `CONSTRAINTS`, and run `USE`."""
-    (wheel,) = folder.resolve().glob("*.whl")
+    wheels = [str(wheel) for wheel in folder.resolve().glob("*.whl")]
     with tempfile.TemporaryDirectory(prefix="try-wheel-") as elsewhere:
         venv.create(elsewhere, with_pip=True)
         python = [str(Path(elsewhere, "bin", "python")), "-I"]  # no PYTHONPATH, no current folder
-        install = ["-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), str(wheel)]
+        install = ["-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), *wheels]
         for arguments in (install, [str(USE)]):
             subprocess.run(python + arguments, cwd=elsewhere, check=True)
 

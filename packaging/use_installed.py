@@ -1,5 +1,6 @@
 """Use an installed ipu_dynamo as a stranger would: both doors, from outside the checkout."""
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ def check_names() -> None:
     """Check that the packages come from this environment, and that no other name was taken."""
     for name in ("passes", "runtime"):
         need(importlib.util.find_spec(name) is None, f"a package named {name!r} was installed")
-    for name in ("ipu_dynamo", "ipu_dynamo.passes", "ipu_dynamo.runtime", "poptorch"):
+    beside = ("popart", "popdist", "poptorch")
+    for name in ("ipu_dynamo", "ipu_dynamo.passes", "ipu_dynamo.runtime", *beside):
         spec = importlib.util.find_spec(name)
         need(spec is not None and spec.origin is not None, f"{name} was not installed")
         need(Path(sys.prefix) in Path(spec.origin).parents, f"{name} comes from {spec.origin}")
@@ -36,6 +38,8 @@ def check_facade() -> None:
     """Check that a PopTorch program runs, and computes the same."""
     import poptorch
 
+    found = importlib.metadata.version("poptorch")
+    need(found == poptorch.__version__, f"the distribution poptorch has version {found}")
     model, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
     torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x))
 

@@ -3,9 +3,12 @@
 import os
 
 from poptorch import _impl as _impl
-from poptorch import enums, ops, optim, options, poptorch_core
+from poptorch import _poplar_executor as _poplar_executor
+from poptorch import _utils as _utils
+from poptorch import enums, ops, optim, options, poptorch_core, profiling, testing
 from poptorch._distribution import __version__, refuse_foreign_distribution
 from poptorch._logging import logger, setLogLevel
+from poptorch.annotations import Attribute, NameScope
 from poptorch.arg_parsers import (
     ICustomArgParser,
     registerCustomArgParser,
@@ -44,13 +47,16 @@ from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
     identity_loss,
+    nop,
     recomputationCheckpoint,
     serializedMatMul,
+    set_available_memory,
     set_overlap_for_input,
     set_overlap_for_output,
 )
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 from poptorch.printing import module_repr, print
+from poptorch.slicing import dynamic_slice, dynamic_update
 from poptorch.stages import BlockId, Phase, Stage
 from poptorch.strategies import (
     ParallelPhasedExecution,
@@ -62,6 +68,7 @@ from poptorch.tracing import isRunningOnIpu
 
 __all__ = [
     "AsynchronousDataAccessor",
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -81,6 +88,7 @@ __all__ = [
     "MeanReductionStrategy",
     "MultiConv",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutputMode",
     "OverlapMode",
@@ -100,6 +108,8 @@ __all__ = [
     "VariableRetrievalMode",
     "__version__",
     "createPoptorchError",
+    "dynamic_slice",
+    "dynamic_update",
     "enums",
     "identity_loss",
     "inferenceModel",
@@ -108,11 +118,13 @@ __all__ = [
     "isRunningOnIpu",
     "logger",
     "module_repr",
+    "nop",
     "ops",
     "optim",
     "options",
     "poptorch_core",
     "print",
+    "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "registerGeometricCustomArgParsers",
@@ -121,8 +133,10 @@ __all__ = [
     "removeBlocks",
     "serializedMatMul",
     "setLogLevel",
+    "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
+    "testing",
     "trainingModel",
 ]
 

@@ -1,15 +1,13 @@
 """Offer what PopTorch programs and libraries reach through `poptorch._impl`."""
 
-from typing import TypeVar
-
-from torch import Tensor, nn
-
 from poptorch.errors import createPoptorchError
 from poptorch.executor import PoplarExecutor
 from poptorch.tracing import isRunningOnIpu
-from poptorch.wrapping import WrappedModule, WrappedTensor
-
-_Object = TypeVar("_Object", nn.Module, Tensor)
+from poptorch.unwrapping import is_wrapped as isWrapped
+from poptorch.unwrapping import rewrap as _restoreWrapperIfNecessary
+from poptorch.unwrapping import rewrap_model as rewrapModelIfNecessary
+from poptorch.unwrapping import unwrap as unwrapIfWrapped
+from poptorch.unwrapping import unwrap_model as unwrapModelIfNecessary
 
 
 def isDispatchTracing() -> bool:
@@ -17,25 +15,14 @@ def isDispatchTracing() -> bool:
     return isRunningOnIpu()
 
 
-def isWrapped(obj: object) -> bool:
-    """Whether a module, parameter or buffer has the class that training gives it."""
-    return isinstance(obj, WrappedModule | WrappedTensor)
-
-
-def unwrapIfWrapped(obj: _Object) -> _Object:
-    """Give one object its own class back, but not those inside it; return the object."""
-    if isinstance(obj, WrappedModule):
-        obj.__class__ = obj._poptorch_plain  # type: ignore[assignment]
-    elif isinstance(obj, WrappedTensor):
-        obj.__class__ = obj._plain  # type: ignore[assignment]
-    return obj
-
-
 __all__ = [
     "PoplarExecutor",
+    "_restoreWrapperIfNecessary",
     "createPoptorchError",
     "isDispatchTracing",
     "isRunningOnIpu",
     "isWrapped",
+    "rewrapModelIfNecessary",
     "unwrapIfWrapped",
+    "unwrapModelIfNecessary",
 ]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.enums import OutputMode
-from poptorch.errors import createPoptorchError
+from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
 
 FINAL_LOSS_SCALE = "finalLossScale"
@@ -37,11 +37,12 @@ def anchored(options: Options, core: CompiledModel, short: str) -> Tensor:
     """The value that an anchor had in the last call.
 
     Raises:
-        poptorch.Error: there is no such anchor, or not yet.
+        AssertionError: there is no such anchor.
+        poptorch.Error: this version cannot bring it back.
     """
     if short not in options.anchored_tensors:
         known = ", ".join(options.anchored_tensors) or "none"
-        raise createPoptorchError(f"no tensor was anchored as {short}; anchors: {known}")
+        require(False, f"No tensor with name {short} found. Anchors: {known}")
     name = options.anchored_tensors[short][0]
     if name != FINAL_LOSS_SCALE:
         raise createPoptorchError(

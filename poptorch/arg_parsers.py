@@ -1,5 +1,7 @@
 """Take structures of tensors apart and put them together, classes of the user's included."""
 
+import importlib
+import importlib.util
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 
 
@@ -47,7 +50,12 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Do nothing: no add-on for graph networks is known. PopTorch programs may call it."""
+    """Let batches of graphs be arguments, where the package `poptorch_geometric` is installed."""
+    try:
+        if importlib.util.find_spec("poptorch_geometric") is not None:
+            importlib.import_module("poptorch_geometric.types").registerCustomArgParsers()
+    except ImportError as error:  # also while poptorch_geometric itself imports this package
+        logger.debug("poptorch_geometric has registered no parsers: %s", error)
 
 
 def custom_parser(data_type: type) -> ICustomArgParser | None:

@@ -60,7 +60,13 @@ Parameters = Mapping[str, inspect.Parameter]
 def parameters_of(model: Callable[..., Any]) -> Parameters:
     """The parameters of a model's forward, by name."""
     function = model.forward if isinstance(model, nn.Module) else model
-    return inspect.signature(function).parameters
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # some builtins do not tell
+        return inspect.signature(_any_arguments).parameters
+
+
+def _any_arguments(*args: Any, **kwargs: Any) -> None: ...
 
 
 def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:

@@ -52,6 +52,24 @@ def check_model(model: Any) -> None:
             )
 
 
+def check_optimizer(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that updates nothing of the model.
+
+    Raises:
+        poptorch.Error: all its parameters are of another model.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if own and not own & given:
+        raise createPoptorchError(
+            f"the optimizer has {len(given)} parameters, but none of {type(model).__name__}, which "
+            "is to be trained: it was made for another model, or for parameters that were replaced "
+            "since. Make it from model.parameters() of this model"
+        )
+
+
 def check_ipus(num_ipus: int, options: Options) -> None:
     """Refuse a number of IPUs that no system reserves.
 

@@ -22,11 +22,13 @@ from poptorch.arguments import (
     parameters_of,
     warn_about_dictionaries,
 )
-from poptorch.checks import check_model, check_program
-from poptorch.compile_hooks import compile_hooks
+from poptorch.checks import check_model, check_optimizer, check_program
 from poptorch.core_errors import core_errors
-from poptorch.enums import ConnectionType
+from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy
 from poptorch.errors import createPoptorchError, require
+from poptorch.executable import Executable, ExecutableInputs, inputs_of
+from poptorch.executor_module import ExecutorModule
+from poptorch.missing import executor_member
 from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
@@ -38,9 +40,11 @@ from poptorch.replica_grouping import (
     groups_of_model,
     read_grouping,
 )
+from poptorch.tracebacks import ShortTracebacks
 from poptorch.traced_model import TracedModel
 from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
+from poptorch.unwrapping import rewrap_model
 from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
@@ -57,8 +61,7 @@ class PoplarExecutor(DeviceWeights):
         user_model: the user's module or function.
 
     Attributes:
-        per_replica_params: what `replicaGrouping` was called with, by the parameter's name; a
-            parameter of a submodule can be entered here under its dotted name.
+        per_replica_params: what `replicaGrouping` was called with, by the parameter's dotted name.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class PoplarExecutor(DeviceWeights):
         self._adapter: TracedModel | None = None
         self._expected: ExpectedCall | None = None
         self._warned_about_layout = self._warned_about_mode = False
+        self._executable: Executable | None = None
+        self._executable_inputs: ExecutableInputs | None = None
         self._compile_seconds: float | None = None
         self._wrapping: Wrapping | None = None
         self._update: OptimizerInUse | None = None
@@ -103,6 +108,21 @@ class PoplarExecutor(DeviceWeights):
         """The executor's own options, frozen."""
         return self._options
 
+    @property
+    def _user_model(self) -> Any:
+        """As libraries for PopTorch call it."""
+        return self.model
+
+    @property
+    def _model(self) -> Any:
+        """What is called while tracing, as libraries for PopTorch call it."""
+        return self._traced
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """What trains, as libraries for PopTorch call it."""
+        return None if self._update is None else self._update.optimizer
+
     def compilationTime(self) -> datetime.timedelta:
         """How long the last compilation took."""
         if self._compile_seconds is None:
@@ -120,9 +140,21 @@ class PoplarExecutor(DeviceWeights):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_made_from" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        if (missing := executor_member(name)) is not None:
+            raise missing
         value = getattr(self.model, name)
         if isinstance(value, nn.Parameter):
             return ExecutorParameter(value, partial(self._group_replicas, name))
+        return self._present(value)
+
+    def _present(self, value: Any) -> Any:
+        """A module or parameter inside the model as users get it; anything else as it is."""
+        if isinstance(value, nn.Module):
+            return ExecutorModule(value, self._present)
+        if isinstance(value, nn.Parameter):
+            names = (name for name, x in self._traced.named_parameters() if x is value)
+            if name := next(names, ""):
+                return ExecutorParameter(value, partial(self._group_replicas, name))
         return value
 
     def _group_replicas(self, name: str, *grouping: Any) -> None:
@@ -131,6 +163,8 @@ class PoplarExecutor(DeviceWeights):
                 f"replicaGrouping of {name}: the model is compiled already; call it before, or "
                 "after destroy()"
             )
+        if CommGroupType(grouping[0]) is CommGroupType.All:
+            return  # all replicas share it, as they do anyway
         replicas = self._options.replication_factor
         self.per_replica_params[name] = read_grouping(name, *grouping, replicas=replicas)
 
@@ -182,13 +216,15 @@ class PoplarExecutor(DeviceWeights):
             self.copyWeightsToHostIfNeeded()
             if self._update is not None:
                 self._update.connect(None)
-            self._core = self._adapter = self._expected = None
+            self._core = self._adapter = self._expected = self._executable = None
+            self._compile_seconds = None
             self._detach()
             if self._wrapping is not None:
                 self._wrapping.remove()
                 self._wrapping = None
 
         if self._wrapping is not None:
+            rewrap_model(self._made_from)  # what is removed is there
             note_trainers()  # the classes will not show any more that this one has trained
         self._weights.alone(drop)
 
@@ -203,6 +239,7 @@ class PoplarExecutor(DeviceWeights):
         check_model(self._traced)
         warn_about_dictionaries(call)
         if self._update is not None:
+            check_optimizer(self._traced, self._update.optimizer)
             self._wrap()
             self._update.read_again()
         named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
@@ -210,9 +247,9 @@ class PoplarExecutor(DeviceWeights):
         adapter = TracedModel(self._traced, call)
         started = time.perf_counter()
         with (
+            ShortTracebacks(),
             self._attaching(),
             compilation_bar(show=self._options._show_progress_bar),
-            compile_hooks(),
             core_errors(f"compiling {self._name()}", self._options),
         ):
             core = self._new_core(adapter)
@@ -225,7 +262,13 @@ class PoplarExecutor(DeviceWeights):
             self._update.connect(core, self._weights)
         self._weights.compiled(core)
         self._adapter, self._expected = adapter, ExpectedCall(call)
+        self._executable = Executable(
+            self._name(), core.program, self._training, self._options.replication_factor
+        )
+        self._executable_inputs = inputs_of(call)
         self._core = core  # last: an interrupted compilation is none
+        if self._options.connection_type == ConnectionType.OnDemand:
+            self.attachToDevice()  # where it fails, there is a program that can be attached later
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
@@ -297,8 +340,9 @@ class PoplarExecutor(DeviceWeights):
         if self.isCompiled():
             raise ValueError(
                 "Invalid optimizer: the new optimizer would require changing "
-                "options.Training.meanAccumulationAndReplicationReductionStrategy but the model "
-                "is already compiled."
+                "options.Training.meanAccumulationAndReplicationReductionStrategy to "
+                f"poptorch.MeanReductionStrategy.{MeanReductionStrategy(wanted).name} but the "
+                "executable is already compiled."
             )
         self._options._unfreeze()
         training.set(meanAccumulationAndReplicationReductionStrategy=wanted)
@@ -325,7 +369,11 @@ class PoplarExecutor(DeviceWeights):
         prepared = []
         for tensor in tensors:
             if tensor.requires_grad:
-                logger.warning("An input requires a gradient: it is detached, and gets none")
+                if not self.isCompiled():
+                    logger.warning(
+                        "Input tensor has requires_grad=True set. This tensor will be detached "
+                        "because backward pass via inputs is not supported."
+                    )
                 tensor = tensor.detach()
             if not tensor.is_contiguous() and not self._warned_about_layout:
                 logger.warning("An input is not contiguous: it is copied at every call")

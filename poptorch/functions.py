@@ -7,6 +7,7 @@ import torch
 
 from poptorch._distribution import __version__
 from poptorch.executor import PoplarExecutor
+from poptorch.executor_module import plain_module
 from poptorch.optim import SGD
 from poptorch.options import Options, adopt
 from poptorch.wrapping import plain_copy
@@ -65,7 +66,7 @@ def inferenceModel(
 
 
 def _model_of(model: Any) -> Any:
-    module = model._made_from if isinstance(model, PoplarExecutor) else model
+    module = model._made_from if isinstance(model, PoplarExecutor) else plain_module(model)
     if not callable(module):
         raise TypeError(f"a model is a torch.nn.Module or a callable, got {type(module).__name__}")
     return module

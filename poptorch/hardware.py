@@ -1,10 +1,12 @@
-"""Answer what hardware is there: none, unless the environment says to pretend.
+"""Answer what hardware is there: the virtual IPUs, unless the environment says otherwise.
 
 The answers decide nothing else: no feature, check or result depends on them.
 """
 
+import functools
 import os
 
+from poptorch._logging import logger
 from poptorch.errors import createPoptorchError, require
 
 MOST_IPUS = 64  # of one process
@@ -13,9 +15,26 @@ _UNKNOWN_GENERATION = -1
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether `num_ipus` IPUs are present. With IPU_DYNAMO_HARDWARE=1: up to 64 are."""
-    present = os.environ.get("IPU_DYNAMO_HARDWARE") == "1"
-    return present and not ipu_model_from_environment() and num_ipus <= MOST_IPUS
+    """Whether `num_ipus` IPUs are present: up to 64 virtual ones stand in for hardware.
+
+    With IPU_DYNAMO_HARDWARE=0, or where the environment selects the IPU Model, none is.
+    """
+    wanted = os.environ.get("IPU_DYNAMO_HARDWARE") or None
+    if wanted not in (None, "0", "1"):
+        raise createPoptorchError(f"IPU_DYNAMO_HARDWARE must be 0 or 1, got {wanted!r}")
+    if wanted == "0" or ipu_model_from_environment() or num_ipus > MOST_IPUS:
+        return False
+    if wanted is None:
+        _say_that_ipus_are_virtual()
+    return True
+
+
+@functools.cache  # once in a process
+def _say_that_ipus_are_virtual() -> None:
+    logger.info(
+        "ipuHardwareIsAvailable: the IPUs of this machine are virtual; IPU_DYNAMO_HARDWARE=0 "
+        "makes the answer False, IPU_DYNAMO_HARDWARE=1 leaves out this line"
+    )
 
 
 def ipuHardwareVersion() -> int:

@@ -94,8 +94,16 @@ class MultiConv:
         return self
 
     def cycleBackOff(self, value: float) -> Self:
-        """The share of cycles that a plan may lose for the sake of others; recorded."""
-        require(isinstance(value, float), f"cycleBackOff takes a float, got {value!r}")
+        """The share of cycles that a plan may lose for the sake of others; recorded.
+
+        Raises:
+            AssertionError: no number.
+            ValueError: a share outside [0, 1].
+        """
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        require(number, f"cycleBackOff takes a number, got {value!r}")
+        if not 0 <= value <= 1:
+            raise ValueError(f"cycleBackOff is {value}: choose a share from 0 to 1")
         self._cycle_back_off = value
         return self
 

@@ -82,6 +82,39 @@ def _check_factor(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, facto
             )
 
 
+def nop(tensor: Tensor) -> Tensor:
+    """A copy of a tensor. PopTorch keeps the operator in its program; here engines may fuse it.
+
+    Raises:
+        poptorch.Error: it is no tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise createPoptorchError(f"nop takes a torch.tensor, got {tensor!r}")
+    return tensor.clone()
+
+
+def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
+    """The tensor itself: how much memory its operator may use is checked, and recorded nowhere.
+
+    It waits for the machine model, which has no plans of operators yet.
+
+    Args:
+        tensor: the result of a matrix product, convolution or the like.
+        available_memory_proportion: from 0 to 1.
+
+    Raises:
+        poptorch.Error: it is no tensor.
+        ValueError: the proportion is not from 0 to 1.
+    """
+    if not isinstance(tensor, Tensor):
+        raise createPoptorchError(f"set_available_memory takes a torch.tensor, got {tensor!r}")
+    if not 0 <= available_memory_proportion <= 1:
+        raise ValueError(
+            f"available_memory_proportion must be from 0 to 1, got {available_memory_proportion}"
+        )
+    return tensor
+
+
 def recomputationCheckpoint(*tensors: Any) -> Any:
     """Keep tensors for the backward pass, where others are computed again.
 
@@ -145,8 +178,10 @@ def _overlap_mode(mode: OverlapMode) -> Overlap:
 
 __all__ = [
     "identity_loss",
+    "nop",
     "recomputationCheckpoint",
     "serializedMatMul",
+    "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
 ]

@@ -12,6 +12,7 @@ from poptorch._logging import logger
 from poptorch.optim import Optimizer, Reading, read_optimizer
 from poptorch.optimizer_state import StateOnDevice
 from poptorch.ownership import WeightsOnDevice
+from poptorch.unexpected import ExpectedAttributes
 from poptorch.updates import check_replacement, check_supported, groups_of
 
 # What torch's own optimizers, which do not show it, have left behind on a device.
@@ -41,9 +42,9 @@ class OptimizerInUse:
     ) -> None:
         self.optimizer, self._automatic = optimizer, automatic_loss_scaling
         self.reading = self._read(optimizer)
-        self._known = _attributes(optimizer)
+        say = logger.debug if relaxed else logger.warning
+        self._expected = ExpectedAttributes(optimizer, say)
         self._device: StateOnDevice | None = None
-        self._say = logger.debug if relaxed else logger.warning
 
     @property
     def loss_scale(self) -> float:
@@ -124,8 +125,8 @@ class OptimizerInUse:
         Args:
             compiled: there is a program, which the new numbers must fit.
         """
-        self._warn_about_new_attributes(optimizer)
         reading = self._read(optimizer)
+        self._expected.warn(optimizer, reading)
         if compiled:
             check_replacement(self.reading, reading)
         factor = reading.settings["loss_scaling"] / self.loss_scale
@@ -148,19 +149,3 @@ class OptimizerInUse:
         reading = read_optimizer(optimizer, automatic_loss_scaling=self._automatic)
         check_supported(reading)
         return reading
-
-    def _warn_about_new_attributes(self, optimizer: torch.optim.Optimizer) -> None:
-        for where, names in _attributes(optimizer).items():
-            known = self._known.setdefault(where, set())
-            if new := sorted(names - known):
-                kind = type(optimizer).__name__
-                self._say("Ignoring unexpected %sattribute in %s optimizer: %s", where, kind, new)
-                known.update(new)
-
-
-def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
-    """The names of attributes, of the object and of each group."""
-    names = {"": set(vars(optimizer))}
-    for index, group in enumerate(optimizer.param_groups):
-        names[f"group {index} "] = set(group)
-    return names

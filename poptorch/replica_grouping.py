@@ -38,7 +38,7 @@ def read_grouping(
     *,
     replicas: int,
 ) -> Grouping:
-    """The arguments of `replicaGrouping`, checked.
+    """The arguments of `replicaGrouping`, checked, but for `All`, which groups nothing.
 
     Raises:
         ValueError: a type or mode that does not exist.
@@ -54,8 +54,7 @@ def read_grouping(
                 f"divide the replication factor {replicas} (got {shards!r})"
             )
     grouping = (kind, shards, mode)
-    groups = replica_groups(grouping)
-    count = 1 if groups is None else groups.count(replicas)
+    count = replica_groups(grouping).count(replicas)
     if mode == VariableRetrievalMode.AllReplicas and count != replicas:
         raise createPoptorchError(
             f"replicaGrouping of {name}: AllReplicas would read back {replicas} slices of a "
@@ -64,14 +63,11 @@ def read_grouping(
     return grouping
 
 
-def replica_groups(grouping: Grouping) -> ReplicaGroups | None:
-    """The core's groups; None: all replicas share the parameter."""
+def replica_groups(grouping: Grouping) -> ReplicaGroups:
+    """The core's groups, where not all replicas share the parameter."""
     kind, shards, _ = grouping
-    match kind:
-        case CommGroupType.All:
-            return None
-        case CommGroupType.NoGrouping:
-            return ReplicaGroups(1)
+    if kind is CommGroupType.NoGrouping:
+        return ReplicaGroups(1)
     return ReplicaGroups(shards, orthogonal=kind == CommGroupType.Orthogonal)
 
 
@@ -86,9 +82,9 @@ def groups_of_model(
     parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
     found = {}
     for name, grouping in groupings.items():
+        if grouping[0] == CommGroupType.All:
+            continue  # whatever else is said
         groups = replica_groups(read_grouping(name, *grouping, replicas=replicas))
-        if groups is None:
-            continue
         found[name] = groups
         parameter, count = parameters.get(name), groups.count(replicas)
         if parameter is None:

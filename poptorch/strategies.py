@@ -99,7 +99,9 @@ class _PhasedExecution(ExecutionStrategy):
     serial: bool
 
     def __init__(self, *phases: Any) -> None:
-        if len(phases) == 1 and _is_list_of(phases[0], Phase):
+        if len(phases) == 1 and (
+            _is_list_of(phases[0], Phase) or _is_list_of(phases[0], list | tuple)
+        ):
             phases = tuple(phases[0])  # as the published examples write it
         require(phases, f"{type(self).__name__} needs at least one phase")
         self.phases = tuple(as_phase(phase) for phase in phases)
@@ -185,7 +187,7 @@ class ParallelPhasedExecution(_PhasedExecution):
         return self
 
 
-def _is_list_of(value: Any, kind: type) -> bool:
+def _is_list_of(value: Any, kind: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and bool(value)

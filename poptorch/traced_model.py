@@ -9,6 +9,8 @@ from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch._logging import logger
 from poptorch.arg_parsers import rebuilt, tensors_of
 from poptorch.arguments import Call
+from poptorch.compile_hooks import compile_hooks
+from poptorch.substitutions import substitutions
 from poptorch.tracing import tracing
 
 
@@ -35,7 +37,8 @@ class TracedModel(nn.Module):
         """Call the model with `tensors` in place of the call's; return its leaves."""
         args, kwargs = self._call.rebuild(tensors.values())
         seen = next(iter([*tensors.values(), *self.parameters()]), None)
-        with tracing("cpu" if seen is None else seen.device):
+        device = "cpu" if seen is None else seen.device
+        with tracing(device), compile_hooks(), substitutions():
             result = self._model(*args, **kwargs)
         self.__dict__["_returned"] = result
         leaves = list(tensors_of(result))

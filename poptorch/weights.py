@@ -141,8 +141,8 @@ class DeviceWeights:
 
     @contextmanager
     def _attaching(self) -> Iterator[None]:
-        """Reserve the IPUs for a compilation, and keep them if it succeeds."""
-        if self._options.connection_type == ConnectionType.Never:
+        """Reserve the IPUs for a compilation, and keep them if it succeeds; `Always` does that."""
+        if self._options.connection_type != ConnectionType.Always:
             yield
             return
         acquire(self._ipu_id, self)

@@ -63,15 +63,22 @@ class _WrappedBuffer(WrappedTensor, Tensor):
 
 
 class WrappedModule:
-    """Mixin of the class of a wrapped module."""
+    """Marks the class of a wrapped module."""
 
     _poptorch_device: ClassVar[WeightsOnDevice]
     _poptorch_plain: ClassVar[type[nn.Module]]
 
+
+class _Methods(WrappedModule):
+    """What the class of a wrapped module has itself.
+
+    Its first base is the user's class, as libraries expect: a mixin behind it would come too late.
+    """
+
     def __getattribute__(self, name: str) -> Any:
         if name in _READ_WEIGHTS:
             object.__getattribute__(self, "_poptorch_device").refresh()
-        return super().__getattribute__(name)
+        return type(self)._poptorch_plain.__getattribute__(self, name)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Fetch the weights if the device has newer ones; say whether they were fetched."""
@@ -99,7 +106,7 @@ class WrappedModule:
     ) -> Any:
         """A copy of the same class."""
         self._poptorch_device.refresh()
-        reduced: Any = super().__reduce_ex__(4)
+        reduced: Any = self._poptorch_plain.__reduce_ex__(self, 4)
         make, args, state = reduced[:3]
         twin = make(*args)
         made(twin)
@@ -109,7 +116,7 @@ class WrappedModule:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain class, so that this package is not needed for loading."""
         self._poptorch_device.refresh()
-        reduced: Any = super().__reduce_ex__(max(protocol, 2))
+        reduced: Any = self._poptorch_plain.__reduce_ex__(self, max(protocol, 2))
         _, args, *rest = reduced
         return (object.__new__, (self._poptorch_plain, *args[1:]), *rest)
 
@@ -157,7 +164,8 @@ class Wrapping:
                 self._change(buffer, self.buffer_class)
             module.__class__ = _new_class(
                 f"Poptorch{self._plain.__name__}",
-                (WrappedModule, self._plain),
+                (self._plain, WrappedModule),
+                **{name: value for name, value in vars(_Methods).items() if callable(value)},
                 _poptorch_device=self._device,
                 _poptorch_plain=self._plain,
                 __module__=self._plain.__module__,

@@ -26,6 +26,7 @@ from ipu_dynamo.capture.private.tracing import (
     quiet_fake_tensors,
     quote_source_of,
     seen_as_compiling,
+    shape_of_values,
     to_fake,
     trace_once,
 )
@@ -37,6 +38,7 @@ from ipu_dynamo.capture.swap import (
     named_tensors,
     swapped,
 )
+from ipu_dynamo.capture.tracing_errors import explain
 from ipu_dynamo.errors import CompileError, raised_at
 from ipu_dynamo.ops.private.locks import compile_lock
 
@@ -154,13 +156,17 @@ def trace(
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
         except DATA_DEPENDENT as error:
+            problem, hint = "Python code depends on the value of a tensor", "compute with tensors"
+            if operator := shape_of_values(error):
+                problem = f"the shape of what {operator} returns depends on the values of its input"
+                hint = "compute with tensors of fixed shapes"
             raise CompileError(
-                "Python code depends on the value of a tensor, which is not known when compiling",
+                f"{problem}, which is not known when compiling",
                 where=raised_at(error.__traceback__),
-                hint="compute with tensors (torch.where), or move the decision out of the model",
+                hint=f"{hint} (torch.where), or move the decision out of the model",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote
-            error.add_note(f"while tracing {raised_at(error.__traceback__)}")
+            explain(error)
             raise
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
-Kind = Literal["elementwise", "division", "comparison", "whole"]
+Kind = Literal["elementwise", "division", "remainder", "reciprocal", "comparison", "whole"]
 
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define(
@@ -28,12 +28,12 @@ def _check(
     Args:
         operands: the floating-point tensors that it read.
         numbers: the Python numbers that it read.
-        kind: `elementwise` and `division` hold every element against its own operands,
-            `comparison` only asks for nan, `whole` holds all elements against all operands.
+        kind: `whole` holds all elements against all operands, `comparison` only asks for nan, the
+            others hold every element against its own operands.
 
     Raises:
         FloatingPointError: nan from no nan (invalid operation), infinity from finite operands
-            (overflow, or division by zero), division by zero, or comparison with nan.
+            (overflow, or division by zero), division by zero or infinity, or comparison with nan.
     """
     problem = _problem(result, [*operands, *map(torch.tensor, numbers)], kind)
     if problem:
@@ -43,8 +43,14 @@ def _check(
 def _problem(result: Tensor, values: Sequence[Tensor], kind: Kind) -> str:
     if kind == "comparison":
         return "comparison with nan" if any(value.isnan().any() for value in values) else ""
-    if kind == "division" and ((values[1] == 0) & ~values[0].isnan()).any():
-        return "division by zero"
+    if kind in ("division", "remainder"):
+        valid = ~values[0].isnan()
+        if ((values[1] == 0) & valid).any():
+            return "division by zero"
+        if kind == "division" and (values[1].isinf() & valid).any():
+            return "division by infinity"
+    if kind == "reciprocal" and values[0].isinf().any():
+        return "division by infinity"
     if result.isfinite().all():
         return ""
     nan = infinite = torch.tensor(False)

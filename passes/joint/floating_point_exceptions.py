@@ -1,4 +1,4 @@
-"""Stop the run at an invalid operation, a division by zero, an overflow or a comparison with nan.
+"""Stop the run at invalid operations, divisions by zero or infinity, overflows, tests of nan.
 
 Before   %y: f32[n] = aten.log(%x)
 After    %y: f32[n] = aten.log(%x); ipu.check_floating_point(%y, [%x], [], ...)
@@ -22,12 +22,12 @@ from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
-_DIVISIONS = {
-    aten.div.Tensor,
-    aten.div.Tensor_mode,
-    aten.div.Scalar,
-    aten.fmod.Tensor,
-    aten.remainder.Tensor,
+_DIVISIONS: dict[object, Kind] = {
+    aten.div.Tensor: "division",
+    aten.div.Tensor_mode: "division",
+    aten.div.Scalar: "division",
+    aten.fmod.Tensor: "remainder",
+    aten.remainder.Tensor: "remainder",
 }
 _COMPARISONS = {
     overload
@@ -70,7 +70,7 @@ def plan(graph: fx.Graph) -> list[_Check]:
         if is_view(node) or source.target in _TESTS | _UNFILLED or source.target is check:
             continue
         kind = _kind(source)
-        read = source.args[:2] if kind == "division" else source.all_input_nodes
+        read = source.args[:2] if kind in _DIVISIONS.values() else source.all_input_nodes
         operands = tuple(n for n in read if isinstance(n, fx.Node) and _floats(n))
         if operands and (_floats(node) or kind == "comparison"):
             checks.append(_Check(node, operands, _numbers(source), kind))
@@ -110,7 +110,9 @@ def _kind(node: fx.Node) -> Kind:
     if target in _COMPARISONS:
         return "comparison"
     if target in _DIVISIONS and all(_floats(operand) for operand in node.all_input_nodes):
-        return "division"
+        return _DIVISIONS[target]
+    if target is aten.reciprocal.default:
+        return "reciprocal"
     pointwise = torch.Tag.pointwise in target.tags or target is aten._to_copy.default
     return "elementwise" if pointwise and target not in _COPIES else "whole"
 

@@ -7,7 +7,7 @@ Source   PopTorch user guide, "Overlapping host IO".
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from torch import fx
 
@@ -17,6 +17,26 @@ from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Overlap
+
+OverlapRule = Literal[
+    "an input", "only reader", "an output", "returned once", "strategy", "tiles", "output mode"
+]
+
+
+class OverlapError(CompileError):
+    """A transfer that cannot overlap with computing.
+
+    Args:
+        rule: what is broken.
+        problem, node, hint: as for a CompileError.
+        name: of the input, where there is one.
+    """
+
+    def __init__(
+        self, rule: OverlapRule, problem: str, *, node: fx.Node, hint: str, name: str = ""
+    ) -> None:
+        super().__init__(problem, node=node, hint=hint)
+        self.rule, self.name = rule, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +66,18 @@ class Mark:
     def _input(self, capture: Capture) -> str:
         role = capture.roles().get(self.value)
         if role is None or role.kind != "input":
-            raise CompileError(
+            raise OverlapError(
+                "an input",
                 "set_overlap_for_input applied on a node which is not a tensor input to the model.",
                 node=self.node,
                 hint="mark the model's arguments as forward gets them",
             )
         if others := [user for user in self.value.users if user is not self.node]:
-            raise CompileError(
+            raise OverlapError(
+                "only reader",
                 f"set_overlap_for_input must be the only op applied to an input; {role.name} is "
                 f"read by %{others[0].name} too",
+                name=role.name,
                 node=self.node,
                 hint="use only what set_overlap_for_input returns",
             )
@@ -62,7 +85,8 @@ class Mark:
 
     def _output(self, capture: Capture) -> str:
         if list(self.node.users) != [capture.output_node]:
-            raise CompileError(
+            raise OverlapError(
+                "an output",
                 "set_overlap_for_output applied on a node which is not a tensor output to the "
                 "model.",
                 node=self.node,
@@ -71,7 +95,8 @@ class Mark:
         pairs = zip(capture.returned, capture.outputs, strict=True)
         places = [role.name for node, role in pairs if node in (self.node, self.value)]
         if len(places) > 1:
-            raise CompileError(
+            raise OverlapError(
+                "returned once",
                 f"set_overlap_for_output applied on a tensor that is returned {len(places)} times",
                 node=self.node,
                 hint="return it once",
@@ -107,20 +132,23 @@ class OverlapIO:
     def _check(self, mark: fx.Node, *, training: bool) -> None:
         """Raise where no transfer can overlap."""
         if self.options.strategy.kind == "pipelined":
-            raise CompileError(
+            raise OverlapError(
+                "strategy",
                 "overlapped IO is not supported with PipelinedExecution",
                 node=mark,
                 hint="choose the strategy sharded",
             )
         if not self.options.io_tiles:
-            raise CompileError(
+            raise OverlapError(
+                "tiles",
                 "No IO tiles allocated. You must allocate at least 32 IO tiles to overlap IO",
                 node=mark,
                 hint="set the option io_tiles, in poptorch options.TensorLocations.numIOTiles(32)",
             )
         mode = self.options.returns(training)
         if mode not in ("all", "sum"):
-            raise CompileError(
+            raise OverlapError(
+                "output mode",
                 f"overlapped IO is not supported with the output mode {mode}",
                 node=mark,
                 hint="choose the output mode all or sum",

@@ -103,7 +103,7 @@ class BatchingOptions(OptionsDict):
         period = output_return_period if output_mode == OutputMode.EveryN else 1
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
         if long_name != "finalLossScale":
-            warn_if_pending("anchorTensor", Effect.COMPUTES)
+            warn_if_pending("anchorTensor")
 
     @setter(Effect.COMPUTES)
     def randomSeed(self, random_seed: int) -> None:

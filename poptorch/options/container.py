@@ -1,6 +1,7 @@
 """Keep declared options by name, and refuse every change once frozen."""
 
 import copy
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
@@ -78,7 +79,8 @@ class OptionsDict:
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in self._values:
             return self._values[name]
-        raise AttributeError(f"Invalid attribute {name}.{self._near(name)}")
+        setters = [method for method in dir(type(self)) if not method.startswith("_")]
+        raise AttributeError(f"Invalid attribute {name}.{self._near(name, setters)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # so that a subclass can take over an existing object
@@ -131,7 +133,7 @@ class OptionsDict:
         parts = [f"{name}={part!r}" for name, part in self._parts().items()]
         return f"{type(self).__name__}({', '.join(values + parts)})"
 
-    def _near(self, name: str) -> str:
-        """A hint at declared names that look like `name`."""
-        near = get_close_matches(name, self.__dict__.get("_values", ()), n=3)
+    def _near(self, name: str, others: Iterable[str] = ()) -> str:
+        """A hint at declared names, or others, that look like `name`."""
+        near = get_close_matches(name, [*others, *self.__dict__.get("_values", ())], n=3)
         return f" (did you mean {', '.join(near)}?)" if near else ""

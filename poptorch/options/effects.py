@@ -20,36 +20,40 @@ class Effect(StrEnum):
     HOST = "host"  # the host: data loading, files, logging, wrapping
 
 
-# Options whose effect is still to come. They are recorded until then; those that would change
-# results say so when they are set. An option leaves this set with the change that makes it work.
-PENDING = frozenset(
-    {
-        "TensorLocationSettings.useIOTilesToLoad",
-        "TensorLocationSettings.useIOTilesToStore",
-        "_Popart.cachePath",
-        "_Popart.defaultPrefetchBufferingDepth",
-        "_Popart.enableEngineCaching",
-        "_Popart.enableStableNorm",
-        "_Popart.engineOptions",
-        "_Popart.instrumentWithHardwareCycleCounter",
-        "_Popart.saveInitializersToFile",
-        "_Popart.setEngineOptions",
-        "_Popart.syntheticDataMode",
-        "anchorTensor",
-        "appendToLocationExcludes",
-        "disableModuleNamescope",
-        "enableExecutableCaching",
-        "enableProfiling",
-        "enableStableNorm",
-        "enableSyntheticData",
-        "logCycleCount",
-        "logDir",
-        "modelName",
-        "setAvailableMemoryProportion",
-        "sourceLocationExcludes",
-        "syncPattern",
-    }
-)
+_MACHINE_MODEL = "the machine model"
+_PREFETCH = "inputs that are prepared while the program runs"
+_LOOKING_INSIDE = "looking inside programs"
+_SAVED_PROGRAMS = "saved programs"
+_TWO_PASSES = "normalisations in two passes"
+_SYNTHETIC = "inputs that are made where they are read"
+
+# Options whose effect is still to come, with what each waits for. They are recorded until then, and
+# say so once. An option leaves this table with the change that makes it work.
+PENDING = {
+    "TensorLocationSettings.useIOTilesToLoad": _MACHINE_MODEL,
+    "TensorLocationSettings.useIOTilesToStore": _MACHINE_MODEL,
+    "_Popart.cachePath": _SAVED_PROGRAMS,
+    "_Popart.defaultPrefetchBufferingDepth": _PREFETCH,
+    "_Popart.enableEngineCaching": _SAVED_PROGRAMS,
+    "_Popart.enableStableNorm": _TWO_PASSES,
+    "_Popart.engineOptions": _MACHINE_MODEL,
+    "_Popart.instrumentWithHardwareCycleCounter": _MACHINE_MODEL,
+    "_Popart.setEngineOptions": _MACHINE_MODEL,
+    "_Popart.syntheticDataMode": _SYNTHETIC,
+    "anchorTensor": _LOOKING_INSIDE,
+    "appendToLocationExcludes": _LOOKING_INSIDE,
+    "disableModuleNamescope": _LOOKING_INSIDE,
+    "enableExecutableCaching": _SAVED_PROGRAMS,
+    "enableProfiling": _MACHINE_MODEL,
+    "enableStableNorm": _TWO_PASSES,
+    "enableSyntheticData": _SYNTHETIC,
+    "logCycleCount": _MACHINE_MODEL,
+    "logDir": _LOOKING_INSIDE,
+    "modelName": _MACHINE_MODEL,
+    "setAvailableMemoryProportion": _MACHINE_MODEL,
+    "sourceLocationExcludes": _LOOKING_INSIDE,
+    "syncPattern": _MACHINE_MODEL,
+}
 
 
 class Settable(Protocol):
@@ -92,7 +96,7 @@ def setter(
             owner.checkIsFrozen()
             method(owner, *args, **kwargs)
             if asks(*args, **kwargs):
-                warn_if_pending(owner._PREFIX + method.__name__, effect)
+                warn_if_pending(owner._PREFIX + method.__name__)
             return owner
 
         return call
@@ -115,9 +119,14 @@ def effect_of(method: object) -> Effect | None:
     return getattr(method, _EFFECT, None)
 
 
-def warn_if_pending(accessor: str, effect: Effect) -> None:
-    """Say that an option which would change results does not do so yet."""
-    if effect is Effect.COMPUTES and accessor in PENDING:
+_said: set[str] = set()  # the options that said so, in this process
+
+
+def warn_if_pending(accessor: str) -> None:
+    """Say once that an option has no effect yet."""
+    waits_for = PENDING.get(accessor)
+    if waits_for is not None and accessor not in _said:
+        _said.add(accessor)
         logger.warning(
-            "poptorch.Options.%s is recorded only: this version does not compute with it", accessor
+            "poptorch.Options.%s is recorded only: its effect waits for %s", accessor, waits_for
         )

@@ -66,7 +66,7 @@ class Options(BatchingOptions, MachineOptions, HostOptions):
             _module_namescope_enabled=True,
         )
         if path := os.environ.get("POPTORCH_CACHE_DIR"):
-            logger.info("POPTORCH_CACHE_DIR is set to %s, which is recorded only", path)
+            logger.info("POPTORCH_CACHE_DIR is set to %s", path)
             self.enableExecutableCaching(path)
         self.from_json(os.environ.get("POPTORCH_DEFAULT_OPTIONS") or "{}")
 

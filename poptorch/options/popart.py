@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 from poptorch._logging import logger
 from poptorch.errors import require
 from poptorch.options.effects import Effect, has_effect, setter, warn_if_pending
-from poptorch.options.session import effect_of_key
 
 
 class _PopartOptions:
@@ -28,7 +27,7 @@ class _PopartOptions:
         if key == "logDir":
             logger.warning("_Popart logDir is ignored: use poptorch.Options.logDir()")
         if value:
-            warn_if_pending(self._PREFIX + key, effect_of_key(key))
+            warn_if_pending(self._PREFIX + key)
         return self
 
     @setter(Effect.MACHINE)

@@ -88,7 +88,7 @@ _EFFECTS = {
         autoRecomputation defaultPrefetchBufferingDepth enableOutlining engineOptions
         instrumentWithHardwareCycleCounter numIOTiles
     """,
-    Effect.HOST: "cachePath enableEngineCaching saveInitializersToFile",
+    Effect.HOST: "cachePath enableEngineCaching",
 }
 _EFFECT_OF = {key: effect for effect, keys in _EFFECTS.items() for key in keys.split()}
 

@@ -31,13 +31,13 @@ class OptionEffect:
         accessor: how the option is reached from an `Options`, such as "outputMode" or
             "Training.gradientAccumulation"; "_Popart." and a key for the lower layers' settings.
         effect: what it changes.
-        pending: its effect is still to come; until then it is recorded.
+        waits_for: what its effect is still to come with; until then it is recorded. Else "".
         summary: what it is for, one sentence; empty for the lower layers' settings.
     """
 
     accessor: str
     effect: Effect
-    pending: bool
+    waits_for: str
     summary: str
 
 
@@ -60,4 +60,4 @@ def _lines(cls: type, skip: tuple[str, ...] = ()) -> list[OptionEffect]:
 
 
 def _line(accessor: str, effect: Effect, summary: str) -> OptionEffect:
-    return OptionEffect(accessor, effect, accessor in PENDING, summary)
+    return OptionEffect(accessor, effect, PENDING.get(accessor, ""), summary)

@@ -84,7 +84,7 @@ def options_table(which: str) -> str:
 
 
 def _effect(option: OptionEffect) -> str:
-    return f"{option.effect}, not yet" if option.pending else str(option.effect)
+    return f"{option.effect}, waits for {option.waits_for}" if option.waits_for else option.effect
 
 
 @contextlib.contextmanager

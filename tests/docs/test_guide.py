@@ -12,7 +12,7 @@ TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 _NOT_YET = re.compile(r"<!-- not yet -->\n(.*?)<!-- end of not yet -->", re.DOTALL)
 _NAME = re.compile(r"`((?:ipu_dynamo|poptorch)(?:\.\w+)+)\b[^`]*`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")
-_VARIABLE = re.compile(r"\b((?:IPU_DYNAMO|POPTORCH|POPLAR|OMPI_COMM|RDMAV)_[A-Z_]+)\b")
+_VARIABLE = re.compile(r"\b((?:IPU_DYNAMO|POPTORCH|POPLAR|POPDIST|OMPI_COMM|RDMAV)_[A-Z_]+)\b")
 _QUOTED = re.compile(rf'"{_VARIABLE.pattern}"')
 
 
@@ -43,7 +43,7 @@ def test_every_page_can_be_reached_from_the_first():
 
 
 def test_environment_variables_are_those_that_the_sources_name():
-    folders = [ROOT / name for name in ("ipu_dynamo", "passes", "runtime", "poptorch")]
+    folders = [ROOT / name for name in ("ipu_dynamo", "passes", "runtime", "popdist", "poptorch")]
     files = [file for folder in folders for file in folder.rglob("*.py")]
     quoted = {name for file in files for name in _QUOTED.findall(file.read_text(encoding="utf-8"))}
     assert {*_VARIABLE.findall(TEXTS["environment.md"])} == quoted

@@ -1,5 +1,7 @@
 """Check taking structures apart and putting them together."""
 
+import importlib.util
+import sys
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -91,3 +93,27 @@ def test_a_parser_is_an_object_of_the_interface():
         poptorch.registerCustomArgParser(Batch, BatchParser)
     assert custom_parser(Batch) is None
     assert poptorch.registerGeometricCustomArgParsers() is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_parsers_of_graph_batches_are_registered_where_their_package_is(
+    tmp_path, monkeypatch, fails
+):
+    package = tmp_path / "poptorch_geometric"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    code = "import nothing_of_this_name" if fails else "calls = []"
+    (package / "types.py").write_text(
+        f"{code}\n\ndef registerCustomArgParsers():\n    calls.append(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    poptorch.registerGeometricCustomArgParsers()
+    loaded = sys.modules.pop("poptorch_geometric.types", None)
+    sys.modules.pop("poptorch_geometric", None)
+    assert (loaded is None) == fails
+    assert fails or loaded.calls == [1]
+
+
+def test_nothing_is_registered_without_that_package():
+    assert importlib.util.find_spec("poptorch_geometric") is None
+    poptorch.registerGeometricCustomArgParsers()

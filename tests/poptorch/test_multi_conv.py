@@ -120,7 +120,9 @@ def test_settings_for_another_number_of_convolutions(group, text):
         ("planType", "parallel", AssertionError),
         ("planType", 0, AssertionError),
         ("perConvReservedTiles", 1.0, AssertionError),
-        ("cycleBackOff", 1, AssertionError),
+        ("cycleBackOff", "1", AssertionError),
+        ("cycleBackOff", 1.5, ValueError),
+        ("cycleBackOff", -1, ValueError),
     ],
 )
 def test_wrong_settings(setter, value, error):

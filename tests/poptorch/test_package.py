@@ -42,9 +42,10 @@ def test_the_version_is_poptorchs_with_our_label():
     assert poptorch.__version__ == "3.4.0+ipu.dynamo"
 
 
-def test_graphcores_distribution_stops_the_import(tmp_path):
+@pytest.mark.parametrize("name", ["poptorch", "popart", "popdist.poptorch"])
+def test_graphcores_distribution_stops_the_import(tmp_path, name):
     installed(tmp_path, "3.4.0+1234")
-    done = python("import poptorch", tmp_path)
+    done = python(f"import {name}", tmp_path)
     assert done.returncode
     assert "ImportError" in done.stderr
     assert "3.4.0+1234" in done.stderr

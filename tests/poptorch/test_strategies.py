@@ -165,3 +165,13 @@ def test_a_strategy_says_its_execution_mode_and_no_addresses(cls):
 
 def test_sharded_execution_is_a_pipelined_one():
     assert issubclass(poptorch.ShardedExecution, poptorch.PipelinedExecution)
+
+
+@pytest.mark.parametrize("kind", PHASED)
+def test_one_list_of_phases_or_of_lists_is_unwrapped(kind):
+    stages = [Stage("A"), Stage("B")], [Stage("C"), Stage("D")]
+    assert kind(list(stages)).core_strategy()["phases"] == (2, 2)
+    assert kind([["A", "B"], ["C"]]).core_strategy()["phases"] == (1, 1)
+    assert kind([Phase("A", "B"), Phase("C")]).core_strategy()["phases"] == (1, 1)
+    assert kind(stages[0]).core_strategy()["phases"] == (2,)
+    assert kind(["A", "B"]).core_strategy()["phases"] == (1,)

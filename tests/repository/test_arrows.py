@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("ipu_dynamo", "passes", "runtime", "poptorch")
+SOURCES = ("ipu_dynamo", "passes", "runtime", "popart", "popdist", "poptorch")
 
 
 def lint_imports(root: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,12 @@
 """Check that pyproject.toml says what the folders hold."""
 
 import tomllib
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import pytest
+
+import poptorch
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -13,6 +15,8 @@ HOMES = {  # folders at the root, and the names that they are imported by
     "ipu_dynamo": "ipu_dynamo",
     "passes": "ipu_dynamo.passes",
     "runtime": "ipu_dynamo.runtime",
+    "popart": "popart",
+    "popdist": "popdist",
     "poptorch": "poptorch",
 }
 
@@ -52,6 +56,15 @@ def test_every_home_is_marked_as_typed(home):
 @pytest.mark.parametrize("name", ["passes", "runtime"])
 def test_the_links_are_relative(name):
     assert (ROOT / "ipu_dynamo" / name).readlink() == Path("..", name)
+
+
+def test_the_distribution_that_only_names_a_version_names_the_facades():
+    file = ROOT / "packaging" / "poptorch" / "pyproject.toml"
+    project = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert project["project"]["name"] == "poptorch"
+    assert project["project"]["version"] == poptorch.__version__
+    assert project["tool"]["setuptools"]["packages"] == []
+    assert {found.version for found in distributions(name="poptorch")} <= {poptorch.__version__}
 
 
 def test_the_installed_entry_point_is_the_backend():

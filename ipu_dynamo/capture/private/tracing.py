@@ -100,6 +100,14 @@ __all__ = [
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
+
+def shape_of_values(error: BaseException | None) -> str:
+    """The operator whose result has a shape that depends on values, "" for any other error."""
+    if not isinstance(error, DynamicOutputShapeException):
+        return ""
+    return str(error.func).removesuffix(".default")
+
+
 key_text = pytree.keystr
 flatten = pytree.tree_flatten
 flatten_with_path = pytree.tree_flatten_with_path

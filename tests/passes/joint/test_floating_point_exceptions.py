@@ -31,7 +31,11 @@ class Model(nn.Module):
 RAISING = {
     "infinity less infinity": (torch.sub, (inf, inf), "invalid"),
     "zero by zero": (torch.div, (0.0, 0.0), "division by zero"),
-    "itself": (lambda x: x / x, (inf,), "invalid"),
+    "itself": (lambda x: x / x, (inf,), "division by infinity"),
+    "one by infinity": (lambda x: 1 / x, (inf,), "division by infinity"),
+    "two by infinity": (torch.div, (2.0, inf), "division by infinity"),
+    "by the number infinity": (lambda x: x / inf, (2.0,), "division by infinity"),
+    "remainder of zero": (torch.remainder, (2.0, 0.0), "division by zero"),
     "one by zero": (lambda x: 1 / x, (0.0,), "division by zero"),
     "infinity by zero": (torch.div, (inf, 0.0), "division by zero"),
     "by the number zero": (lambda x: x / 0.0, (2.0,), "division by zero"),
@@ -48,7 +52,8 @@ RAISING = {
 QUIET = {
     "infinity plus one": (lambda x: x + 1, (inf,)),
     "nan plus one": (lambda x: x + 1, (nan,)),
-    "one by infinity": (lambda x: 1 / x, (inf,)),
+    "remainder of infinity": (torch.remainder, (2.0, inf)),
+    "nan by infinity": (torch.div, (nan, inf)),
     "a masked softmax": (lambda x: x.masked_fill(x > 0, -inf)[:1].softmax(0).sum() * 0, (-1.0,)),
     "a chosen infinity": (lambda x: torch.where(x > 0, -inf, x), (1.0,)),
     "asking for nan": (lambda x: x.isnan().float(), (nan,)),

@@ -111,3 +111,9 @@ def test_arguments_may_have_the_names_of_parameters():
 def test_empty_tensors_are_refused():
     with pytest.raises(poptorch.Error, match=r"Zero-sized .* \(Got shape \[0, 2\]\)"):
         poptorch.inferenceModel(lambda x: x)(torch.zeros(0, 2))
+
+
+def test_a_function_that_does_not_tell_its_parameters_takes_any():
+    x = torch.tensor([[-1.0, 2.0]])
+    logsigmoid = poptorch.inferenceModel(torch.nn.functional.logsigmoid)
+    torch.testing.assert_close(logsigmoid(x), torch.nn.functional.logsigmoid(x))

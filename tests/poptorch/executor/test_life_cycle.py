@@ -230,6 +230,11 @@ def test_compile_hooks_run_in_order_also_around_failures():
     executor.destroy()
     executor(ONE)
     assert calls == ["before", "trace", "after", "before", "after", "trace"]
+    running = []
+    handle = poptorch.registerPreCompileHook(lambda: running.append(poptorch.isRunningOnIpu()))
+    poptorch.inferenceModel(lambda x: x + 1)(ONE)
+    handle.remove()
+    assert running == [True]
     with pytest.raises(RuntimeError, match="Pre-compile hook must be callable"):
         poptorch.registerPreCompileHook(None)
 
@@ -254,3 +259,22 @@ def test_an_executor_that_is_freed_while_another_model_is_traced_brings_its_weig
         sys.unraisablehook = hook
     assert not raised
     assert trained.w != Weighted().w
+
+
+def test_ipus_on_demand_are_reserved_after_compiling():
+    def options(kind):
+        return poptorch.Options().useIpuId(7).connectionType(kind)
+
+    first = poptorch.inferenceModel(Weighted(), options(poptorch.ConnectionType.Always))
+    second = poptorch.inferenceModel(Weighted(), options(poptorch.ConnectionType.OnDemand))
+    first(ONE)
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        second(ONE)
+    assert (second.isCompiled(), second.isAttachedToDevice()) == (True, False)
+    program = second._executable.program
+    first.detachFromDevice()
+    assert second(ONE) == 1
+    assert second._executable.program is program
+    second.destroy()
+    second.compile(ONE)
+    assert second.isAttachedToDevice()

@@ -105,7 +105,8 @@ def test_a_matrix_product_split_over_replicas():
 def test_all_replicas_may_share():
     model = Weighted(2.0)
     training = poptorch.trainingModel(model, options(2), torch.optim.SGD(model.parameters(), 1.0))
-    training.w.replicaGrouping(All, 0, ONE)
+    training.w.replicaGrouping(All, "ignored", EACH)
+    assert training.per_replica_params == {}
     assert training(torch.tensor([1.0, 3.0])).tolist() == [2.0, 6.0]
     assert model.w.tolist() == [0.0]
 
@@ -142,6 +143,45 @@ def test_a_parameter_of_a_submodule_has_a_dotted_name():
     inference = poptorch.inferenceModel(model, options(2))
     inference.per_replica_params["0.w"] = (NoGrouping, 0, ONE)
     assert inference(torch.ones(2)).tolist() == [1.0, 2.0]
+
+
+def test_a_parameter_at_any_depth_is_grouped():
+    model = nn.Sequential(nn.ModuleDict({"a": weighted([1.0, 2.0])}), nn.Identity())
+    model.forward = lambda x: model[0]["a"](x)
+    inference = poptorch.inferenceModel(model, options(2))
+    getattr(inference, "0")["a"].w.replicaGrouping(Consecutive, 1, ONE)
+    assert inference.per_replica_params == {"0.a.w": (Consecutive, 1, ONE)}
+    assert inference(torch.ones(2)).tolist() == [1.0, 2.0]
+
+
+def test_a_submodule_of_an_executor_is_the_submodule_in_all_else():
+    model = nn.Module()
+    model.layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model.forward = lambda x: model.layers(x)
+    layers = poptorch.inferenceModel(model).layers
+    x = torch.ones(1, 2)
+    assert isinstance(layers, nn.Sequential)
+    assert isinstance(layers[0].weight, nn.Parameter)
+    assert layers == model.layers
+    assert hash(layers) == hash(model.layers)
+    assert repr(layers) == repr(model.layers)
+    assert torch.equal(layers(x), model.layers(x))
+    assert len(layers) == 2
+    assert bool(layers[1])
+    assert list(layers) == list(model.layers)
+    assert model.layers[0] in list(layers)
+    layers[0].flag = 3
+    assert model.layers[0].flag == 3
+    del layers[0].flag
+    assert not hasattr(model.layers[0], "flag")
+    for twin in (copy.deepcopy(layers), pickle.loads(pickle.dumps(layers))):
+        assert type(twin) is nn.Sequential
+        assert torch.equal(twin(x), model.layers(x))
+    outer = nn.Sequential(layers)
+    assert [name for name, _ in outer.named_parameters()] == ["0.0.weight", "0.0.bias"]
+    assert torch.equal(outer(x), model.layers(x))
+    executor = poptorch.inferenceModel(layers)
+    torch.testing.assert_close(executor(x), model.layers(x))
 
 
 def test_the_parameter_of_an_executor_is_the_parameter_in_all_else():
@@ -183,7 +223,7 @@ def test_shards_that_do_not_divide_the_replicas(kind, shards):
     assert not inference.per_replica_params
 
 
-@pytest.mark.parametrize(("kind", "shards"), [(All, 1), (Consecutive, 2), (Orthogonal, 4)])
+@pytest.mark.parametrize(("kind", "shards"), [(Consecutive, 2), (Orthogonal, 4)])
 def test_a_mode_that_reads_back_another_shape(kind, shards):
     inference = poptorch.inferenceModel(weighted([1.0, 2.0]), options(4))
     with pytest.raises(poptorch.Error, match="AllReplicas would read back 4 slices"):

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import poptorch
-from poptorch.options import PENDING, Effect, table
+from poptorch.options import PENDING, Effect, effects, table
 
 TABLE = {line.accessor: line for line in table()}
 
 
 def test_accessors_are_unique_and_pending_ones_exist():
     assert len(TABLE) == len(table())
-    assert {accessor for accessor, line in TABLE.items() if line.pending} == PENDING
+    assert {accessor for accessor, line in TABLE.items() if line.waits_for} == PENDING.keys()
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,16 @@ def test_setters_have_a_summary():
         (lambda o: o._Popart.set("partialsChunk", 16), ""),
         (lambda o: o._Popart.set("enableOutlining", True), ""),
         (lambda o: o.deviceIterations(2), ""),
+        (lambda o: o.enableExecutableCaching("cache"), "enableExecutableCaching"),
+        (lambda o: o.enableExecutableCaching(None), ""),
+        (lambda o: o.setAvailableMemoryProportion({"IPU0": 0.3}), "setAvailableMemoryProportion"),
+        (lambda o: o._Popart.set("syntheticDataMode", 2), "_Popart.syntheticDataMode"),
     ],
 )
-def test_an_option_that_would_change_results_and_does_not_says_so(capsys, call, warned):
+def test_an_option_whose_effect_is_to_come_says_so_once(capsys, monkeypatch, call, warned):
+    monkeypatch.setattr(effects, "_said", set())
+    call(poptorch.Options())
     call(poptorch.Options())
     text = capsys.readouterr().err
-    assert ("is recorded only" in text) == bool(warned)
+    assert text.count("is recorded only: its effect waits for ") == bool(warned)
     assert warned in text

@@ -1,0 +1,64 @@
+"""Say of an error during a trace which operator of the user's raised it, and on what."""
+
+import contextlib
+import traceback
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ipu_dynamo.errors import is_library, raised_at
+
+
+def explain(error: Exception) -> None:
+    """Note where an error of PyTorch was raised, and let it speak of the user's tensors.
+
+    What the user's own code raised stays as it is: its traceback ends at that line.
+    """
+    if error.args and isinstance(error.args[0], str):
+        error.args = (error.args[0].replace("FakeTensor", "Tensor"), *error.args[1:])
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and not is_library(frames[-1].f_code.co_filename):
+        return
+    error.add_note(f"while tracing {raised_at(error.__traceback__)}")
+    if operator := _operator(frames):
+        error.add_note(f"in {operator}")
+
+
+def user_lines(trace: TracebackType | None) -> None:
+    """Cut out of a traceback what lies between the user's lines, but for its first entry.
+
+    Where no line is the user's, all stay: the error is one of this project.
+    """
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    shown = [entry for entry in entries[1:] if _is_users(entry)]
+    if shown:
+        for entry, following in zip([entries[0], *shown], [*shown, None], strict=True):
+            entry.tb_next = following
+
+
+def _is_users(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return not is_library(file) and not file.startswith("<string>") and file != contextlib.__file__
+
+
+def _operator(frames: list[FrameType]) -> str:
+    """The operator that the innermost line of the user's called, with its arguments."""
+    users = [i for i, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
+    for frame in frames[users[-1] + 1 if users else 0 :]:
+        function, args = frame.f_locals.get("func"), frame.f_locals.get("args")
+        if callable(function) and isinstance(args, tuple):
+            values = pytree.tree_leaves((args, frame.f_locals.get("kwargs") or {}))
+            name = getattr(function, "__name__", str(function))
+            return f"{name}({', '.join(map(_text, values))})"
+    return ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,31 @@
+"""Say of names that this version lacks what they wait for."""
+
+_SAVED_PROGRAMS = "saved programs"
+_LOOKING_INSIDE = "looking inside programs"
+_MACHINE_MODEL = "the machine model"
+
+EXECUTOR_MEMBERS = {
+    "_debugGetPopartIR": _LOOKING_INSIDE,
+    "compileAndExport": _SAVED_PROGRAMS,
+    "cycleCount": _MACHINE_MODEL,
+    "getComputeLatency": _LOOKING_INSIDE,
+    "getHostIpuLatency": _LOOKING_INSIDE,
+    "getIpuHostLatency": _LOOKING_INSIDE,
+    "getLatency": _LOOKING_INSIDE,
+    "getPerfCounters": _LOOKING_INSIDE,
+    "getTensorNames": _LOOKING_INSIDE,
+    "loadExecutable": _SAVED_PROGRAMS,
+    "rng_state": _LOOKING_INSIDE,
+    "save": _SAVED_PROGRAMS,
+}
+
+
+def executor_member(name: str) -> AttributeError | None:
+    """The error for a member of PopTorch's executor that is not here, None for any other name."""
+    waits_for = EXECUTOR_MEMBERS.get(name)
+    if waits_for is None:
+        return None
+    return AttributeError(
+        f"poptorch.PoplarExecutor.{name} is not part of this version of ipu_dynamo: it waits for "
+        f"{waits_for}. docs/coming_from_poptorch.md lists what is missing"
+    )
