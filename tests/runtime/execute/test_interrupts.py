@@ -42,7 +42,9 @@ def handlers():
 
 
 def workers_alive() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("ipu worker")]
+    """Python also lists threads whose start was interrupted, and which never began."""
+    named = [t for t in threading.enumerate() if t.name.startswith("ipu worker")]
+    return [t for t in named if t.is_alive()]
 
 
 def interrupt(subject: Subject, number: int, seconds: float) -> int:
