@@ -3,6 +3,7 @@
 Before   %l = nll_loss_forward(%s, %t, %w, mean)[0]     %z = aten.new_zeros(%x, [8, 3])
 After    %l = sum / weight of all targets               %z = aten.full([8, 3], 0)
 Keeps    values: a mean of cross entropy divides by the weight of the whole batch's targets.
+Source   PyTorch, `nll_loss`: a mean is the sum, divided by the weight of the targets that count.
 """
 
 import operator
