@@ -351,6 +351,9 @@ def _overloads(names: str) -> list[Any]:
 
 RULES: dict[object, Rule] = {op: rule for rule, names in _TABLE for op in _overloads(names)}
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
+# Replicate: where all that they read are integers and masks made of inputs, as when a padding mask
+# is looked up for each row, they run once on the whole batch; a part of the batch they do not take.
+REPLICATED: frozenset[object] = frozenset(_overloads("index.Tensor"))
 
 
 def is_linear(node: fx.Node) -> bool:

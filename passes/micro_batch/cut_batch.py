@@ -188,7 +188,11 @@ class _Cutter:
                 rows = placement
             return self.take(node, phase, role, rows)
         home = self.phase_of(node)
-        if rows is None and (home == phase or (home == "before" and _repeats(node))):
+        if rows is None and (
+            home == phase
+            or (home == "loop" and phase == "before")  # prepared masks and integers, see the plan
+            or (home == "before" and _repeats(node))
+        ):
             return self.copy(node, phase)
         if placement is Kind.PER_MICRO_BATCH:
             raise CompileError(

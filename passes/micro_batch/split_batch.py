@@ -12,12 +12,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torch import fx
+from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import is_view, root
-from ipu_dynamo.passes.micro_batch.batch_table import RULES, Operator, is_linear, shape_of
+from ipu_dynamo.passes.micro_batch.batch_table import (
+    REPLICATED,
+    RULES,
+    Operator,
+    is_linear,
+    shape_of,
+)
 from ipu_dynamo.passes.micro_batch.placements import (
     Kind,
     Labels,
@@ -93,6 +99,7 @@ class _Planner:
         self.split, self.seeds, self.deferred = Split(n), seeds, deferred
         self.means: dict[fx.Node, frozenset[int]] = {}
         self.meetings: list[fx.Node] = []
+        self.prepared: set[fx.Node] = set()  # integers and masks made of inputs, at little cost
 
     def place(self, node: fx.Node) -> None:
         at = self.split.at
@@ -106,10 +113,14 @@ class _Planner:
                 self.split.means.add(node)
         else:
             at[node] = self.placement(node, {at[source] for source in node.all_input_nodes})
+        if self.is_prepared(node):
+            self.prepared.add(node)
 
     def placement(self, node: fx.Node, kinds: set[Placements]) -> Placements:
         whole = all(map(self.whole_at_start, node.all_input_nodes))
         if kinds <= {Kind.REPLICATE} or (whole and node.meta.get("seq_nr") in self.deferred):
+            return Kind.REPLICATE
+        if node.target in REPLICATED and all(x in self.prepared for x in node.all_input_nodes):
             return Kind.REPLICATE
         if kinds == {Kind.PARTIAL} and is_linear(node):
             return Kind.PARTIAL
@@ -129,6 +140,16 @@ class _Planner:
             self.meetings.append(node)
             return Kind.DEFERRED
         return placed
+
+    def is_prepared(self, node: fx.Node) -> bool:
+        """Whether the whole value can be had before the micro-batches at little cost."""
+        value = node.meta["val"]
+        integer = isinstance(value, Tensor) and not (
+            value.is_floating_point() or value.is_complex()
+        )
+        made = node.op == "placeholder" or all(x in self.prepared for x in node.all_input_nodes)
+        cut = isinstance(self.split.at[node], Shard)
+        return self.split.at[node] is Kind.REPLICATE or (cut and integer and made)
 
     def whole_at_start(self, node: fx.Node) -> bool:
         """Whether all rows of a value are there before the micro-batches."""

@@ -264,6 +264,21 @@ def test_a_square_mask_of_the_batchs_size_is_used_whole():
     assert 4 in {loop.count for loop in loops()}
 
 
+def test_a_mask_that_is_looked_up_for_each_row_is_prepared_whole():
+    """As in BERT. A part of the batch that is no mask is not looked up in."""
+
+    def run(x, mask):
+        rows = torch.arange(8)[:, None]
+        kept = mask.bool()[rows, torch.arange(4)]
+        return torch.where(kept, x.tanh(), 0.0)
+
+    x, mask = torch.randn(8, 4), torch.randint(0, 2, (8, 4))
+    torch.testing.assert_close(compiled(run)(x, mask), run(x, mask))
+    assert 4 in {loop.count for loop in loops()}
+    with pytest.raises(CompileError, match="not in the table of those that work"):
+        compiled(lambda x: x.tanh()[torch.arange(8)])(x)
+
+
 def test_mutation_reaches_the_callers_tensors():
     class Counting(nn.Module):
         def __init__(self) -> None:
