@@ -60,10 +60,10 @@ def test_spans_are_recorded_with_channel_and_duration(recorder, tmp_path):
     ("variables", "name"),
     [
         ({"IPU_DYNAMO_TRACE": "mine.json"}, "mine.json"),
-        ({"PVTI_OPTIONS": '{"enable": "true"}'}, f"{os.getpid()}.trace.json"),
+        ({"PVTI_OPTIONS": '{"enable": "true"}'}, "PID.trace.json"),
         (
             {"PVTI_OPTIONS": '{"enable": "true", "directory": "sub"}'},
-            f"sub/{os.getpid()}.trace.json",
+            "sub/PID.trace.json",
         ),
         ({"PVTI_OPTIONS": '{"enable": "false"}'}, None),
         ({"PVTI_OPTIONS": "no JSON"}, None),
@@ -76,7 +76,8 @@ def test_the_environment_names_the_file(monkeypatch, tmp_path, variables, name):
         monkeypatch.delenv(variable, raising=False)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert profiling._path() == (None if name is None else tmp_path / name)
+    wanted = name and tmp_path / name.replace("PID", str(os.getpid()))
+    assert profiling._path() == wanted
 
 
 def test_the_trace_is_complete_at_the_end_of_the_process(tmp_path):
