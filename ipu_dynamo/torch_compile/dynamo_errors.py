@@ -14,7 +14,7 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     Args:
         frame: where the traceback that the user sees begins.
     """
-    notes = getattr(error, "__notes__", ())
+    notes = tuple(getattr(error, "__notes__", ()))
     if isinstance(error, GuardOnDataDependentSymNode):
         error = CompileError(
             f"a size or a branch depends on the values of a tensor: {str(error).splitlines()[0]}",
@@ -32,7 +32,7 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     kind = _through_dynamo(ours)
     result = kind.__new__(kind)
     result.args = error.args
-    result.__dict__ |= error.__dict__
+    result.__dict__ |= {key: value for key, value in vars(error).items() if key != "__notes__"}
     result.first_useful_frame = frame
     for note in notes:
         result.add_note(note)

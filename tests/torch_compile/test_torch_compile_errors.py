@@ -10,6 +10,7 @@ import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, CompileError, ExecutionError, Options, StageSpec, Strategy
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.torch_compile.backend import ipu
+from ipu_dynamo.torch_compile.dynamo_errors import readable
 
 EAGER = {"engine": "eager"}
 
@@ -288,3 +289,12 @@ def test_double_backward_is_refused():
     (gradient,) = torch.autograd.grad(compiled(lambda x: (x**3).sum())(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("error", [CompileError("a problem"), ValueError("a problem")])
+def test_an_error_keeps_its_notes_once(error):
+    error.add_note("in pass Outline")
+    result = readable(error, None)
+    assert result.__notes__ == ["in pass Outline"]
+    result.add_note("more")
+    assert error.__notes__ == ["in pass Outline"]
