@@ -132,10 +132,10 @@ def test_a_pipeline_keeps_the_inputs_of_its_stages_and_what_is_marked():
     counts = {}
     results = {}
     for name, model, options in (
-        ("off", Deep(cuts=[4]), {"Recompute": "off"}),
+        ("off", Deep(cuts=[4]), {"recompute": "off"}),
         ("default", Deep(cuts=[4]), {}),
         ("marks", Deep(cuts=[4], marks=True), {}),
-        ("all", Deep(cuts=[4]), {"Recompute": "all"}),
+        ("all", Deep(cuts=[4]), {"recompute": "all"}),
     ):
         program, results[name] = train(model, **pipelined, **options)
         counts[name] = saved(program)

@@ -85,7 +85,7 @@ def test_members_stand_side_by_side_and_are_named(training):
     members = [index for index, node in enumerate(forward.operators) if GROUP in node.meta]
     assert members[1] == members[0] + 1
     text = str(run.program) if training else forward.listing()
-    assert training or "group, serial 2/2: test_group_convolutions.py" in text
+    assert training or "group, serial 2/2: test_schedule_convolution_groups.py" in text
     read = Program.parse(run.program.text())
     assert read == run.program
     assert grouped(read) == places
