@@ -24,7 +24,7 @@ _FILLED = {aten.new_zeros.default: 0, aten.new_ones.default: 1}
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrepareBatch:
     """The pass."""
 

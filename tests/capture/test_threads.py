@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from ipu_dynamo import compile_inference, compile_training, identity_loss
 from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
 from ipu_dynamo.ops.private.locks import compile_lock, fork_safe_lock
-from ipu_dynamo.ops.private.replacing import replaced
+from ipu_dynamo.ops.private.replacing import TrueInThisThread, replaced
 from ipu_dynamo.testing import assert_same_training
 
 EAGER = {"engine": "eager"}
@@ -278,3 +279,13 @@ def test_a_process_that_a_compiling_thread_forks_still_holds_the_lock():
             compile_lock().release()
             os._exit(int(taken))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_flag_of_compiling_reckons_like_a_bool():
+    here = TrueInThisThread()
+    flag = False
+    flag |= here  # as libraries do
+    assert flag is True
+    assert (here & False, here | False, here ^ True, False | here) == (False, True, False, True)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: here | False).result() is False

@@ -30,7 +30,7 @@ NAMES = [step.name for step in STEPS]
 LEVELS = ("traced", "joint", "parts", "program")
 # Those that only some options bring in are tested where these are.
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
-OPTIONAL = {"AutoPartition", "SplitWeightGradients", "CheckPipelineHazards"}
+OPTIONAL = {"AutoPartition", "SplitWeightGradients", "CheckPipelineHazards", "PrepareBatch"}
 
 
 class Net(nn.Module):

@@ -25,6 +25,17 @@ class TrueInThisThread:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __or__(self, other: bool) -> bool:
+        return bool(self) | other
+
+    def __and__(self, other: bool) -> bool:
+        return bool(self) & other
+
+    def __xor__(self, other: bool) -> bool:
+        return bool(self) ^ other
+
+    __ror__, __rand__, __rxor__ = __or__, __and__, __xor__
+
 
 def in_this_thread(
     function: Callable[..., Any], original: Callable[..., Any]
