@@ -56,7 +56,8 @@ clean: ## remove what was built, but keep .venv and its like
 # .venv/<extra> is an empty file that says: this extra of pyproject.toml is installed
 $(VENV)/examples $(VENV)/dev: $(VENV)/%: pyproject.toml packaging/poptorch/pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(TORCH),echo "torch==$(TORCH)" > $(CONSTRAINTS))
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$*]" ./packaging/poptorch
+	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$*]"
+	$(BIN)/python -m pip install --no-deps ./packaging/poptorch
 	@touch $@
 
 $(BIN)/python:
