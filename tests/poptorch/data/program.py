@@ -27,8 +27,9 @@ def main() -> None:
     items = iter(loader)
     next(items)
     accessor = worker_of(loader._accessor)
-    print(os.getpid(), accessor, *children(accessor), flush=True)
+    processes = os.getpid(), accessor, *children(accessor)
     try:
+        print(*processes, flush=True)  # whoever reads this may interrupt at once
         for _ in items:
             time.sleep(60)
     except KeyboardInterrupt:
