@@ -10,6 +10,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.passes.levels import Model, Partitioned
+from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
@@ -22,6 +23,8 @@ def text_of(model: Model) -> str:
         return "\n".join(_capture_lines(model))
     if isinstance(model, Partitioned):
         return "\n".join(_parts_lines(model))
+    if isinstance(model, HostProgram):
+        model = model.inlined
     functions = [f"{function}\n{function.listing()}" for function in model.functions]
     return "\n".join([str(model), *functions])
 
@@ -32,6 +35,8 @@ def operators_in(model: Model) -> int:
         return _count(model.graph)
     if isinstance(model, Partitioned):
         return sum(_count(part.graph) for part in model.parts)
+    if isinstance(model, HostProgram):
+        model = model.inlined
     return sum(len(function.operators) for function in model.functions)
 
 

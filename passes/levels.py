@@ -4,6 +4,7 @@
     joint     a Capture of forward and backward in one functional graph
     parts     one flat graph for each stage and direction
     program   what every IPU does
+    host      what this computer does for that
 
 `invariants.py` says what holds at each level, and from which pass on.
 """
@@ -14,9 +15,9 @@ from typing import Any, Literal, Protocol
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.program import Direction, Program
+from ipu_dynamo.program import Direction, HostProgram, Program
 
-Level = Literal["traced", "joint", "parts", "program"]
+Level = Literal["traced", "joint", "parts", "program", "host"]
 
 
 class Pass(Protocol):
@@ -87,11 +88,13 @@ class Partitioned:
     capture: Capture = field(repr=False, compare=False)
 
 
-Model = Capture | Partitioned | Program
+Model = Capture | Partitioned | Program | HostProgram
 
 
 def level_of(model: Model) -> Level:
     """The level that a model is at."""
+    if isinstance(model, HostProgram):
+        return "host"
     if isinstance(model, Program):
         return "program"
     return "parts" if isinstance(model, Partitioned) else model.level

@@ -1,6 +1,7 @@
 """List every step from a captured model to its program, for both front ends: this is the page.
 
-compile_training, compile_inference    whole_step = traced_passes, joint_passes, program_passes
+compile_training, compile_inference    whole_step = traced_passes, joint_passes, program_passes,
+                                       then host_passes
 torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, then
                                        for each flat graph: flat_passes, program_passes
 with micro_batches                     flat_passes, split_passes, then for each piece:
@@ -26,6 +27,7 @@ from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
 from ipu_dynamo.passes.host.fuse_loss import FuseLoss
+from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.counter_random import CounterRandom
@@ -61,7 +63,7 @@ from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.separate_recurrent_layers import SeparateRecurrentLayers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import HostProgram, Program
 
 Passes = Sequence[Pass]
 
@@ -169,6 +171,11 @@ def program_passes(
     ]
 
 
+def host_passes(options: Options) -> list[Pass]:
+    """From a program to what this computer does for it."""
+    return left_out([InlineWrites()], options)
+
+
 def captured_passes() -> list[Pass]:
     """Those on what Dynamo captured, before anything is said of it."""
     return [ReadBlockMarkers()]
@@ -251,6 +258,17 @@ def lower(model: Capture, passes: Passes, manager: PassManager | None = None) ->
     return program
 
 
+def run_host_passes(
+    program: Program, passes: Passes | None = None, manager: PassManager | None = None
+) -> HostProgram:
+    """What this computer does for `program`, as `passes` decide, of which the first is
+    `InlineWrites`; None: all of them with default options."""
+    manager = PassManager("program", first="program") if manager is None else manager
+    host = manager.run(host_passes(Options()) if passes is None else passes, program)
+    assert isinstance(host, HostProgram), "InlineWrites is the first pass"
+    return host
+
+
 def all_passes() -> list[Pass]:
     """Every pass that there is, once, with default options."""
     options = Options()
@@ -259,6 +277,7 @@ def all_passes() -> list[Pass]:
         AutoPartition(options.strategy, 1, again=False),
         *joint_passes(options),
         *program_passes(options),
+        InlineWrites(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),

@@ -61,11 +61,14 @@ class Recorder:
 def graph_text(graph: fx.Graph) -> str:
     """What a graph computes, and from which layouts: one line per value, without names.
 
-    The first line lists the inputs that it writes, by number.
+    The first line lists the inputs that it writes, by number. Inputs are numbered as they are first
+    used: in which order a graph takes them changes nothing of what it computes.
     """
-    number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
-    lines = [f"writes {_written(graph)}"]
-    for node in graph.nodes:
+    inputs = _inputs_by_use(graph)
+    nodes = [*inputs, *(node for node in graph.nodes if node.op != "placeholder")]
+    number = {node: f"%{i}" for i, node in enumerate(nodes)}
+    lines = [f"writes {_written(graph, inputs)}"]
+    for node in nodes:
         arguments = [_literal(a, number) for a in node.args]
         arguments += [f"{k}={_literal(v, number)}" for k, v in sorted(node.kwargs.items())]
         if node.op == "placeholder":
@@ -75,7 +78,14 @@ def graph_text(graph: fx.Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _written(graph: fx.Graph) -> list[int]:
+def _inputs_by_use(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs, in the order of their first use; then those that nothing uses."""
+    uses = dict.fromkeys(source for node in graph.nodes for source in node.all_input_nodes)
+    every = dict.fromkeys([*uses, *graph.nodes])
+    return [node for node in every if node.op == "placeholder"]
+
+
+def _written(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[int]:
     """Positions of the inputs that operators write, also through views."""
     root: dict[fx.Node, set[fx.Node]] = {}
     written: set[fx.Node] = set()
@@ -94,8 +104,7 @@ def _written(graph: fx.Graph) -> list[int]:
                     written |= sources
         elif getattr(target, "__name__", "") in _VIEWS_IN_PYTHON:
             root[node] |= set().union(*(root[n] for n in _nodes(node.args)))
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    return [i for i, node in enumerate(placeholders) if node in written]
+    return [i for i, node in enumerate(inputs) if node in written]
 
 
 def _nodes(value: object) -> Iterator[fx.Node]:

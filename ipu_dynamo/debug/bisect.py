@@ -35,7 +35,13 @@ from ipu_dynamo.debug.values import differ, error
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.manager import PassManager
-from ipu_dynamo.passes.pipeline import lower, start_gradient, whole_step
+from ipu_dynamo.passes.pipeline import (
+    host_passes,
+    lower,
+    run_host_passes,
+    start_gradient,
+    whole_step,
+)
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.runtime.engines.engines import make_engine
@@ -152,7 +158,9 @@ class _Search:
         passes = whole_step(options, training=training, loss=loss)
         returned = self.capture.structure.tensors
         manager = PassManager("bisect", watch=self.watcher)
-        self.program: Program = lower(self.capture, passes, manager)
+        program = lower(self.capture, passes, manager)
+        host = run_host_passes(program, host_passes(options), manager)
+        self.program: Program = host.inlined  # what runs: its functions write
         if self.capture.loss_scale is not None:
             self.given[self.capture.loss_scale.name] = torch.tensor(options.loss_scale)
         self.returned = returned

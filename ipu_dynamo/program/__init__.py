@@ -2,6 +2,7 @@
 
 from ipu_dynamo.ops.overlap import OVERLAPS, Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.host_program import HostProgram
 from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
@@ -46,6 +47,7 @@ __all__ = [
     "Copy",
     "Direction",
     "Function",
+    "HostProgram",
     "Input",
     "Instruction",
     "Load",

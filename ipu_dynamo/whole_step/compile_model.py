@@ -14,9 +14,9 @@ from ipu_dynamo.ops.private.graphs import code_on_demand
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.options.devices import devices_of_ipus, devices_to_use
 from ipu_dynamo.passes.manager import PassManager, PassRun
-from ipu_dynamo.passes.pipeline import lower, whole_step
+from ipu_dynamo.passes.pipeline import host_passes, lower, run_host_passes, whole_step
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.whole_step.grouped_weights import with_known_groups
 from ipu_dynamo.whole_step.measured_costs import with_costs
@@ -29,7 +29,7 @@ class Compiled:
     """A program, and what connects it to the model that it was made from.
 
     Args:
-        program: what runs.
+        host: the program, and what this computer does for it.
         structure: how the program's outputs make up the model's return value.
         tensors: the model's own tensors, by the name of the variable that they initialise.
         roles: what each variable and input is, by name.
@@ -40,7 +40,7 @@ class Compiled:
         passes: what each pass did.
     """
 
-    program: Program
+    host: HostProgram
     structure: Structure
     tensors: Mapping[str, Tensor]
     roles: Mapping[str, Placeholder]
@@ -49,6 +49,11 @@ class Compiled:
     loss_scale: float
     costs: Costs = ()
     passes: tuple[PassRun, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """What every IPU does."""
+        return self.host.program
 
 
 def compile_model(
@@ -86,9 +91,10 @@ def compile_model(
         manager = PassManager("training" if training else "inference")
         passes = whole_step(options, training=training, loss=loss, groups=groups, devices=devices)
         program = lower(capture, passes, manager)
+        host = run_host_passes(program, host_passes(options), manager)
     log.debug("%s", program)
     return Compiled(
-        program=program,
+        host=host,
         structure=capture.structure,
         tensors=capture.tensors,
         roles={role.name: role for role in capture.placeholders},

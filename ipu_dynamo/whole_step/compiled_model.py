@@ -341,10 +341,10 @@ class CompiledModel:
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = _seed(compiled.program) if options.seed is None else options.seed
-        workers, threads = threads_for(compiled.program, options)
+        workers, threads = threads_for(compiled.host.inlined, options)
         with recorded_casts_only():
             executable = Executable(
-                compiled.program,
+                compiled.host,
                 tensors,
                 engine,
                 self._batching.group_of,
@@ -353,7 +353,7 @@ class CompiledModel:
                 threads=threads,
                 devices=compiled.devices,
                 numbers=[group.values for group in groups],
-                apart=micro_batches_apart(compiled.program, options),
+                apart=micro_batches_apart(compiled.host.inlined, options),
                 own_tensors=self._own_weights,
                 guard_updates=options.guard_updates,
             )

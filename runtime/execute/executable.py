@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import Copy, Instruction, Plain, Program, Send
+from ipu_dynamo.program import Copy, HostProgram, Instruction, Plain, Send
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import moves_of, number_slots
@@ -42,7 +42,7 @@ class Executable:
     does first, and so does `whole`.
 
     Args:
-        program: what to run, as often as its loops say.
+        host: what to run, as often as its loops say.
         tensors: for every variable, the tensor that holds it on the first replica; with a leading
             dimension over groups of replicas, where it has those. Replicated variables are shared
             by the replicas of all groups, or of theirs; the others are copied for each.
@@ -61,6 +61,7 @@ class Executable:
         guard_updates: keep copies of what updates write until they are complete.
 
     Attributes:
+        program, host_program: what every IPU does, and what is done for it here.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the start, over all calls.
         schedule: which worker runs what, in which order.
@@ -72,7 +73,7 @@ class Executable:
 
     def __init__(
         self,
-        program: Program,
+        host: HostProgram,
         tensors: Mapping[str, Tensor],
         engine: Engine,
         group_of: Sequence[int] = (),
@@ -85,8 +86,9 @@ class Executable:
         own_tensors: bool = False,
         guard_updates: bool = False,
     ) -> None:
-        verify(program)
-        self.program = program
+        verify(host.program)
+        self.program, self.host_program = host.program, host
+        program = host.inlined
         self.batching = batching = Batching.of(program, group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed = seed
@@ -154,7 +156,7 @@ class Executable:
     def schedule_for(self, workers: int | None) -> Schedule:
         """How this many workers would run a step; None is one for each IPU of every replica."""
         return schedule_of(
-            self.program,
+            self.host_program.inlined,
             micro_batches=self._per_round,
             replicas=self.batching.replicas,
             workers=workers,
@@ -373,7 +375,7 @@ class Executable:
         kept = {self._slots[variable.name] for variable in self.program.variables}
         kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
         kept |= {move.target for move in self._copies}
-        program = self._apart.program if self._apart else self.program
+        program = self._apart.program if self._apart else self.host_program.inlined
         kept |= {self._slots[name] for name in self._apart.gradients} if self._apart else set()
         return prepare_steps(
             program,

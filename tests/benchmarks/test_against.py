@@ -38,10 +38,16 @@ def test_graphs_have_a_text_without_names():
     assert text(renamed, x, y) == text(lambda x, y: x.sub(y), x, y)
 
 
+def test_the_order_of_inputs_does_not_count():
+    x, y, unread = torch.randn(2, 3), torch.randn(3), torch.randn(1)
+    plain = text(lambda x, y, unread: x.sub(y), x, y, unread)
+    assert text(lambda unread, y, x: x.sub(y), unread, y, x) == plain
+
+
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        (lambda x, y: y.sub(x), [(2, 3), (2, 3)]),  # operands
+        (lambda x, y: x.sub(x.sub(y)), [(2, 3), (2, 3)]),
         (lambda x, y: x.sub(y, alpha=2), [(2, 3), (2, 3)]),
         (lambda x, y: x.add(y), [(2, 3), (2, 3)]),
         (lambda x, y: x.sub(y), [(2, 3), (1, 3)]),  # shapes
@@ -66,7 +72,7 @@ def test_writes_through_views_are_found():
 
     inputs = torch.randn(3), torch.randn(2, 3, 3), torch.randn(1)
     first, *_ = text(write, *inputs).splitlines()
-    assert first == "writes [1]"
+    assert first == "writes [0]"  # it is used first
 
 
 def test_attributes_count_by_their_values():

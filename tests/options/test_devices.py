@@ -211,7 +211,7 @@ def run(recipe, placement, options, training, devices):
     result = compile_model(model, example, options, groups, training=training)
     devices = devices[: result.program.num_ipus]
     executable = Executable(
-        result.program,
+        result.host,
         initial_tensors(result, {}, private=True),
         make_engine(options.engine),
         options.input_replica_groups.of(options.replicas),

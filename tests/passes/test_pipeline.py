@@ -17,17 +17,25 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
+from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes import pipeline
 from ipu_dynamo.passes.dump import DUMP, text_of
 from ipu_dynamo.passes.levels import Partitioned, level_of
 from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
-from ipu_dynamo.passes.pipeline import all_passes, lower, whole_step
+from ipu_dynamo.passes.pipeline import (
+    all_passes,
+    host_passes,
+    lower,
+    run_host_passes,
+    whole_step,
+)
+from ipu_dynamo.program import HostProgram, Program
 
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
-LEVELS = ("traced", "joint", "parts", "program")
+LEVELS = ("traced", "joint", "parts", "program", "host")
 # Those that only some options bring in are tested where these are.
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
 OPTIONAL = {"AutoPartition", "SplitWeightGradients", "CheckPipelineHazards", "PrepareBatch"}
@@ -107,7 +115,12 @@ def test_every_step_is_dumped_under_its_name(dumped):
     assert list(graphs) == ["000_training", "001_captured", "002_forward", "003_backward"]
     seen = {name for names in graphs.values() for name in names}
     assert set(NAMES) - OPTIONAL <= seen
-    assert graphs["000_training"] == ["traced", *names_of(whole_step(Options(), training=True))]
+    assert graphs["000_training"] == ["traced", *names_of(training_steps())]
+
+
+def training_steps():
+    options = Options()
+    return [*whole_step(options, training=True), *host_passes(options)]
 
 
 def dynamo_steps():
@@ -133,7 +146,7 @@ def test_a_step_is_named_in_any_error(name, monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(kind, "__call__", broken)
-    runs = {trained: whole_step(Options(), training=True), through_dynamo: dynamo_steps()}
+    runs = {trained: training_steps(), through_dynamo: dynamo_steps()}
     runs = [run for run, steps in runs.items() if name in names_of(steps)]
     assert runs
     for run in runs:
@@ -201,7 +214,15 @@ def test_a_step_that_says_so_has_changed_nothing(front_end, monkeypatch):
 
 def everything(model):
     """What a pass could change: the text, and what nodes know."""
-    graphs = [p.graph for p in model.parts] if isinstance(model, Partitioned) else [model.graph]
+    match model:
+        case Partitioned():
+            graphs = [part.graph for part in model.parts]
+        case Capture():
+            graphs = [model.graph]
+        case Program():
+            graphs = [function.graph for function in model.functions]
+        case HostProgram():
+            graphs = [function.graph for function in model.inlined.functions]
     notes = [
         (n.name, sorted((k, str(v)) for k, v in n.meta.items() if k.startswith("ipu.")))
         for graph in graphs
@@ -303,7 +324,8 @@ def test_the_manager_counts_and_times():
 def test_levels_go_down(monkeypatch):
     seen = []
     manager = PassManager("graph", watch=lambda name, model: seen.append(level_of(model)))
-    lower(captured(Net()), whole_step(Options(), training=True), manager)
+    program = lower(captured(Net()), whole_step(Options(), training=True), manager)
+    run_host_passes(program, manager=manager)
     assert sorted(seen, key=LEVELS.index) == seen
     assert set(seen) == set(LEVELS)
 
@@ -315,7 +337,7 @@ def test_explanations_of_both_front_ends_list_every_step():
     step = trained()
     explained = ipu_dynamo.explain(step)
     assert explained == step.explain()
-    assert names_of(explained.passes) == names_of(whole_step(Options(), training=True))
+    assert names_of(explained.passes) == names_of(training_steps())
     assert "Differentiate: 7 -> " in str(explained)
     torch._dynamo.reset()
     (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs

@@ -24,6 +24,7 @@ from ipu_dynamo.program import (
     AllReduce,
     Call,
     Copy,
+    HostProgram,
     Load,
     Program,
     Receive,
@@ -355,4 +356,4 @@ def test_no_executable_is_made_of_a_broken_program():
     program = replace(inference(), outputs=())
     tensors = {v.name: torch.zeros(v.type.shape) for v in program.variables}
     with pytest.raises(ProgramError, match="no output is called 0"):
-        Executable(program, tensors, EagerEngine())
+        Executable(HostProgram(program, program), tensors, EagerEngine())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ipu_dynamo.torch_compile.compile_graph
 import ipu_dynamo.whole_step.compiled_model
+from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.testing import assert_same_bits, options_for, placements_of, recipes
@@ -40,7 +41,8 @@ def through_text():
 
     def compile_model(*args, **kwargs):
         compiled = plain_model(*args, **kwargs)
-        return replace(compiled, program=read_back(compiled.program, compiled.tensors))
+        program = read_back(compiled.program, compiled.tensors)
+        return replace(compiled, host=run_host_passes(program))
 
     def lower(*args, **kwargs):
         return read_back(plain_lower(*args, **kwargs))

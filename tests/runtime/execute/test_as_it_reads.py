@@ -14,6 +14,7 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
+from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.executable import Executable
@@ -66,7 +67,7 @@ def edited(program, over, count):
 def run(program, step, *args):
     """One call of a program from the weights of `Net`; what it returns, and all variables."""
     tensors = {v.name: step.executable.tensor(v.name).clone() for v in program.variables}
-    executable = Executable(program, tensors, EagerEngine())
+    executable = Executable(run_host_passes(program), tensors, EagerEngine())
     given = dict(zip((stream.name for stream in program.inputs), args, strict=True))
     outputs = executable(given, [group.values for group in step.groups])
     return outputs, {v.name: executable.tensor(v.name) for v in program.variables}
@@ -103,7 +104,7 @@ def test_as_many_replicas_must_have_input_groups_as_run():
     program, engine = step.program, EagerEngine()
     tensors = {v.name: torch.zeros(v.type.shape) for v in program.variables}
     with pytest.raises(ValueError, match="3 replicas have input groups, 2 run"):
-        Executable(program, tensors, engine, (0, 0, 1))
+        Executable(run_host_passes(program), tensors, engine, (0, 0, 1))
 
 
 def test_a_mean_over_replicas_is_no_instruction():
