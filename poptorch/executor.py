@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.anchors import anchored, check_anchors
@@ -32,6 +33,7 @@ from poptorch.missing import executor_member
 from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
+from poptorch.perf_counters import PerfCounters
 from poptorch.printing import module_repr
 from poptorch.progress import compilation_bar
 from poptorch.replica_grouping import (
@@ -49,7 +51,7 @@ from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
 
-class PoplarExecutor(DeviceWeights):
+class PoplarExecutor(DeviceWeights, PerfCounters):
     """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
 
     Args:
@@ -254,6 +256,7 @@ class PoplarExecutor(DeviceWeights):
         ):
             core = self._new_core(adapter)
             core.compile(**dict(zip(named, inputs, strict=True)))
+            core.executable.transfers = TransferTimes()
             buffers = [name for name, _ in adapter.named_buffers()]
             check_program(core.program, self._traced, self._options, buffers)
             check_anchors(self._options, core)

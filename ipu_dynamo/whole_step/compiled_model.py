@@ -20,6 +20,7 @@ from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation
@@ -121,6 +122,15 @@ class CompiledModel:
         threads of this computer follow; several IPUs may share one.
         """
         return self.executable.schedule_for(None)
+
+    @property
+    def transfers(self) -> Transfers:
+        """When tensors of the last complete call came from the host and went there, with the
+        latencies of that; none without `executable.transfers` to record them."""
+        compiled, executable = self._ready()
+        times = None if executable.transfers is None else executable.transfers.last
+        returned = {str(i) for i in range(len(compiled.structure.tensors))}
+        return transfers_of(compiled.program, executable.batching, times, returned)
 
     @property
     def functions_compiled(self) -> int:

@@ -1,6 +1,7 @@
 """Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ipu_dynamo.runtime.execute.rollback import transaction_of
 from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.transfer_times import CallTimes, TransferTimes
 from ipu_dynamo.runtime.execute.workers import run_side_by_side
 from ipu_dynamo.runtime.lower.defer_accumulation import Gradients, keep_apart, side_by_side
 from ipu_dynamo.runtime.lower.fuse_step import can_link
@@ -67,6 +69,8 @@ class Executable:
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs; nothing else changes. A step that is one
             function with its update is one task.
+        transfers: set it to record when tensors come from the host and go there; nothing else
+            changes.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
         linked: what runs a step and its update as one function; None where these are apart.
     """
@@ -93,6 +97,7 @@ class Executable:
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed = seed
         self.timeline: Timeline | None = None
+        self.transfers: TransferTimes | None = None
         self.memory = StreamingMemory()
         self._rounding = StochasticRounding()
         self._unshared = [
@@ -263,18 +268,21 @@ class Executable:
         collected: list[list[Tensor | None]] = [
             [None] * batching.micro_batches for _ in self.program.outputs
         ]
+        times = self.transfers.begin(batching.micro_batches) if self.transfers else None
         with torch.no_grad():
             try:
                 self._versions = None
                 if self.linked:
                     received = dict(zip(self._receiving.results, chunks, strict=True))
                     self.linked(
-                        numbers, received, self._rounds, self._kept, collected, self.timeline
+                        numbers, received, self._rounds, self._kept, collected, self.timeline, times
                     )
                 else:
-                    self._run_rounds(numbers, chunks, collected)
+                    self._run_rounds(numbers, chunks, collected, times)
             finally:
                 self._versions = self._own_versions()  # what the program wrote is each replica's
+        if self.transfers and times:
+            self.transfers.last = times
         return {
             output.name: join(output, [v for v in values if v is not None], batching).to(host)
             for output, values in zip(self.program.outputs, collected, strict=True)
@@ -285,13 +293,14 @@ class Executable:
         numbers: Numbers,
         chunks: list[Sequence[Tensor]],
         collected: list[list[Tensor | None]],
+        times: CallTimes | None,
     ) -> None:
         """Run the steps of a call; all of its micro-batches, when there are none."""
         for number in range(self._rounds):
             try:
                 self._transaction.begin()
                 self._begin.prepare(numbers)
-                self._run_round(number, chunks, collected)
+                self._run_round(number, chunks, collected, times)
                 self._commit(numbers)
             except BaseException:
                 with self._signals:
@@ -316,7 +325,11 @@ class Executable:
             self._transaction.complete(steps)
 
     def _run_round(
-        self, number: int, chunks: list[Sequence[Tensor]], collected: list[list[Tensor | None]]
+        self,
+        number: int,
+        chunks: list[Sequence[Tensor]],
+        collected: list[list[Tensor | None]],
+        times: CallTimes | None,
     ) -> None:
         """Run the micro-batches between two updates; all of the call, when there are none."""
         for move in self._copies:
@@ -332,9 +345,12 @@ class Executable:
             place = task.micro_batch * replicas + task.replica
             position = number * width + place
             if task.call == 0:
+                begin = perf_counter()
                 values = held[place] = list(self._values[task.replica])
                 for slot, views in zip(self._receive_slots, chunks, strict=True):
                     values[slot] = views[position]
+                if times is not None:
+                    times.received[position] = begin, perf_counter()
             values = held[place]
             run_steps(self._turns[task.call], values, position)
             if self._gradients:
@@ -342,10 +358,13 @@ class Executable:
             if task.call in ends:
                 busy[place].pop()
                 if not busy[place]:  # also when seen by two workers at once
+                    begin = perf_counter()
                     for index, slot, kept in self._sends:
                         if kept[position // replicas]:
                             collected[index][position] = values[slot]
                     held[place] = []
+                    if times is not None:
+                        times.sent[position] = begin, perf_counter()
 
         try:
             with intra_op_threads(self._threads):

@@ -16,6 +16,7 @@ from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.step_end import Numbers
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.transfer_times import CallTimes
 from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
 from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT
 
@@ -81,6 +82,7 @@ class LinkedRun:
         kept: Kept,
         collected: Sequence[list[Tensor | None]],
         timeline: Timeline | None = None,
+        times: CallTimes | None = None,
     ) -> None:
         """Run `steps` steps.
 
@@ -88,6 +90,7 @@ class LinkedRun:
             received: for every name that the loop receives, its tensor in each step.
             collected: gets the kept values of every output stream.
             timeline: records every step as a task, whose name is the fused function's.
+            times: records when inputs are taken and outputs are there.
 
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
@@ -106,17 +109,24 @@ class LinkedRun:
         ]
         try:
             for step, *given in zip(range(steps), *views, strict=True):
+                begin = perf_counter()
+                arguments = [*state, *constants, *given, *tail]
+                if times is not None:
+                    times.received[step] = begin, perf_counter()
                 try:
-                    results = function([*state, *constants, *given, *tail])
+                    results = function(arguments)
                 except Exception as error:
                     names = (*linked.state, *linked.constants, *linked.received)
                     values = dict(zip(names, (*state, *constants, *given), strict=True))
                     raise self._explained(error, values, step) from error
                 state = results[:size]  # type: ignore[assignment]
                 self._pending, self.completed = (own, state), self.completed + 1
+                begin = perf_counter()
                 for place, keep, into in wanted:
                     if keep[step]:
                         into[step] = results[place]
+                if times is not None:
+                    times.sent[step] = begin, perf_counter()
         finally:
             try:
                 self.write_home()
