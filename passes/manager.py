@@ -11,6 +11,7 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.dump import Dump, operators_in
 from ipu_dynamo.passes.invariants import ESTABLISHING, check
 from ipu_dynamo.passes.levels import Level, Model, Pass, level_of
+from ipu_dynamo.progress import begin
 
 log = logging.getLogger(__name__)
 WITHOUT = "IPU_DYNAMO_WITHOUT"  # environment variable: passes to leave out, with commas between
@@ -77,7 +78,8 @@ class PassManager:
         if self.dump is None:
             self.dump = Dump.begin(self.graph)
             self._show(self.first, model)
-        for step in passes:
+        for number, step in enumerate(passes, 1):
+            begin("passes", number, len(passes))
             model = self._run(step, model)
             self._show(step.name, model)
         return model

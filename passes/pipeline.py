@@ -51,6 +51,7 @@ from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.outline import Outline
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.passes.traced.auto_partition import AutoPartition
+from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants
@@ -75,19 +76,23 @@ def whole_step(
     loss: int | None = None,
     groups: Sequence[UpdateGroup] = (),
     devices: Sequence[torch.device] = (),
+    may_train_nothing: bool = False,
 ) -> list[Pass]:
     """All passes of `compile_training` and `compile_inference`, but those left out.
 
     Args:
         groups: the optimiser's, when training.
         devices: one for all IPUs, or one for each; none: the graph is left on its device.
+        may_train_nothing: accept a loss that depends on no parameter.
 
     Raises:
         OptionError: a pass is to be left out that does not exist, or that cannot be.
     """
     return left_out(
         [
-            *traced_passes(options, training=training, loss=loss),
+            *traced_passes(
+                options, training=training, loss=loss, may_train_nothing=may_train_nothing
+            ),
             *joint_passes(options),
             *program_passes(options, groups=groups, devices=devices),
         ],
@@ -96,7 +101,12 @@ def whole_step(
 
 
 def traced_passes(
-    options: Options, *, training: bool, loss: int | None = None, warn: bool = True
+    options: Options,
+    *,
+    training: bool,
+    loss: int | None = None,
+    warn: bool = True,
+    may_train_nothing: bool = False,
 ) -> list[Pass]:
     """From the traced model to the graph that autograd makes of it."""
     strategy = options.strategy
@@ -106,6 +116,7 @@ def traced_passes(
         cutting = [AutoPartition(strategy, count, options.recomputes != "off")]
     return [
         LiftConstants("traced", warn),
+        CheckTypes(),
         OverlapIO(options),
         TagConvolutionGroups(),
         *cutting,
@@ -116,7 +127,7 @@ def traced_passes(
         RefuseNestedGraphs(),
         RemoveIdleDropout(),
         AnnotateStages(),
-        Differentiate(),
+        Differentiate(may_train_nothing),
     ]
 
 

@@ -36,22 +36,23 @@ from poptorch.outputs import refuse_backward
 from poptorch.perf_counters import PerfCounters
 from poptorch.printing import module_repr
 from poptorch.progress import compilation_bar
+from poptorch.random_state import DeviceRandomState
 from poptorch.replica_grouping import (
     ExecutorParameter,
     Grouping,
     groups_of_model,
     read_grouping,
+    slices_of_model,
 )
 from poptorch.tracebacks import ShortTracebacks
 from poptorch.traced_model import TracedModel
 from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling, batching_factors, core_options
 from poptorch.unwrapping import rewrap_model
-from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
 
-class PoplarExecutor(DeviceWeights, PerfCounters):
+class PoplarExecutor(DeviceRandomState, PerfCounters):
     """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
 
     Args:
@@ -255,7 +256,8 @@ class PoplarExecutor(DeviceWeights, PerfCounters):
             core_errors(f"compiling {self._name()}", self._options),
         ):
             core = self._new_core(adapter)
-            core.compile(**dict(zip(named, inputs, strict=True)))
+            with self._weights.slices.one_for_each_group():
+                core.compile(**dict(zip(named, inputs, strict=True)))
             core.executable.transfers = TransferTimes()
             buffers = [name for name, _ in adapter.named_buffers()]
             check_program(core.program, self._traced, self._options, buffers)
@@ -284,6 +286,7 @@ class PoplarExecutor(DeviceWeights, PerfCounters):
             combined_accumulator=update is not None and update.combined_accumulator,
         )
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
+        self._weights.slices = slices_of_model(adapter, self.per_replica_params, options.replicas)
         options = replace(options, replica_groups=groups)
         if update is None:
             return CompiledModel(
@@ -297,6 +300,7 @@ class PoplarExecutor(DeviceWeights, PerfCounters):
             describe=update.groups,
             live=False,
             settings_stay=True,
+            may_train_nothing=True,
         )
 
     def _run(self, call: Call) -> Any:

@@ -10,7 +10,6 @@ EXECUTOR_MEMBERS = {
     "cycleCount": _MACHINE_MODEL,
     "getTensorNames": _LOOKING_INSIDE,
     "loadExecutable": _SAVED_PROGRAMS,
-    "rng_state": _LOOKING_INSIDE,
     "save": _SAVED_PROGRAMS,
 }
 

@@ -15,6 +15,7 @@ from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
 from poptorch.ownership import WeightsOnDevice
+from poptorch.replica_slices import first_of_groups
 
 _FACTOR = "lossScaleUpdateFactor"
 _STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
@@ -76,6 +77,7 @@ class StateOnDevice:
             for own, theirs in self._names().items():
                 if own in held[name] and f"{theirs}___{name}" in state:
                     value = state[f"{theirs}___{name}"].to(held[name][own].device)
+                    value = self._of_groups(value, held[name][own], name)
                     _check_shape(f"{theirs}___{name}", value, held[name][own])
                     held[name][own].copy_(self._taken(value, group, name))
         self._core.reload_states()
@@ -107,14 +109,39 @@ class StateOnDevice:
             for own, theirs in self._names().items():
                 if own in held[name]:
                     value = held[name][own]
-                    found[f"{theirs}___{name}"] = self._shown(value, group, name)
+                    shown = self._shown(value, group, name)
+                    found[f"{theirs}___{name}"] = self._of_slices(shown, name)
             kind = self.reading.kind
             if not self._combined if kind == "sgd" else several and kind != "rmsprop":
                 like, dtype = self._core.executable.whole(name), self.reading.settings["accum_type"]
-                found[f"Accum___{name}"] = torch.zeros_like(like, dtype=dtype)
+                found[f"Accum___{name}"] = self._of_slices(
+                    torch.zeros_like(like, dtype=dtype), name
+                )
         if self._core.options.automatic_loss_scaling is not None:
             found[_FACTOR] = torch.tensor(self._core.loss_scale / self._loss_scaling)
         return found
+
+    def _slices(self, name: str) -> tuple[int, ...]:
+        """The group of every slice in which a parameter comes back; none: it has no groups."""
+        groups = {v.name: v.groups for v in self._core.program.variables}[name]
+        if groups is None:
+            return ()
+        rows = self._weights.slices.rows(self._core.weights()[name])
+        return rows or tuple(range(groups.count(self._core.options.replicas)))
+
+    def _of_slices(self, value: Tensor, name: str) -> Tensor:
+        """A state of groups, or one number for all of them, with the slices that come back."""
+        slices = self._slices(name)
+        if not slices:
+            return value
+        return value[list(slices)] if value.dim() else value.expand(len(slices)).clone()
+
+    def _of_groups(self, value: Tensor, held: Tensor, name: str) -> Tensor:
+        """Inverse of `_of_slices`; a state that has a slice for each group stays as it is."""
+        slices = self._slices(name)
+        if not slices or value.dim() == 0 or len(value) != len(slices):
+            return value
+        return value[first_of_groups(slices)] if held.dim() else value[0]
 
     def _shown(self, value: Tensor, group: GroupReading, name: str) -> Tensor:
         """A state of the core as the device would have it."""

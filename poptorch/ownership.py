@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch.replica_slices import ReplicaSlices
 
 _Result = TypeVar("_Result")
 _NONE: frozenset[str] = frozenset()
@@ -41,6 +42,7 @@ class WeightsOnDevice:
         version: counts what others have to follow: training calls, and uploads by the user.
         newer_on_device: what the host has to fetch before somebody looks at it.
         newer_on_host: what the device has to get before it runs.
+        slices: the parameters that come back with a slice for each replica.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -51,6 +53,7 @@ class WeightsOnDevice:
         self._tensors: frozenset[int] = frozenset()  # ids of the host's, ever exchanged
         self._trained: frozenset[int] = frozenset()  # those of them that calls change
         self._trained_version = self._uploaded_version = 0
+        self.slices = ReplicaSlices()
         self._make_locks()
         _all.add(self)
 
@@ -130,14 +133,24 @@ class WeightsOnDevice:
     def fetch(self, core: CompiledModel) -> None:
         """Copy to the host what is newer on the device."""
         if names := self.newer_on_device:
-            with host_tensors(), torch._C.DisableTorchFunctionSubclass():
+            tensors = core.weights()
+            fetched = {id(tensors[name]) for name in names}
+            with (
+                host_tensors(),
+                torch._C.DisableTorchFunctionSubclass(),
+                self.slices.one_for_each_group(fetched),
+            ):
                 core.read_weights(names)
             self.newer_on_device = _NONE
 
     def send(self, core: CompiledModel) -> None:
         """Copy to the device what is newer on the host."""
         if names := self.newer_on_host:
-            with host_tensors(), torch._C.DisableTorchFunctionSubclass():
+            with (
+                host_tensors(),
+                torch._C.DisableTorchFunctionSubclass(),
+                self.slices.one_for_each_group(),
+            ):
                 core.write_weights(names)
             self.newer_on_host = _NONE
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ipu_dynamo.program import ReplicaGroups
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 from poptorch.errors import createPoptorchError
+from poptorch.replica_slices import ReplicaSlices
 
 Grouping = tuple[CommGroupType, int, VariableRetrievalMode]
 _OWN = frozenset(  # of the object that stands for a parameter, and not of the parameter
@@ -42,8 +43,7 @@ def read_grouping(
 
     Raises:
         ValueError: a type or mode that does not exist.
-        poptorch.Error: groups that do not divide the replicas, or a mode that would read back
-            another shape than was written.
+        poptorch.Error: groups that do not divide the replicas.
     """
     kind, mode = CommGroupType(comm_group_type), VariableRetrievalMode(variable_retrieval_mode)
     if kind in (CommGroupType.Consecutive, CommGroupType.Orthogonal):
@@ -53,14 +53,7 @@ def read_grouping(
                 f"replicaGrouping of {name}: shards is the number of replicas in a group and must "
                 f"divide the replication factor {replicas} (got {shards!r})"
             )
-    grouping = (kind, shards, mode)
-    count = replica_groups(grouping).count(replicas)
-    if mode == VariableRetrievalMode.AllReplicas and count != replicas:
-        raise createPoptorchError(
-            f"replicaGrouping of {name}: AllReplicas would read back {replicas} slices of a "
-            f"parameter that has {count}: use OnePerGroup, or CommGroupType.NoGrouping"
-        )
-    return grouping
+    return kind, shards, mode
 
 
 def replica_groups(grouping: Grouping) -> ReplicaGroups:
@@ -93,12 +86,23 @@ def groups_of_model(
             raise createPoptorchError(
                 f"Scalars cannot be passed as per-replica weight tensor values ({name} is one)"
             )
-        if len(parameter) != count:
+        comes_back = grouping[2] == VariableRetrievalMode.AllReplicas
+        if len(parameter) != count and not (comes_back and len(parameter) == replicas):
             raise createPoptorchError(
                 f"Parameter {name} has shape {list(parameter.shape)}: per-replica weights have one "
                 f"slice for each group of replicas, so its leading dimension has to be {count}"
             )
     return found
+
+
+def slices_of_model(model: Any, groupings: Mapping[str, Grouping], replicas: int) -> ReplicaSlices:
+    """The parameters that come back with a slice for each replica."""
+    named = model.named_parameters(remove_duplicate=False) if isinstance(model, nn.Module) else ()
+    return ReplicaSlices(
+        (parameter, replica_groups(groupings[name]).of(replicas))
+        for name, parameter in named
+        if name in groupings and groupings[name][2] == VariableRetrievalMode.AllReplicas
+    )
 
 
 class ExecutorParameter:
@@ -128,7 +132,8 @@ class ExecutorParameter:
         Args:
             comm_group_type: which replicas form a group.
             shards: replicas in a group; of no meaning for All and NoGrouping.
-            variable_retrieval_mode: what comes back to the host. AllReplicas is for groups of one.
+            variable_retrieval_mode: what comes back to the host: a slice for each group, or with
+                AllReplicas for each replica; then the parameter has that shape on the host, too.
 
         Raises:
             poptorch.Error: groups that do not divide the replicas, or a compiled model.

@@ -54,6 +54,9 @@ class TracedModel(nn.Module):
         """The model's return value with these leaves."""
         return rebuilt(self._returned, iter(leaves))
 
+    def _get_name(self) -> str:
+        return str(getattr(self._model, "__name__", type(self._model).__name__))
+
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(self._model, nn.Module):
             yield from self._model.named_modules(*args, **kwargs)

@@ -125,9 +125,12 @@ def trace(
     fakes, inputs = (moved(mode, tensors, device) for tensors in (fakes, inputs))
     attributes = copied_attributes(model, device)
     returned: list[Structure] = []
+    names: dict[int, str] = {}  # by the identity of what forward sees
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         ours, theirs = tensors[: len(held)], tensors[len(held) :]
+        roles = [*(role.name for role, _ in held), *arguments.tensor_names]
+        names.update((id(tensor), name) for tensor, name in zip(tensors, roles, strict=True))
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
@@ -166,7 +169,7 @@ def trace(
                 hint=f"{hint} (torch.where), or move the decision out of the model",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote
-            explain(error)
+            explain(error, names)
             raise
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:

@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch.utils import _pytree as pytree
 from ipu_dynamo.errors import is_library, raised_at
 
 
-def explain(error: Exception) -> None:
+def explain(error: Exception, names: Mapping[int, str]) -> None:
     """Note where an error of PyTorch was raised, and let it speak of the user's tensors.
 
     What the user's own code raised stays as it is: its traceback ends at that line.
+
+    Args:
+        names: of the model's inputs, parameters and buffers, by the identity of their stand-ins.
     """
     if error.args and isinstance(error.args[0], str):
         error.args = (error.args[0].replace("FakeTensor", "Tensor"), *error.args[1:])
@@ -22,7 +26,7 @@ def explain(error: Exception) -> None:
     if frames and not is_library(frames[-1].f_code.co_filename):
         return
     error.add_note(f"while tracing {raised_at(error.__traceback__)}")
-    if operator := _operator(frames):
+    if operator := _operator(frames, names):
         error.add_note(f"in {operator}")
 
 
@@ -46,19 +50,24 @@ def _is_users(entry: TracebackType) -> bool:
     return not is_library(file) and not file.startswith("<string>") and file != contextlib.__file__
 
 
-def _operator(frames: list[FrameType]) -> str:
+def _operator(frames: list[FrameType], names: Mapping[int, str]) -> str:
     """The operator that the innermost line of the user's called, with its arguments."""
     users = [i for i, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
+    local = frames[users[-1]].f_locals if users else {}
+    known = {id(value): name for name, value in local.items()} | dict(names)
     for frame in frames[users[-1] + 1 if users else 0 :]:
         function, args = frame.f_locals.get("func"), frame.f_locals.get("args")
         if callable(function) and isinstance(args, tuple):
             values = pytree.tree_leaves((args, frame.f_locals.get("kwargs") or {}))
             name = getattr(function, "__name__", str(function))
-            return f"{name}({', '.join(map(_text, values))})"
+            return f"{name}({', '.join(_text(value, known) for value in values)})"
     return ""
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return repr(value)
+def _text(value: Any, names: Mapping[int, str]) -> str:
+    """A value as an argument; a tensor by its dtype and shape, and what the user calls it."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    name = names.get(id(value))
+    return text if name is None else f"{name}: {text}"

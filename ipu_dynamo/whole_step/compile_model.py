@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
+from ipu_dynamo.capture.host_changes import changed_attributes
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.ops.private.graphs import code_on_demand
@@ -17,6 +18,7 @@ from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import host_passes, lower, run_host_passes, whole_step
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.whole_step.grouped_weights import with_known_groups
 from ipu_dynamo.whole_step.measured_costs import with_costs
@@ -38,6 +40,8 @@ class Compiled:
         loss_scale: the first factor on the loss.
         costs: what the model was cut by, if the strategy cuts it.
         passes: what each pass did.
+        host_changes: plain tensors of the model that forward changes in place, with the values that
+            its one run gives them.
     """
 
     host: HostProgram
@@ -49,6 +53,7 @@ class Compiled:
     loss_scale: float
     costs: Costs = ()
     passes: tuple[PassRun, ...] = ()
+    host_changes: Sequence[tuple[Tensor, Tensor]] = ()
 
     @property
     def program(self) -> Program:
@@ -64,6 +69,7 @@ def compile_model(
     *,
     training: bool,
     loss: int | None = None,
+    may_train_nothing: bool = False,
 ) -> Compiled:
     """Trace `model` on one micro-batch and lower it.
 
@@ -71,12 +77,14 @@ def compile_model(
         example: one micro-batch of every input.
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
+        may_train_nothing: accept a loss that depends on no parameter.
     """
     options = with_known_groups(model, options)
     devices = devices_to_use(
         options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
     )
     with code_on_demand():
+        begin("tracing")
         capture = trace(
             model,
             example,
@@ -85,11 +93,19 @@ def compile_model(
             grouped=options.replica_groups,
             device=devices[0],
         )
+        host_changes = changed_attributes(capture)
         if training:
             _train_only(capture, {name for group in groups for name in group.parameters})
         options = with_costs(capture, options, loss=loss)
         manager = PassManager("training" if training else "inference")
-        passes = whole_step(options, training=training, loss=loss, groups=groups, devices=devices)
+        passes = whole_step(
+            options,
+            training=training,
+            loss=loss,
+            groups=groups,
+            devices=devices,
+            may_train_nothing=may_train_nothing,
+        )
         program = lower(capture, passes, manager)
         host = run_host_passes(program, host_passes(options), manager)
     log.debug("%s", program)
@@ -103,6 +119,7 @@ def compile_model(
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
+        host_changes=host_changes,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
@@ -17,6 +17,7 @@ from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program_history import remember
+from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
@@ -52,6 +53,7 @@ class CompiledModel:
             Otherwise its numbers are read when compiling and by `set_optimizer` only.
         settings_stay: the modes of modules, and which parameters need a gradient, are those of the
             time when it was compiled, whatever becomes of them. Otherwise a change is refused.
+        may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class CompiledModel:
         describe: Describe = describe,
         live: bool = True,
         settings_stay: bool = False,
+        may_train_nothing: bool = False,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
         self._loss, self._own_weights, self._settings_stay = loss, own_weights, settings_stay
+        self._may_train_nothing = may_train_nothing
         self._link: OptimizerLink | None = None
         if optimizer is not None:
             self._link = OptimizerLink(optimizer, model, describe, live=live)
@@ -147,6 +151,18 @@ class CompiledModel:
     def last_loss_scale(self) -> float | None:
         """The factor on the loss in the last step, if it is automatic; the first one before."""
         return self.executable.last_loss_scale
+
+    @property
+    def random_state(self) -> tuple[int, int]:
+        """What the next call's random numbers depend on, once compiled: the seed, and the device
+        iterations that were completed since it was set."""
+        executable = self.executable
+        return executable.seed, executable.step
+
+    def set_random_state(self, seed: int, step: int = 0) -> None:
+        """Let the next call draw what a call draws that begins at device iteration `step` of
+        `seed`, as `random_state` gave them."""
+        self.executable.set_random_state(seed, step)
 
     def set_loss_scale(self, value: float) -> None:
         """Use another factor on the loss from the next call on; automatic scaling goes on from it.
@@ -330,8 +346,8 @@ class CompiledModel:
         return carried
 
     def _compile(self, given: Arguments) -> None:
-        with compile_lock(), torch.inference_mode(False):  # what is made here outlives the call
-            self._compile_alone(given)
+        with compile_lock(), torch.inference_mode(False), compilation(_name(self.model)):
+            self._compile_alone(given)  # without inference mode: what is made outlives the call
 
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options
@@ -343,7 +359,13 @@ class CompiledModel:
             reading = link.read()
         groups = reading.groups
         compiled = compile_model(
-            self.model, example, options, groups, training=self.training, loss=self._loss
+            self.model,
+            example,
+            options,
+            groups,
+            training=self.training,
+            loss=self._loss,
+            may_train_nothing=self._may_train_nothing,
         )
         engine = self._engine or make_engine(options.stage_engine)
         if not self._own_weights:
@@ -379,6 +401,9 @@ class CompiledModel:
         self._unchanged, self._state_to_write = UnchangedModel(self.model), False
         self._engine, self._expected = engine, ExpectedArguments(given)
         self._compiled, self._executable = compiled, executable
+        with torch.no_grad(), outside_modes():
+            for tensor, value in compiled.host_changes:
+                tensor.copy_(value)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -407,6 +432,12 @@ class CompiledModel:
                 target, source = theirs[variable.name], ours
                 if not to_model:
                     target, source = source, target
+                if target.shape != source.shape:
+                    raise InputError(
+                        f"the model's {variable.name} has shape {list(theirs[variable.name].shape)}"
+                        f", and the program's {list(ours.shape)}",
+                        hint="give it the shape that it had, or compile again",
+                    )
                 if target.data_ptr() != source.data_ptr():
                     target.copy_(source)
         if not to_model:
@@ -417,6 +448,13 @@ class CompiledModel:
         if self._compiled is None or self._executable is None:
             raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
         return self._compiled, self._executable
+
+
+def _name(model: Model) -> str:
+    """What a model is called, in messages."""
+    if isinstance(model, nn.Module):
+        return str(model._get_name())
+    return str(getattr(model, "__name__", type(model).__name__))
 
 
 def _first_micro_batch(given: Arguments, splits: int) -> Arguments:

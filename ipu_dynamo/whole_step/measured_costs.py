@@ -13,6 +13,7 @@ from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import joint_passes, left_out, traced_passes
 from ipu_dynamo.passes.traced.auto_partition import costs_of, one_stage_each
 from ipu_dynamo.program.ir.function import structural_key
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.engines.stage_key import this_machine
 from ipu_dynamo.tune.artifact_store import open_store
@@ -57,6 +58,7 @@ def measured_costs(capture: Capture, options: Options, *, loss: int | None) -> C
 
 
 def _measure(key: str, apart: Capture, *, threads: int, fused: bool) -> Costs:
+    begin("measuring")
     seconds = operator_times(apart.graph, threads=threads, fused=fused)
     costs = costs_of(apart, lambda node: seconds.get(node, 0.0))
     if store := open_store():

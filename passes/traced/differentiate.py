@@ -52,11 +52,17 @@ class _Replay(nn.Module):
 
 @dataclass(frozen=True)
 class Differentiate:
-    """The pass. Its graph has an input for the gradient of the loss, the `tangent`."""
+    """The pass. Its graph has an input for the gradient of the loss, the `tangent`.
+
+    Args:
+        may_train_nothing: accept a loss that depends on no parameter, which then has no gradient.
+    """
 
     name: ClassVar[str] = "Differentiate"
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "a program is made of the functional graph"
+
+    may_train_nothing: bool = False
 
     def __call__(self, capture: Capture) -> bool:
         if capture.level == "joint":
@@ -70,6 +76,8 @@ class Differentiate:
                 [OutputRole("value", "loss"), *capture.outputs],
             )
         _describe(capture, _export(capture), names)
+        if capture.training and not self.may_train_nothing:
+            _check_gradients(capture)
         capture.loss, capture.level = None, "joint"
         for node in capture.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
@@ -150,15 +158,18 @@ def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None
     for index, role in enumerate(capture.outputs[first:]):
         nodes.append(values[index + first])
         outputs.append(role)
-    if capture.training and not any(role.kind == "gradient" for role in outputs):
-        assert capture.loss is not None
-        raise CompileError(
-            "the loss depends on no parameter that requires a gradient",
-            node=capture.loss,
-            hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
-        )
     capture.graph, capture.placeholders = joint, tuple(placeholders)
     capture.set_returned(nodes, outputs)
+
+
+def _check_gradients(capture: Capture) -> None:
+    if any(role.kind == "gradient" for role in capture.outputs):
+        return
+    raise CompileError(
+        "the loss depends on no parameter that requires a gradient",
+        node=capture.loss,
+        hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
+    )
 
 
 def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:

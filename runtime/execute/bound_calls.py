@@ -16,6 +16,7 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.schedule.registers import Moves, copies_of_calls, moves_of_calls
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import turns
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine, Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.fetches import Fetches, fetches_of_calls
@@ -72,10 +73,11 @@ def prepare_steps(
         constants: variables that keep their values from step to step.
     """
     memory = memory or StreamingMemory()
-    functions = {
-        f.name: (f, engine.compile(f, threads, constant_inputs(f, program.calls, constants)))
-        for f in program.functions
-    }
+    functions = {}
+    for number, function in enumerate(program.functions, 1):
+        begin("functions", number, len(program.functions))
+        kept_same = constant_inputs(function, program.calls, constants)
+        functions[function.name] = function, engine.compile(function, threads, kept_same)
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
     loads, stores = moves_of_calls(program, slots, devices)

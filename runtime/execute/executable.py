@@ -65,7 +65,7 @@ class Executable:
     Attributes:
         program, host_program: what every IPU does, and what is done for it here.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
-        step: device iterations completed since the start, over all calls.
+        step: device iterations completed since the seed was set, over all calls.
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs; nothing else changes. A step that is one
             function with its update is one task.
@@ -96,6 +96,7 @@ class Executable:
         self.batching = batching = Batching.of(program, group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed = seed
+        self._first_step = 0  # counted before the first step of this executable
         self.timeline: Timeline | None = None
         self.transfers: TransferTimes | None = None
         self.memory = StreamingMemory()
@@ -155,8 +156,17 @@ class Executable:
 
     @property
     def step(self) -> int:
-        """Device iterations completed since the start, over all calls."""
+        """Device iterations completed since the seed was set, over all calls."""
+        return self._first_step + self._completed
+
+    @property
+    def _completed(self) -> int:
         return self._transaction.steps + (self.linked.completed if self.linked else 0)
+
+    def set_random_state(self, seed: int, step: int) -> None:
+        """Draw from the next call on what a call draws that begins at `step` of `seed`."""
+        self._settle_alone()
+        self.seed, self._first_step = seed, step - self._completed
 
     def schedule_for(self, workers: int | None) -> Schedule:
         """How this many workers would run a step; None is one for each IPU of every replica."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Call, Program, Update
 from ipu_dynamo.program.schedule.schedule import Task
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine, Stage
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
@@ -66,6 +67,7 @@ class LinkedRun:
         }
         zeros = frozenset(p for p, value in named.items() if value == 0.0 and p[1] in LEFT_OUT)
         if zeros not in self._linked:
+            begin("functions", 1, 1)
             linked = link(self._program, zeros)
             self._linked[zeros] = linked, self._engine.compile(linked.function, self._threads)
         self._now = self._linked[zeros]

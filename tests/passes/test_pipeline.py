@@ -389,7 +389,13 @@ def test_the_dump_of_a_model_that_fails_ends_before_the_pass(dumped):
         compile_inference(model, {"engine": "eager"})(torch.ones(1))
     # the next is Placement, which failed
     assert dumped() == {
-        "000_inference": ["traced", "LiftConstants", "OverlapIO", "TagConvolutionGroups"]
+        "000_inference": [
+            "traced",
+            "LiftConstants",
+            "CheckTypes",
+            "OverlapIO",
+            "TagConvolutionGroups",
+        ]
     }
 
 

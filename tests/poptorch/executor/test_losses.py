@@ -59,3 +59,42 @@ def test_the_gradient_is_that_of_the_loss(name, reduction):
     result = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=1.0))(X)
     torch.testing.assert_close(result, loss.detach())
     torch.testing.assert_close(before - net.l.weight, reference.l.weight.grad)
+
+
+class Untrained(nn.Module):
+    """A loss that no parameter has a part in, over two stages."""
+
+    def __init__(self, stages):
+        super().__init__()
+        self.unused, self.stages = nn.Linear(2, 2), stages
+
+    def forward(self, x):
+        with poptorch.Block("first", 0):
+            y = x * 2
+        with poptorch.Block("second", self.stages - 1):
+            return y, poptorch.identity_loss(y.square(), "mean")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("strategy", ["PipelinedExecution", "ShardedExecution"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_loss_without_a_parameter_trains_nothing(stages, strategy, replicas):
+    model = Untrained(stages)
+    before = copy.deepcopy(model.state_dict())
+    options = poptorch.Options().deviceIterations(2).replicationFactor(replicas)
+    options.Training.gradientAccumulation(3)
+    options.outputMode(poptorch.OutputMode.All)
+    options.setExecutionStrategy(getattr(poptorch, strategy)(poptorch.AutoStage.AutoIncrement))
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5, loss_scaling=4.0)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    x = torch.randn(2 * 3 * replicas, 2)
+    for _ in range(2):
+        out, loss = executor(x)
+        assert torch.equal(out, 2 * x)
+        torch.testing.assert_close(loss, (2 * x).square().mean(1))
+    executor.setOptimizer(
+        poptorch.optim.AdamW(model.parameters(), lr=0.2, weight_decay=0.5, loss_scaling=4.0)
+    )
+    executor(x)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    optimizer.state_dict()

@@ -47,9 +47,7 @@ def groupings(draw):
     replicas = draw(st.sampled_from([1, 2, 4, 8]))
     kind = draw(st.sampled_from([Consecutive, Orthogonal, NoGrouping]))
     shards = draw(st.sampled_from([n for n in (1, 2, 4, 8) if n <= replicas]))
-    alone = kind == NoGrouping or shards == 1
-    mode = draw(st.sampled_from([ONE, EACH] if alone else [ONE]))
-    return replicas, kind, shards, mode
+    return replicas, kind, shards, draw(st.sampled_from([ONE, EACH]))
 
 
 @given(grouping=groupings(), accumulation=st.integers(1, 3), rule=st.sampled_from(["mean", "sum"]))
@@ -71,9 +69,11 @@ def test_gradients_are_added_up_inside_a_group_only(grouping, accumulation, rule
     assert torch.equal(losses.view(accumulation, replicas), expected)
     divisor = accumulation * replicas if rule == "mean" else 1  # all replicas, not the group's
     weights = [10.0 * g - x[:, members].sum() / divisor for g, members in enumerate(groups)]
-    assert model.w.shape == (len(groups), 1)
+    if mode == EACH:
+        weights = [weights[group_of[r]] for r in range(replicas)]
+    assert model.w.shape == (len(weights), 1)
     torch.testing.assert_close(model.w[:, 0], torch.stack(weights))
-    assert model.state_dict()["w"].shape == (len(groups), 1)
+    assert model.state_dict()["w"].shape == (len(weights), 1)
 
 
 def test_a_matrix_product_split_over_replicas():
@@ -126,6 +126,77 @@ def test_weights_go_to_the_device_and_back():
     assert inference(x).tolist() == [5.0, 6.0]
     inference.copyWeightsToHost()
     assert model.w.tolist() == [[5.0], [6.0]]
+
+
+def test_what_came_back_for_each_replica_is_taken_again():
+    model = weighted([1.0, 2.0])
+    held = model.w
+    inference = poptorch.inferenceModel(model, options(4))
+    inference.w.replicaGrouping(Orthogonal, 2, EACH)
+    x = torch.ones(4)
+    assert inference(x).tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert model.w.tolist() == [[1.0], [2.0]]
+    inference.copyWeightsToHost()
+    assert model.w is held
+    assert model.w.tolist() == [[1.0], [2.0], [1.0], [2.0]]
+    with torch.no_grad():
+        model.w.copy_(torch.tensor([[3.0], [4.0], [9.0], [9.0]]))  # of a group the first one's
+    inference.copyWeightsToDevice()
+    assert inference(x).tolist() == [3.0, 4.0, 3.0, 4.0]
+    inference.destroy()
+    assert inference(x).tolist() == [3.0, 4.0, 3.0, 4.0]
+    assert model.w.shape == (4, 1)
+
+
+def test_state_of_the_optimizer_comes_back_as_the_parameter_does():
+    for mode, rows in ((ONE, [0, 1]), (EACH, [0, 0, 1, 1])):
+        model = weighted([1.0, 2.0])
+        optimizer = poptorch.optim.Adam(model.parameters(), lr=0.5)
+        training = poptorch.trainingModel(model, options(4), optimizer)
+        training.w.replicaGrouping(Consecutive, 2, mode)
+        x = torch.tensor([4.0, 0.0, 0.0, 8.0])
+        training(x)
+        state = optimizer.state_dict()["ipu_state"]
+        expected = torch.tensor([[0.1], [0.2]])[rows]
+        torch.testing.assert_close(state["Accl1___w"], expected)
+        assert state["Step___w"].tolist() == [1.0] * len(rows)
+        before = model.w.detach().clone()
+        training(x)
+        after = model.w.detach().clone()
+        training.load_state_dict({"w": before})
+        restored = poptorch.optim.Adam(model.parameters(), lr=0.5)
+        restored.load_state_dict({**optimizer.state_dict(), "ipu_state": state})
+        training.setOptimizer(restored)
+        training(x)
+        torch.testing.assert_close(model.w.detach(), after)
+
+
+def test_a_step_that_fails_leaves_the_hosts_shape(monkeypatch):
+    model = weighted([1.0, 2.0])
+    inference = poptorch.inferenceModel(model, options(4))
+    inference.w.replicaGrouping(Consecutive, 2, EACH)
+    inference(torch.ones(4))
+    inference.copyWeightsToHost()
+
+    def fails(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inference._core, "write_weights", fails)
+    with pytest.raises(KeyboardInterrupt):
+        inference.copyWeightsToDevice()
+    assert model.w.tolist() == [[1.0], [1.0], [2.0], [2.0]]
+
+
+def test_an_executor_that_takes_groups_refuses_what_came_back_for_replicas():
+    model = weighted([1.0, 2.0])
+    each, one = (poptorch.inferenceModel(model, options(4)) for _ in range(2))
+    each.w.replicaGrouping(Consecutive, 2, EACH)
+    one.w.replicaGrouping(Consecutive, 2, ONE)
+    for executor in (each, one):
+        executor(torch.ones(4))
+    each.copyWeightsToHost()
+    with pytest.raises(poptorch.Error, match=r"w has shape \[4, 1\], and the program's \[2, 1\]"):
+        one.copyWeightsToDevice()
 
 
 def test_inference_follows_training():
@@ -221,13 +292,6 @@ def test_shards_that_do_not_divide_the_replicas(kind, shards):
     with pytest.raises(poptorch.Error, match=r"must divide the replication factor 4 \(got"):
         inference.w.replicaGrouping(kind, shards, ONE)
     assert not inference.per_replica_params
-
-
-@pytest.mark.parametrize(("kind", "shards"), [(Consecutive, 2), (Orthogonal, 4)])
-def test_a_mode_that_reads_back_another_shape(kind, shards):
-    inference = poptorch.inferenceModel(weighted([1.0, 2.0]), options(4))
-    with pytest.raises(poptorch.Error, match="AllReplicas would read back 4 slices"):
-        inference.w.replicaGrouping(kind, shards, EACH)
 
 
 def test_a_scalar_has_no_slices():

@@ -1,0 +1,85 @@
+"""Find what forward, which runs once, would have left in plain tensors of the model.
+
+`self.count += 1` on a tensor that is not registered happens on the host, while Python runs. A trace
+knows no values, so the operators that lead to such a change are run afterwards.
+"""
+
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.ops.graph_queries import written_arguments
+from ipu_dynamo.ops.private.graphs import OpOverload
+
+
+def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
+    """The plain tensors of modules that forward changes in place, each with its new value.
+
+    Not those whose new value depends on inputs, parameters, buffers or random numbers. Reads a
+    freshly traced graph, changes nothing.
+    """
+    graph = capture.graph
+    held = {str(node.target): node for node in graph.graph.find_nodes(op="get_attr")}
+    tensors = {name: getattr(graph, name, None) for name in held}
+    attributes = {
+        name: capture.attributes[id(tensor)][1]
+        for name, tensor in tensors.items()
+        if id(tensor) in capture.attributes
+    }
+    if not attributes or not any(map(written_arguments, graph.graph.nodes)):
+        return []
+    with torch.no_grad(), outside_modes():
+        # The stand-ins of attributes may have changed: operators on nothing else run in the trace.
+        begin = {name: attributes.get(name, tensor) for name, tensor in tensors.items()}
+        copies = {name: t.clone() for name, t in begin.items() if isinstance(t, Tensor)}
+        lost = _run(graph.graph, copies)
+    return [
+        (tensor, copies[name])
+        for name, tensor in attributes.items()
+        if copies[name]._version and _memory(copies[name]) not in lost
+    ]
+
+
+def _run(graph: fx.Graph, copies: dict[str, Tensor]) -> set[int]:
+    """Run what depends on `copies` alone, which stand for the tensors that the graph holds.
+
+    Returns:
+        the memory of tensors that were changed to values that are not known.
+    """
+    known: dict[fx.Node, Any] = {}
+    lost: set[int] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr" and str(node.target) in copies:
+            known[node] = copies[str(node.target)]
+        elif node.op == "call_function" and _runs_alone(node) and _all_known(node, known, lost):
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+        else:
+            lost |= {_memory(known[n]) for n in written_arguments(node) if n in known}
+    return lost
+
+
+def _runs_alone(node: fx.Node) -> bool:
+    """Whether an operator's result follows from its arguments, and it has no other effect."""
+    if node.target is getitem:
+        return True
+    return (
+        isinstance(node.target, OpOverload)
+        and node.target.namespace == "aten"
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+    )
+
+
+def _all_known(node: fx.Node, known: dict[fx.Node, Any], lost: set[int]) -> bool:
+    inputs = [known.get(source) for source in node.all_input_nodes]
+    return all(value is not None and _memory(value) not in lost for value in inputs)
+
+
+def _memory(value: Any) -> int:
+    """Where the elements of a tensor lie; 0 for what is none."""
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0

@@ -1,0 +1,73 @@
+"""Run one program in this process, from its first line to its last, and check what it claims."""
+
+import ast
+import io
+import sys
+import types
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from tests.programs import torchvision_stand_in, transformers_stand_in
+from tests.programs.guide import PROGRAMS
+from tests.programs.program import Program
+
+
+class EndsEarly(AssertionError):
+    """A script has left before its last line."""
+
+
+class _Copied(io.TextIOBase):
+    """Write to a stream, and keep what was written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.text = stream, io.StringIO()
+
+    def write(self, text: str) -> int:
+        self.text.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def run(program: Program, source: Path) -> None:
+    """Run `source` as a script of its own, and check it.
+
+    Raises:
+        AssertionError: it ends early, or the claim is false.
+    """
+    for path, text in program.files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    module = types.ModuleType("__main__")
+    module.__file__ = str(source)
+    sys.modules["__main__"], sys.argv = module, [str(source), *program.arguments]
+    sys.path.insert(0, str(source.parent))
+    torch.manual_seed(0)
+    printed = sys.stdout = _Copied(sys.stdout)
+    try:
+        exec(compile(_shortened(program, source.read_text()), str(source), "exec"), vars(module))
+    except SystemExit as error:
+        raise EndsEarly(f"{program.path} ends with sys.exit({error.code!r})") from error
+    program.check(vars(module), printed.text.getvalue())
+
+
+def _shortened(program: Program, text: str) -> ast.Module:
+    """The script but for the statements that are to be left out, each of which must be there."""
+    tree = ast.parse(text)
+    dropped = {s: ast.unparse(s) for s in tree.body}
+    for start in program.without:
+        assert any(line.startswith(start) for line in dropped.values()), f"no {start!r}"
+    tree.body = [
+        s for s, line in dropped.items() if not line.startswith(program.without or ("\0",))
+    ]
+    return tree
+
+
+if __name__ == "__main__":
+    torchvision_stand_in.install()
+    transformers_stand_in.install()
+    wanted, file = sys.argv[1:]
+    run(PROGRAMS[wanted], Path(file))
