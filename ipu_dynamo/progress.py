@@ -61,7 +61,8 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 @dataclass
 class _Compilation:
-    """The times of one compilation: `seconds` and `counts` of all that is over, by what it was."""
+    """The times of one compilation: the `seconds` of all that is over, by what it was, and how many
+    there were."""
 
     begun: float = field(default_factory=perf_counter)
     now: Doing | None = None
@@ -73,7 +74,8 @@ class _Compilation:
         time, over = perf_counter(), self.now
         if over is not None:
             self.seconds[over.what] = self.seconds.get(over.what, 0.0) + time - self.since
-            self.counts[over.what] = over.count
+        if doing is not None and doing.number <= 1:
+            self.counts[doing.what] = self.counts.get(doing.what, 0) + doing.count
         self.now, self.since = doing, time
 
     def times(self) -> str:
