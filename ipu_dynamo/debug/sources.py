@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from ipu_dynamo.passes.graph.extract import subgraph
+
 _HEADER = {"device": "from torch import device", "inf": "inf = math.inf", "nan": "nan = math.nan"}
 
 
@@ -27,17 +29,11 @@ def cut(
     original = targets[0].graph
     needed = set(original.nodes) if whole else _needed(targets, stops)
     last = max(list(original.nodes).index(node) for node in targets)
-    graph, copies, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
-    for node in list(original.nodes)[: last + 1]:
-        stop = node.op in ("placeholder", "get_attr")
-        stop = stop or (not whole and node in stops and node not in targets)
-        if node not in needed:
-            continue
-        if stop:
-            inputs.append(node)
-            copies[node] = graph.placeholder(named(node))
-        else:
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    inside = [node for node in list(original.nodes)[: last + 1] if node in needed]
+    stopping = set() if whole else set(stops).difference(targets)
+    inputs = [n for n in inside if n.op in ("placeholder", "get_attr") or n in stopping]
+    taken = set(inputs)
+    graph, copies = subgraph([n for n in inside if n not in taken], inputs, named)
     results = tuple(copies[node] for node in targets)
     graph.output(results if isinstance(target, tuple) else results[0])
     return graph, inputs

@@ -156,6 +156,34 @@ def _sliced(op: Operator) -> set[int]:
     return set() if whole else op.axes()
 
 
+def indexed(op: Operator) -> Row | None:
+    """Rows that a list picks, writes or adds to. An index of a part of the batch picks that part,
+    and what it adds to nothing is partial; what it changes in another tensor meets there."""
+    (source, index, *_), axes, rank = op.tensors, op.axes(), len(op.shapes[0])
+    if not axes or not isinstance(index, fx.Node) or len(shape_of(index)) != 1:
+        return None
+    picks = op.node.target is aten.index_select.default
+    adds = op.node.target is aten.index_add.default and _is_zero(source)
+    rows: Label = "rows" if picks or adds else None
+    kept = tuple(None if dim in axes else dim for dim in range(rank))
+    listed = tuple(rows if dim in axes else dim for dim in range(rank))
+    labels = [kept, (rows,), listed if len(op.tensors) == 3 and shape_of(op.tensors[2]) else ()]
+    return Row(tuple(zip(op.tensors, labels, strict=False)), (listed if picks else kept,))
+
+
+def overwritten(op: Operator) -> Row:
+    """A tensor of which a slice, or one place along a dimension, is another's."""
+    target, part = (shape_of(x) for x in op.tensors)
+    axes = set() if part == target else op.axes()
+    kept = tuple(None if dim in axes else dim for dim in range(len(target)))
+    placed = kept if len(part) == len(target) else tuple(dim for dim in kept if dim is not None)
+    return Row(((op.tensors[0], kept), (op.tensors[1], placed)), (kept,))
+
+
+def _is_zero(node: fx.Node) -> bool:
+    return node.target is aten.full.default and bool(node.args[1] == 0)
+
+
 def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
     """Over other dimensions each row has its own; sums and means over rows are partial."""
 
@@ -283,6 +311,8 @@ _TABLE: list[tuple[Rule, str]] = [
         topk glu glu_backward gather scatter.src scatter.value scatter_add
         _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data""",
     ),
+    (indexed, "index_select index_add index_copy index_fill.int_Scalar index_fill.int_Tensor"),
+    (overwritten, "slice_scatter select_scatter"),
     (reduction(adds=True), "sum sum.dim_IntList"),
     (reduction(adds=True, mean=True), "mean mean.dim"),
     (
@@ -351,9 +381,9 @@ def _overloads(names: str) -> list[Any]:
 
 RULES: dict[object, Rule] = {op: rule for rule, names in _TABLE for op in _overloads(names)}
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
-# Replicate: where all that they read are integers and masks made of inputs, as when a padding mask
-# is looked up for each row, they run once on the whole batch; a part of the batch they do not take.
-REPLICATED: frozenset[object] = frozenset(_overloads("index.Tensor"))
+# Replicate: they need all rows. Where all that they read are integers and masks made of inputs, as
+# when a padding mask is looked up for each row, they run before the micro-batches, else after them.
+REPLICATED: frozenset[object] = frozenset(_overloads("index.Tensor index_put median prod"))
 
 
 def is_linear(node: fx.Node) -> bool:

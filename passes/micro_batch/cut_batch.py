@@ -7,7 +7,7 @@ Keeps    stages, source lines and, but for rows, shapes; constants and views are
 Source   PopTorch user guide, "poptorch.PipelinedExecution".
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,8 +18,9 @@ from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
-from ipu_dynamo.passes.graph.builder import call, evaluate, new_input
-from ipu_dynamo.passes.micro_batch.placements import Kind, Shard
+from ipu_dynamo.passes.graph.builder import call, evaluate
+from ipu_dynamo.passes.graph.extract import Cut, Extraction
+from ipu_dynamo.passes.micro_batch.placements import Kind, Placements, Shard
 from ipu_dynamo.passes.micro_batch.split_batch import Split
 from ipu_dynamo.program.ir.values import blocks
 
@@ -27,6 +28,7 @@ aten = torch.ops.aten
 Phase = Literal["before", "loop", "after"]
 PHASES: tuple[Phase, ...] = ("before", "loop", "after")
 Joining = Literal["rows", "sum"]
+BEFORE, LOOP, AFTER = range(3)
 
 
 @dataclass(frozen=True)
@@ -63,105 +65,77 @@ class Piece:
     joins: tuple[Join, ...]
 
 
-@dataclass
-class _Draft:
-    """A piece under construction; `copies[node, rows]` stands for a block of rows, or all."""
-
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    copies: dict[tuple[fx.Node, Shard | None], fx.Node] = field(default_factory=dict)
-    inputs: dict[str, tuple[fx.Node, Placeholder]] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    slices: dict[str, Shard] = field(default_factory=dict)
-    outputs: dict[str, fx.Node] = field(default_factory=dict)
-    joins: dict[str, Join] = field(default_factory=dict)
-
-
 def cut(capture: Capture, split: Split) -> tuple[list[Piece], list[str]]:
     """The pieces that do anything, in order, and where each output of `capture` is found.
 
     It is a result of a piece, or a placeholder.
     """
-    taken = {role.name for role in capture.placeholders}
     cutter = _Cutter(capture, split)
-    for node in capture.graph.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if node.name in taken:
-            node._rename(f"{node.name}_value")
-        cutter.value(node, cutter.phase_of(node))
-    names = [cutter.deliver(node) for node in capture.returned if node is not None]
+    cutter.fill()
+    returned = [node for node in capture.returned if node is not None]
+    names = [cutter.cut.inputs.get(node) or cutter.output(node) for node in returned]
     wanted = set(names)
     pieces: list[Piece] = []
-    for phase in reversed(PHASES):
-        piece = cutter.piece(phase, wanted)
+    for index in (AFTER, LOOP, BEFORE):
+        piece = cutter.piece(index, wanted)
         wanted |= set(piece.sources.values())
         if piece.results:
             pieces.insert(0, piece)
     return pieces, names
 
 
-class _Cutter:
-    """Copy every operator to the phase where it runs. Invariant: a value is an output of the draft
-    that makes it as soon as a later draft reads it."""
+class _Cutter(Extraction):
+    """Give operators of the loop the sizes of a micro-batch, and its inputs blocks of rows.
+
+    `sources` has where each input comes from, with the block that it is, if it is one.
+    """
 
     def __init__(self, capture: Capture, split: Split) -> None:
-        self.capture, self.split = capture, split
-        self.roles = capture.roles()
-        self.drafts: dict[Phase, _Draft] = {phase: _Draft() for phase in PHASES}
+        self.capture, self.split, self.roles = capture, split, capture.roles()
+        self.sources: dict[int, dict[str, tuple[str, Shard | None, Placeholder]]] = {
+            index: {} for index in (BEFORE, LOOP, AFTER)
+        }
+        taken = {role.name for role in capture.placeholders}
+        place = {
+            node: _phase(split.at[node])
+            for node in capture.graph.graph.nodes
+            if node.op not in ("placeholder", "output")
+        }
+        plan = Cut(
+            place=place,
+            inputs={node: role.name for node, role in self.roles.items()},
+            name=lambda node: f"{node.name}_value" if node.name in taken else node.name,
+            repeats=lambda node, index: _repeats(node, place[node], index),
+        )
+        super().__init__(plan, (BEFORE, LOOP, AFTER))
 
-    def piece(self, phase: Phase, wanted: set[str]) -> Piece:
-        """Finish a draft, with the outputs that are wanted only."""
-        draft, capture = self.drafts[phase], self.capture
-        results = tuple(name for name in draft.outputs if name in wanted)
-        draft.graph.output(tuple(draft.outputs[name] for name in results)).meta["val"] = None
-        draft.graph.eliminate_dead_code()
-        used = {name: pair for name, pair in draft.inputs.items() if pair[0].users}
-        for name, (node, _) in draft.inputs.items():
-            if name not in used:
-                draft.graph.erase_node(node)
-        roles = tuple(role for _, role in used.values())
-        piece = replace(
-            capture,
-            graph=fx.GraphModule(torch.nn.Module(), draft.graph),
-            placeholders=roles,
+    def piece(self, index: int, wanted: set[str]) -> Piece:
+        """Finish a piece, with the outputs that are wanted only."""
+        piece = self.pieces[index]
+        piece.outputs = {name: node for name, node in piece.outputs.items() if name in wanted}
+        piece.prune(lambda node: not node.is_impure())
+        sources = {name: self.sources[index][name] for name in piece.inputs}
+        originals = {self.cut.name(node): node for node in self.cut.place}
+        results = tuple(piece.outputs)
+        capture = replace(
+            self.capture,
+            graph=piece.finish(),
+            placeholders=tuple(role for _, _, role in sources.values()),
             outputs=tuple(OutputRole("value", str(i)) for i in range(len(results))),
             tensors={
-                name: capture.tensors.get(draft.sources[name], node.meta["val"])
-                for name, (node, role) in used.items()
+                name: self.capture.tensors.get(source, piece.inputs[name].meta["val"])
+                for name, (source, _, role) in sources.items()
                 if role.kind != "input"
             },
         )
         return Piece(
-            phase=phase,
-            capture=piece,
-            sources={name: draft.sources[name] for name in used},
-            slices={name: rows for name, rows in draft.slices.items() if name in used},
+            phase=PHASES[index],
+            capture=capture,
+            sources={name: source for name, (source, _, _) in sources.items()},
+            slices={name: rows for name, (_, rows, _) in sources.items() if rows is not None},
             results=results,
-            joins=tuple(draft.joins[name] for name in results) if phase == "loop" else (),
+            joins=tuple(self.join(originals[n]) for n in results) if index == LOOP else (),
         )
-
-    def phase_of(self, node: fx.Node) -> Phase:
-        match self.split.at[node]:
-            case Kind.REPLICATE:
-                return "before"
-            case Kind.DEFERRED:
-                return "after"
-            case _:
-                return "loop"
-
-    def deliver(self, node: fx.Node) -> str:
-        """Make a value that is returned an output of the piece that makes it."""
-        return self.output(node, self.phase_of(node))
-
-    def output(self, node: fx.Node, phase: Phase) -> str:
-        draft = self.drafts[phase]
-        if node.op == "placeholder":
-            return self.roles[node].name
-        if node.name not in draft.outputs:
-            draft.outputs[node.name] = self.value(node, phase)
-            if phase == "loop":
-                draft.joins[node.name] = self.join(node)
-        return node.name
 
     def join(self, node: fx.Node) -> Join:
         value = node.meta["val"]
@@ -174,47 +148,25 @@ class _Cutter:
             case _:
                 return Join("sum", Shard(0), value)
 
-    def value(self, node: fx.Node, phase: Phase, rows: Shard | None = None) -> fx.Node:
-        """The node that stands for `node` in a phase, or for a block of its `rows`."""
-        draft = self.drafts[phase]
-        if (node, rows) not in draft.copies:
-            draft.copies[node, rows] = self.make(node, phase, rows)
-        return draft.copies[node, rows]
-
-    def make(self, node: fx.Node, phase: Phase, rows: Shard | None) -> fx.Node:
-        placement, role = self.split.at[node], self.roles.get(node)
-        if role is not None:
-            if phase == "loop" and isinstance(placement, Shard):
-                rows = placement
-            return self.take(node, phase, role, rows)
-        home = self.phase_of(node)
-        if rows is None and (
-            home == phase
-            or (home == "loop" and phase == "before")  # prepared masks and integers, see the plan
-            or (home == "before" and _repeats(node))
-        ):
-            return self.copy(node, phase)
-        if placement is Kind.PER_MICRO_BATCH:
-            raise CompileError(
-                "a value that every micro-batch has for itself is used after them",
-                node=node,
-                hint="leave out micro_batches",
-            )
-        return self.take(node, phase, Placeholder(self.output(node, home), "input"), rows)
-
-    def copy(self, node: fx.Node, phase: Phase) -> fx.Node:
+    def copy(self, node: fx.Node, index: int) -> fx.Node:
         """Copy an operator; in the loop, with the sizes of a micro-batch."""
-        split, graph = self.split, self.drafts[phase].graph
-        slices = split.slices.get(node, {}) if phase == "loop" else {}
-        sources = {s: self.value(s, phase, slices.get(s)) for s in node.all_input_nodes}
-        local = split.args.get(node, node.args) if phase == "loop" else node.args
+        if index != LOOP:
+            return super().copy(node, index)
+        split, graph = self.split, self.pieces[index].graph
+        rows = split.slices.get(node, {})
+        sources = {
+            source: self.take(source, index, rows[source])
+            if source in rows
+            else self.value(source, index)
+            for source in node.all_input_nodes
+        }
+        local = split.args.get(node, node.args)
         args, kwargs = map_arg((local, dict(node.kwargs)), sources.__getitem__)
         new = graph.create_node(node.op, node.target, args, kwargs, node.name)
         new.meta = dict(node.meta)
-        if phase == "loop":
-            self.size(new, node)
-            if node in split.means:
-                return call(graph, aten.div.Scalar, new, split.n, origin=new)
+        self.size(new, node)
+        if node in split.means:
+            return call(graph, aten.div.Scalar, new, split.n, origin=new)
         return new
 
     def size(self, new: fx.Node, node: fx.Node) -> None:
@@ -231,32 +183,42 @@ class _Cutter:
             expected[placement.dim] //= self.split.n
             assert list(new.meta["val"].shape) == expected, f"%{node.name} has a wrong rule"
 
-    def take(self, node: fx.Node, phase: Phase, role: Placeholder, rows: Shard | None) -> fx.Node:
-        """The placeholder of a phase for a tensor from outside, or for a block of it."""
-        draft, value = self.drafts[phase], node.meta["val"]
-        own = phase == "loop" and self.split.at[node] is Kind.PER_MICRO_BATCH
-        along = Shard(0) if own else rows
-        name = role.name
-        while name in draft.inputs and (draft.sources[name], draft.slices.get(name)) != (
-            role.name,
-            along,
-        ):
+    def read(self, node: fx.Node, index: int) -> fx.Node:
+        """The input of a phase for a tensor from outside: an argument, or what another makes."""
+        placement = self.split.at[node]
+        own = placement is Kind.PER_MICRO_BATCH
+        if own and node not in self.roles:
+            raise CompileError(
+                "a value that every micro-batch has for itself is used after them",
+                node=node,
+                hint="leave out micro_batches",
+            )
+        cut_here = index == LOOP and node in self.roles
+        rows = placement if cut_here and isinstance(placement, Shard) else None
+        return self.take(node, index, Shard(0) if cut_here and own else rows, own=own)
+
+    def take(self, node: fx.Node, index: int, rows: Shard | None, *, own: bool = False) -> fx.Node:
+        """The input for a tensor, or for a block of it."""
+        source = self.cut.inputs.get(node) or self.output(node)
+        name, known = source, self.sources[index]
+        while name in known and known[name][:2] != (source, rows):
             name += "'"
-        if name in draft.inputs:
-            return draft.inputs[name][0]
-        kind = role.kind
-        if along is not None:
-            kind = "input"
-        elif phase == "loop" and kind == "input":
-            kind = "whole"
-        last = next(reversed(draft.inputs.values()), None)
-        new = new_input(draft.graph, name, last[0] if last else None)
-        new.meta["val"] = value if rows is None else _block(value, rows, self.split.n)
-        draft.inputs[name] = new, replace(role, name=name, kind=kind)
-        draft.sources[name] = role.name
-        if along is not None:
-            draft.slices[name] = along
-        return new
+        if name not in known:
+            role = replace(self.roles.get(node, Placeholder(source, "input")), name=name)
+            if rows is not None:
+                role = replace(role, kind="input")
+            elif index == LOOP and role.kind == "input":
+                role = replace(role, kind="whole")
+            known[name] = source, rows, role
+        value = node.meta["val"]
+        value = value if rows is None or own else _block(value, rows, self.split.n)
+        return self.pieces[index].take(name, {"val": value})
+
+
+def _phase(placement: Placements) -> int:
+    if placement is Kind.REPLICATE:
+        return BEFORE
+    return AFTER if placement is Kind.DEFERRED else LOOP
 
 
 def _block(value: Tensor, rows: Shard, n: int) -> Tensor:
@@ -265,6 +227,10 @@ def _block(value: Tensor, rows: Shard, n: int) -> Tensor:
         return blocks(value, rows.dim, rows.outer, n)[0]
 
 
-def _repeats(node: fx.Node) -> bool:
-    """Whether to compute `node` again in each phase: a constant, or a view of an argument."""
-    return makes_constant(node) or (is_view(node) and root(node).op == "placeholder")
+def _repeats(node: fx.Node, home: int, index: int) -> bool:
+    """Whether a phase computes a value of another one itself: a mask or an integer that the plan
+    prepared, a constant, or a view of an argument."""
+    if (home, index) == (LOOP, BEFORE):
+        return True
+    looks = is_view(node) and root(node).op == "placeholder"
+    return home == BEFORE and (makes_constant(node) or looks)

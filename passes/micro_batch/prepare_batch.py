@@ -1,7 +1,9 @@
 """Rewrite what has no micro-batch form of its own into operators that have one.
 
 Before   %l = nll_loss_forward(%s, %t, %w, mean)[0]     %z = aten.new_zeros(%x, [8, 3])
+         %m = aten.max(%x)
 After    %l = sum / weight of all targets               %z = aten.full([8, 3], 0)
+         %m = aten.amax(aten.amax(%x, [1]))             so that only one value of each row is kept
 Keeps    values: a mean of cross entropy divides by the weight of the whole batch's targets.
 Source   PyTorch, `nll_loss`: a mean is the sum, divided by the weight of the targets that count.
 """
@@ -21,6 +23,12 @@ from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _FILLED = {aten.new_zeros.default: 0, aten.new_ones.default: 1}
+_EXTREMES = {
+    aten.max.default: aten.amax.default,
+    aten.min.default: aten.amin.default,
+    aten.any.default: aten.any.dims,
+    aten.all.default: aten.all.dims,
+}
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
@@ -36,12 +44,15 @@ class PrepareBatch:
         graph = capture.graph.graph
         filled = [node for node in graph.nodes if node.target in _FILLED]
         losses = [node for node in graph.nodes if node.target in _LOSSES and node.args[3] == MEAN]
+        extremes = [n for n in graph.nodes if n.target in _EXTREMES and n.args[0].meta["val"].dim()]
         for node in filled:
             _make_constant(graph, node)
+        for node in extremes:
+            _reduce_rows_first(graph, node)
         for node in losses:
             _sum_up(graph, node)
         capture.graph.recompile()
-        return bool(filled or losses)
+        return bool(filled or extremes or losses)
 
 
 def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
@@ -51,6 +62,19 @@ def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_after(node):
         constant = call(graph, aten.full.default, list(value.shape), fill, origin=node, **like)
     node.replace_all_uses_with(constant)
+    graph.erase_node(node)
+
+
+def _reduce_rows_first(graph: fx.Graph, node: fx.Node) -> None:
+    """Reduce over the other dimensions, and then over the first one."""
+    target, rows = _EXTREMES[node.target], node.args[0]  # type: ignore[index]
+    assert isinstance(rows, fx.Node)
+    first, *others = range(rows.meta["val"].dim())
+    with graph.inserting_before(node):
+        if others:
+            rows = call(graph, target, rows, others, origin=node)
+        whole = call(graph, target, rows, [first], origin=node)
+    node.replace_all_uses_with(whole)
     graph.erase_node(node)
 
 

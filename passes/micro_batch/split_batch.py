@@ -126,7 +126,7 @@ class _Planner:
             return Kind.PARTIAL
         if Kind.PARTIAL in kinds or Kind.DEFERRED in kinds:
             return Kind.DEFERRED
-        if node.target not in RULES:
+        if node.target not in RULES and node.target not in REPLICATED:
             raise CompileError(
                 f"this operator is not in the table of those that work on micro-batches, and it "
                 f"reads a part of the batch, so that this cannot run on {self.split.n} of them",
@@ -134,7 +134,7 @@ class _Planner:
                 hint="use other operators, or leave out micro_batches",
             )
         op = Operator(node, self.split.n, self.split.at)
-        row = RULES[node.target](op)
+        row = RULES[node.target](op) if node.target in RULES else None
         placed = None if row is None else self.fit(op, row)
         if placed is None:
             self.meetings.append(node)

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -36,9 +37,7 @@ from ipu_dynamo.program import HostProgram, Program
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
 LEVELS = ("traced", "joint", "parts", "program", "host")
-# Those that only some options bring in are tested where these are.
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
-OPTIONAL = {"AutoPartition", "SplitWeightGradients", "CheckPipelineHazards", "PrepareBatch"}
 
 
 class Net(nn.Module):
@@ -50,17 +49,33 @@ class Net(nn.Module):
         return F.mse_loss(self.second(F.dropout(self.first(x), 0.5)), y)
 
 
+class WithoutBlocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.second(self.first(x).tanh()), y)
+
+
+BALANCED = {
+    "strategy": Strategy("pipelined", ipus=2, costs=((1.0, 1.0),) * 5, schedule="zero_bubble"),
+    "gradient_accumulation": 3,
+    "workers": 1,
+}
+
+
 def batch():
-    return torch.ones(2, 3), torch.ones(2, 2)
+    return torch.ones(6, 3), torch.ones(6, 2)
 
 
 def captured(model, *, training=True):
     return trace(model, read_arguments(model, batch(), {}), training=training)
 
 
-def trained(options=None):
+def trained(options=None, kind=Net):
     torch.manual_seed(0)
-    model = Net()
+    model = kind()
     chosen = {"engine": "eager", "seed": 1, **(options or {})}
     step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), chosen)
     step(*batch())
@@ -69,10 +84,20 @@ def trained(options=None):
 
 def through_dynamo(options=None):
     torch._dynamo.reset()
+    torch.manual_seed(0)
     model = Net()
     compiled = torch.compile(model, backend="ipu", options={"engine": "eager", **(options or {})})
     compiled(*batch()).backward()
     return model
+
+
+def balanced(options=None):
+    """No block is given: stages are chosen, and gradients of weights wait."""
+    return trained({**BALANCED, **(options or {})}, WithoutBlocks)
+
+
+def in_micro_batches(options=None):
+    return through_dynamo({"micro_batches": 2, **(options or {})})
 
 
 @pytest.fixture
@@ -108,19 +133,12 @@ def test_names_are_unique():
     assert len(set(NAMES)) == len(NAMES)
 
 
-def test_every_step_is_dumped_under_its_name(dumped):
-    trained()
-    through_dynamo()
-    graphs = dumped()
-    assert list(graphs) == ["000_training", "001_captured", "002_forward", "003_backward"]
-    seen = {name for names in graphs.values() for name in names}
-    assert set(NAMES) - OPTIONAL <= seen
-    assert graphs["000_training"] == ["traced", *names_of(training_steps())]
-
-
-def training_steps():
-    options = Options()
+def training_steps(options):
     return [*whole_step(options, training=True), *host_passes(options)]
+
+
+def names_of(steps):
+    return [step.name for step in steps]
 
 
 def dynamo_steps():
@@ -134,11 +152,44 @@ def dynamo_steps():
     ]
 
 
-def names_of(steps):
-    return [step.name for step in steps]
+RUNS = {  # ways to compile that have every pass between them
+    trained: names_of(training_steps(Options())),
+    balanced: names_of(training_steps(Options(**BALANCED))),
+    through_dynamo: names_of(dynamo_steps()),
+    in_micro_batches: names_of([*dynamo_steps(), *pipeline.split_passes()]),
+}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - OPTIONAL))
+def test_every_step_is_dumped_under_its_name(dumped):
+    for run in RUNS:
+        run()
+    graphs = dumped()
+    assert list(graphs) == [
+        "000_training",
+        "001_training",
+        "002_captured",
+        "003_forward",
+        "004_backward",
+        "005_captured",
+        "006_forward",
+        "007_forward_before",
+        "008_forward_loop",
+        "009_backward",
+        "010_backward_loop",
+    ]
+    assert graphs["000_training"] == ["traced", *RUNS[trained]]
+    assert graphs["001_training"] == ["traced", *RUNS[balanced]]
+    seen = {name for names in graphs.values() for name in names}
+    assert set(NAMES) <= seen
+
+
+def runs_with(name):
+    runs = [run for run, names in RUNS.items() if name in names]
+    assert runs
+    return runs
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_step_is_named_in_any_error(name, monkeypatch):
     (kind,) = {type(step) for step in STEPS if step.name == name}
 
@@ -146,13 +197,15 @@ def test_a_step_is_named_in_any_error(name, monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(kind, "__call__", broken)
-    runs = {trained: training_steps(), through_dynamo: dynamo_steps()}
-    runs = [run for run, steps in runs.items() if name in names_of(steps)]
-    assert runs
-    for run in runs:
+    for run in runs_with(name):
         with pytest.raises((RuntimeError, CompileError), match="planted") as caught:
             run()
         assert f"in pass {name}" in caught.value.__notes__
+
+
+@cache
+def result_of(run):
+    return run()
 
 
 @pytest.mark.parametrize("step", STEPS, ids=NAMES)
@@ -163,12 +216,14 @@ def test_a_step_can_be_left_out_or_says_why_not(step):
             with pytest.raises(OptionError, match=f"{step.name} cannot be left out: {reason}"):
                 run(options)
         return
-    without = trained(options)
-    assert step.name not in [run.name for run in without.explain().passes]
-    expected = trained()
-    for name, value in without.model.state_dict().items():
-        torch.testing.assert_close(value, expected.model.state_dict()[name])
-    through_dynamo(options)
+    for run in runs_with(step.name):
+        found, expected = run(options), result_of(run)
+        if run in (trained, balanced):
+            assert step.name not in names_of(found.explain().passes)
+            found, expected = found.model, expected.model
+        for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_an_unknown_name_lists_near_ones(monkeypatch):
@@ -337,7 +392,7 @@ def test_explanations_of_both_front_ends_list_every_step():
     step = trained()
     explained = ipu_dynamo.explain(step)
     assert explained == step.explain()
-    assert names_of(explained.passes) == names_of(training_steps())
+    assert names_of(explained.passes) == names_of(training_steps(Options()))
     assert "Differentiate: 7 -> " in str(explained)
     torch._dynamo.reset()
     (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs
@@ -365,7 +420,7 @@ def test_a_dump_shows_types_stages_and_lines(tmp_path, monkeypatch):
     texts = {f.stem.partition("_")[2]: f.read_text() for f in (tmp_path / "000_training").iterdir()}
     assert "ipu.begin_block" in texts["traced"]
     assert "ipu.begin_block" not in texts["Placement"]
-    assert "%linear: f32[2,4] = aten.linear(" in texts["Placement"]
+    assert "%linear: f32[6,4] = aten.linear(" in texts["Placement"]
     assert "# stage 0, test_pipeline.py:" in texts["Placement"]
     assert "stage 1 backward, test_pipeline.py:" in texts["ReadStages"]
     assert "aten.native_dropout(" not in texts["CounterRandom"]

@@ -143,6 +143,24 @@ def _scatter(*more: Any, source: bool = True) -> Callable[[Draw], Arguments]:
     return make
 
 
+def _indexed(d: Draw, *, source: bool) -> list[Any]:
+    x = d.float(*d.shape(1, 3))
+    dim = d.dim(x)
+    index = d.int(x.shape[dim], d.size())
+    if not source:
+        return [x, dim, index]
+    shape = [len(index) if i == dim % x.dim() else size for i, size in enumerate(x.shape)]
+    return [x, dim, index, d.float(*shape)]
+
+
+def _index_copy(d: Draw) -> Arguments:
+    """Each row once: PyTorch does not say which of several it takes."""
+    x = d.float(*d.shape(1, 3))
+    dim = d.dim(x)
+    index = torch.randperm(x.shape[dim], generator=d.generator)
+    return [x, dim, index, d.float(*x.shape)], {}
+
+
 def _gradient(d: Draw) -> Arguments:
     x = d.tensor()
     out = x.softmax(dim := d.dim(x))
@@ -294,6 +312,17 @@ def _slice_backward(d: Draw) -> Arguments:
     return [d.float(*part), shape, dim, 1, 2, 1], {}
 
 
+def _select_scatter(d: Draw) -> Arguments:
+    (part, shape, dim, index), _ = _select_backward(d)
+    return [d.float(*shape), part, dim, index], {}
+
+
+def _slice_scatter(d: Draw) -> Arguments:
+    (part, shape, dim, *_), _ = _slice_backward(d)
+    x = d.float(*shape)
+    return [x, part, dim, 1, 2] if d.flag() else [x, d.float(*shape), dim], {}
+
+
 CALLS: dict[str, Callable[[Draw], Arguments]] = {
     "_to_copy": lambda d: ([d.tensor()], {"dtype": torch.float32} if d.flag() else {}),
     "round.decimals": lambda d: ([d.tensor()], {"decimals": 1}),
@@ -311,6 +340,8 @@ CALLS: dict[str, Callable[[Draw], Arguments]] = {
     "cat": _list,
     "select_backward": _select_backward,
     "slice_backward": _slice_backward,
+    "select_scatter": _select_scatter,
+    "slice_scatter": _slice_scatter,
     "squeeze": _squeezable(many=None),
     "squeeze.dim": _squeezable(many=False),
     "squeeze.dims": _squeezable(many=True),
@@ -338,6 +369,11 @@ CALLS: dict[str, Callable[[Draw], Arguments]] = {
     "scatter.src": _scatter(),
     "scatter.value": _scatter(2.0, source=False),
     "scatter_add": _scatter(),
+    "index_select": lambda d: (_indexed(d, source=False), {}),
+    "index_add": lambda d: (_indexed(d, source=True), {"alpha": 2} if d.flag() else {}),
+    "index_copy": _index_copy,
+    "index_fill.int_Scalar": lambda d: ([*_indexed(d, source=False), 2.0], {}),
+    "index_fill.int_Tensor": lambda d: ([*_indexed(d, source=False), d.float()], {}),
     "_softmax_backward_data": _gradient,
     "_log_softmax_backward_data": _gradient,
     "_softmax": _with_dim(False),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.micro_batch.batch_table import LINEAR, RULES, pattern
+from ipu_dynamo.passes.micro_batch.batch_table import LINEAR, REPLICATED, RULES, pattern
 from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
 from ipu_dynamo.passes.micro_batch.split_batch import Split
 from tests.passes.micro_batch.split_run import drawn_placements, is_split, run_split, traced
@@ -20,6 +20,7 @@ from tests.passes.micro_batch.table_calls import CALLS, Draw, pointwise
 DRAWS = int(os.environ.get("IPU_DYNAMO_TABLE_DRAWS", "1"))
 CALLS_EACH, PLACEMENTS_EACH = 20, 8  # tried for each draw: many placements do not fit a row
 ANY_VALUE = ("empty_like", "rand_like", "randn_like")
+TRACED_AS = {torch.ops.aten.detach.default: torch.ops.aten.alias.default}  # PyTorch 2.14 drops it
 BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 AFFINE = {
     torch.ops.aten.add.Scalar, torch.ops.aten.sub.Scalar, torch.ops.aten.rsub.Scalar,
@@ -54,9 +55,17 @@ class Case:
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = torch.utils._pytree.tree_unflatten(leaves, self.spec)
-        results = self.op(*args, **kwargs)
+        results = TRACED_AS.get(self.op, self.op)(*args, **kwargs)
         results = tuple(results) if isinstance(results, tuple | list) else (results,)
         return *results, results[0].clone()  # so that a view is not all there is to split
+
+    def traced(self, function, tensors):
+        """The graph of `call` or `joint`, with this operator in it."""
+        capture = traced(function, tensors)
+        for node in capture.graph.graph.nodes:
+            if self.op in TRACED_AS and node.target is TRACED_AS[self.op]:
+                node.target = self.op
+        return capture
 
     def joint(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Results and gradients of the floating-point tensors, by gradients of the results."""
@@ -101,7 +110,7 @@ def exercise(op, draws: int, seen: Counter) -> None:
         if seen[until] >= draws:
             return
         case = Case(op, seed)
-        capture = traced(case.call, case.tensors)
+        capture = case.traced(case.call, case.tensors)
         for _ in range(PLACEMENTS_EACH):
             seeds = drawn_placements(case.tensors, case.n, case.rng)
             if op is BATCH_NORM:
@@ -129,7 +138,7 @@ def backward(case: Case, seeds, placed, seen: Counter) -> None:
     seeds = seeds + [at if isinstance(at, Shard) else Kind.REPLICATE for _, at in outputs]
     tensors = [*case.tensors, *tangents]
     try:
-        capture = traced(case.joint, tensors)
+        capture = case.traced(case.joint, tensors)
     except (RuntimeError, NotImplementedError):
         return  # PyTorch has no such gradient
     checked = check(capture, case.joint, tensors, seeds, case.n, case.op)
@@ -184,7 +193,38 @@ def test_sums_over_the_batch_are_passed_on_only_where_that_is_linear(op):
             )
 
         seeds = [Shard(0) if add else Kind.REPLICATE for add in summed]
-        checked = check(traced(call, inputs), call, inputs, seeds, 2, op)
+        checked = check(case.traced(call, inputs), call, inputs, seeds, 2, op)
         if checked is not None:
             linear += is_split(checked[0], op)
     assert bool(linear) == (op in LINEAR)
+
+
+aten = torch.ops.aten
+ALL_ROWS = {
+    "max": lambda x, i: aten.max.default(x),
+    "min of one dimension": lambda x, i: aten.min.default(x[0]),
+    "any": lambda x, i: aten.any.default(x > 0.6),
+    "all": lambda x, i: aten.all.default(x > 0.1),
+    "a number": lambda x, i: aten.max.default(x.sum()) + x,
+    "prod": lambda x, i: aten.prod.default(x),
+    "median": lambda x, i: aten.median.default(x),
+    "index": lambda x, i: aten.index.Tensor(x, [i]) * 2,
+    "index_put": lambda x, i: aten.index_put.default(x, [i], x, True),
+    "index_add to rows": lambda x, i: x.index_add(0, i, x),
+    "index_add to nothing": lambda x, i: x.new_zeros(8, 6).index_add(0, i, x),
+    "index_select of rows": lambda x, i: x.index_select(0, i),
+}
+
+
+@pytest.mark.parametrize("name", ALL_ROWS)
+def test_what_takes_all_rows_gives_the_numbers_of_the_whole_batch(name):
+    draw = Draw(0)
+
+    def call(x, index):
+        return ALL_ROWS[name](x * 1, index), x + 1
+
+    tensors = [draw.float(4, 6), draw.int(4, 4)]
+    for seeds in ([Shard(0), Shard(0)], [Shard(0), Kind.REPLICATE], [Shard(1), Kind.REPLICATE]):
+        split = check(traced(call, tensors), call, tensors, seeds, 2, aten.sum.default)
+        assert split is not None
+    assert not REPLICATED & set(RULES)
