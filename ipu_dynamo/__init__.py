@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options.replica_groups import ReplicaGroups
     from ipu_dynamo.program_history import programs
+    from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+    from ipu_dynamo.saved.values import register_named_tuple
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
     from ipu_dynamo.torch_compile.explanation import Explanation, explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
+    from ipu_dynamo.whole_step.saving.load import load, load_entries
+    from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
+    from ipu_dynamo.whole_step.saving.save import save
 
 __all__ = [
     "AutomaticLossScaling",
@@ -39,10 +44,13 @@ __all__ = [
     "Explanation",
     "InputError",
     "IpuError",
+    "LoadedModel",
     "Location",
     "Locations",
     "Options",
+    "Reason",
     "ReplicaGroups",
+    "SavedProgramError",
     "StageSpec",
     "Strategy",
     "__version__",
@@ -51,8 +59,12 @@ __all__ = [
     "compile_training",
     "explain",
     "identity_loss",
+    "load",
+    "load_entries",
     "programs",
     "recomputation_checkpoint",
+    "register_named_tuple",
+    "save",
     "serialized_matmul",
     "set_overlap_for_input",
     "set_overlap_for_output",
@@ -74,6 +86,11 @@ _HOMES = {
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.program_history": ("programs",),
+    "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
+    "ipu_dynamo.saved.values": ("register_named_tuple",),
+    "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
+    "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),
+    "ipu_dynamo.whole_step.saving.save": ("save",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

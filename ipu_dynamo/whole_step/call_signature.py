@@ -12,9 +12,17 @@ from ipu_dynamo.errors import InputError
 
 
 class ExpectedArguments:
-    """The structure, dtypes and Python values of the first call. Streams check the shapes."""
+    """The structure, dtypes and Python values of the first call. Streams check the shapes.
+
+    Attributes:
+        first: its arguments, in which tensors tell their dtypes only.
+    """
 
     def __init__(self, first: Arguments) -> None:
+        leaves = tuple(
+            _dtype_only(leaf) if isinstance(leaf, Tensor) else leaf for leaf in first.leaves
+        )
+        self.first = Arguments(leaves, first.spec, first.names)
         self._spec, self._names = first.spec, first.names
         self._dtypes = [x.dtype if isinstance(x, Tensor) else None for x in first.leaves]
         self._values = [None if isinstance(x, Tensor) else x for x in first.leaves]
@@ -69,3 +77,7 @@ class ExpectedArguments:
                 f"Value mismatch for {name}: expected {value!r} but got {new!r}",
                 hint="Python values are part of the program: compile again, or pass a tensor",
             )
+
+
+def _dtype_only(tensor: Tensor) -> Tensor:
+    return torch.empty((), dtype=tensor.dtype, device="meta")

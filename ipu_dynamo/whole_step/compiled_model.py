@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,38 @@ from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
+from ipu_dynamo.runtime.lower.figures import Figures
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation
-from ipu_dynamo.whole_step.initial_state import initial_tensors, loss_scale_variable, updates
+from ipu_dynamo.whole_step.initial_state import (
+    fresh_seed,
+    initial_tensors,
+    loss_scale_variable,
+    updates,
+)
 from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
 from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.weight_aliasing import refuse_what_cannot_be_shared
+
+
+class Parts(NamedTuple):
+    """What a compiled model consists of, beside its executable.
+
+    Args:
+        arguments: of the call that it was compiled for, without the values of tensors.
+        figures: those that `engine` decides by, if they are not this machine's.
+        own_weights: the program computes on copies of the model's tensors.
+    """
+
+    compiled: Compiled
+    arguments: Arguments
+    engine: Engine
+    figures: Figures | None
+    own_weights: bool
 
 
 class CompiledModel:
@@ -81,6 +103,7 @@ class CompiledModel:
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         self._engine: Engine | None = None
+        self._figures: Figures | None = None
         self._changed_inputs: set[str] = set()  # inputs that the model changes in place
         self._lossy_inputs: set[str] = set()  # of which a warning told that numbers are lost
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
@@ -117,6 +140,14 @@ class CompiledModel:
     def executable(self) -> Executable:
         """What runs the program, once compiled: its schedule, its timeline when recorded."""
         return self._ready()[1]
+
+    @property
+    def parts(self) -> Parts:
+        """What it consists of, once compiled, for whoever saves it."""
+        compiled, _ = self._ready()
+        assert self._engine is not None
+        assert self._expected is not None
+        return Parts(compiled, self._expected.first, self._engine, self._figures, self._own_weights)
 
     @property
     def schedule(self) -> Schedule:
@@ -372,7 +403,7 @@ class CompiledModel:
             refuse_what_cannot_be_shared(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
-        seed = _seed(compiled.program) if options.seed is None else options.seed
+        seed = fresh_seed(compiled.program) if options.seed is None else options.seed
         workers, threads = threads_for(compiled.host.inlined, options)
         with recorded_casts_only():
             executable = Executable(
@@ -389,8 +420,6 @@ class CompiledModel:
                 own_tensors=self._own_weights,
                 guard_updates=options.guard_updates,
             )
-        remember(compiled.program)
-        self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
         self._watched = [
             (name, given, given.data_ptr())
             for name, given in compiled.tensors.items()
@@ -399,7 +428,19 @@ class CompiledModel:
         if link is not None:
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model), False
-        self._engine, self._expected = engine, ExpectedArguments(given)
+        self._take(compiled, executable, engine, ExpectedArguments(given))
+
+    def _take(
+        self,
+        compiled: Compiled,
+        executable: Executable,
+        engine: Engine,
+        expected: ExpectedArguments,
+    ) -> None:
+        """Run this program from now on."""
+        remember(compiled.program)
+        self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
+        self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
         with torch.no_grad(), outside_modes():
             for tensor, value in compiled.host_changes:
@@ -481,9 +522,3 @@ def _refuse_shared_inputs(
                 f"inputs {other} and {name} share memory, and the model changes one in place",
                 hint="pass a clone of one of them",
             )
-
-
-def _seed(program: Program) -> int:
-    """A seed from torch's generator, for a program that draws random numbers."""
-    draws = any(stream.source == "random" for stream in program.inputs)
-    return int(torch.randint(2**62, ()).item()) if draws else 0

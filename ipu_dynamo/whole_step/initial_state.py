@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.ops.narrowing import tell_of_lost_values
-from ipu_dynamo.program import AdjustLossScale, Program, Update
+from ipu_dynamo.program import AdjustLossScale, Program, Update, Variable
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.torch_optimizers import States
 
@@ -28,7 +28,6 @@ def initial_tensors(
         loss_scale: states of automatic loss scaling that exist already.
     """
     held: dict[str, Tensor] = {}
-    grouped = {v.name for v in compiled.program.variables if v.groups is not None}
     for variable in compiled.program.variables:
         device = compiled.devices[variable.ipu]
         if variable.name in compiled.tensors:
@@ -40,10 +39,7 @@ def initial_tensors(
                 tensor = own
             held[variable.name] = tensor
         elif variable.kind == "accumulator":
-            parameter = variable.name.removesuffix(".grad")
-            like = compiled.tensors.get(parameter, torch.zeros(variable.type.shape))
-            like = like[0] if parameter in grouped else like
-            held[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype, device=device)
+            held[variable.name] = new_accumulator(compiled, variable)
         elif variable.kind == "loss_scale":
             first = compiled.loss_scale if variable.type.dtype.is_floating_point else 0
             held[variable.name] = torch.full((), first, dtype=variable.type.dtype, device=device)
@@ -51,6 +47,22 @@ def initial_tensors(
         if loss_scale and state in loss_scale:
             held[name].copy_(loss_scale[state])
     return held | _states(compiled.program, known, held)
+
+
+def new_accumulator(compiled: Compiled, variable: Variable) -> Tensor:
+    """Zeros, laid out as the parameter whose gradients are summed."""
+    parameter = variable.name.removesuffix(".grad")
+    grouped = any(v.name == parameter and v.groups for v in compiled.program.variables)
+    like = compiled.tensors.get(parameter, torch.zeros(variable.type.shape))
+    like = like[0] if grouped else like
+    device = compiled.devices[variable.ipu]
+    return torch.zeros_like(like, dtype=variable.type.dtype, device=device)
+
+
+def fresh_seed(program: Program) -> int:
+    """A seed from torch's generator, for a program that draws random numbers."""
+    draws = any(stream.source == "random" for stream in program.inputs)
+    return int(torch.randint(2**62, ()).item()) if draws else 0
 
 
 def loss_scale_variable(program: Program) -> str | None:

@@ -23,6 +23,7 @@ from ipu_dynamo.runtime.engines.unwrapped import direct
 from ipu_dynamo.runtime.lower.choose_convolutions import choose_convolutions
 from ipu_dynamo.runtime.lower.choose_matmuls import choose_products
 from ipu_dynamo.runtime.lower.cut_loops import has_loop, run_in_segments
+from ipu_dynamo.runtime.lower.figures import Figures
 from ipu_dynamo.runtime.lower.inductor_faults import miscompiled
 from ipu_dynamo.runtime.lower.prepack_weights import packing
 
@@ -88,14 +89,18 @@ class InductorEngine:
 
     Half-precision results are rounded after every operator, also inside a fused kernel, so that
     they are what the eager engine computes.
+
+    Args:
+        figures: decide by these which library computes a product; None: by those of this machine.
     """
 
     name = "inductor"
     links = True
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Figures | None = None) -> None:
         mute()
         self.compiled = 0
+        self._figures = figures
         self._settings: dict[str, bool | int] = {
             "emulate_precision_casts": True,
             "fallback_random": True,
@@ -120,7 +125,12 @@ class InductorEngine:
                 source_line(fault),
             )
             return EagerEngine().compile(function)
-        chosen = choose_products(choose_convolutions(function), constants)
+        if (figures := self._figures) is None:
+            chosen = choose_products(choose_convolutions(function), constants)
+        else:
+            choice = figures.choice()
+            function = choose_convolutions(function, figures.convolution, choice=choice)
+            chosen = choose_products(function, constants, choice)
         run = self._compile(chosen.function, threads, packs=bool(chosen.packed))
         return packing(run, chosen.packed) if chosen.packed else run
 
@@ -157,7 +167,7 @@ def _worth_compiling(node: fx.Node) -> bool:
     return not only_looks(node) and node.target not in _PRODUCTS
 
 
-def make_engine(name: str) -> Engine:
+def make_engine(name: str, figures: Figures | None = None) -> Engine:
     """The engine called `name`.
 
     `auto`: the one that the environment variable IPU_DYNAMO_ENGINE names (`auto`, `inductor` or
@@ -170,7 +180,7 @@ def make_engine(name: str) -> Engine:
     if name == "eager":
         return EagerEngine()
     if _compiler() is not None:
-        return InductorEngine()
+        return InductorEngine(figures)
     if name == "inductor":
         raise IpuError(
             "the inductor engine needs a C++ compiler: install g++ or clang++, or "

@@ -23,7 +23,7 @@ from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.program import Function, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.lower.convolution_times import ConvolutionShape, convolution_times
-from ipu_dynamo.tune.matmul_choice import product_choice
+from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
 
 aten = torch.ops.aten
 _LARGE = 50_000_000  # operations (a multiplication and an addition are two)
@@ -48,9 +48,16 @@ class ConvolutionUse:
         return f"{self.of}: {'products' if self.products else 'torch'}  (measured: {times})"
 
 
-def plan(graph: fx.Graph, times: Times = convolution_times) -> dict[fx.Node, ConvolutionUse]:
-    """Decide how the small convolutions of a graph are computed. Reads the graph only."""
-    if product_choice().forced is not None:
+def plan(
+    graph: fx.Graph, times: Times = convolution_times, *, choice: ProductChoice | None = None
+) -> dict[fx.Node, ConvolutionUse]:
+    """Decide how the small convolutions of a graph are computed. Reads the graph only.
+
+    Args:
+        choice: of products; where one library is forced, it computes convolutions, too. None: the
+            one in force.
+    """
+    if (choice or product_choice()).forced is not None:
         return {}
     found = {}
     for node in graph.nodes:
@@ -112,9 +119,12 @@ def _is_small(of: ConvolutionShape) -> bool:
     return 0 < operations < _LARGE and of.patches <= _PATCHES
 
 
-def choose_convolutions(function: Function, times: Times = convolution_times) -> Function:
-    """`function` with its small convolutions in the way that is faster here."""
-    chosen = {node for node, use in plan(function.graph.graph, times).items() if use.products}
+def choose_convolutions(
+    function: Function, times: Times = convolution_times, *, choice: ProductChoice | None = None
+) -> Function:
+    """`function` with its small convolutions in the way that is faster here, as `plan` decides."""
+    uses = plan(function.graph.graph, times, choice=choice)
+    chosen = {node for node, use in uses.items() if use.products}
     if not chosen:
         return function
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()

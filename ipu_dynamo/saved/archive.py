@@ -1,0 +1,329 @@
+"""Keep members of bytes in one file, with a list of their sizes and checksums in front.
+
+The same members give the same bytes. A reader believes nothing that it has not compared: what is
+around the members has to be what the list says (`zip_bytes.py`), each member has to have its
+checksum, and what was summed up is what is used. No memory is taken for a size that the file has
+not got.
+"""
+
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from io import FileIO
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from ipu_dynamo.saved.json_text import expect, fields_of, read_json, write_json
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, places
+
+MANIFEST = "manifest.json"
+FORMAT, FORM = "ipu_dynamo saved program", 1
+_LARGEST_MANIFEST = 1 << 24
+_CHUNK = 1 << 22  # bytes in memory at once
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}(?:/[A-Za-z0-9_.-]{1,80}){0,2}", re.ASCII)
+_SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class Streamed(Protocol):
+    """A member that is not in memory as a whole."""
+
+    size: int
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Its bytes, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A member as the list has it."""
+
+    member: Member
+    sha256: str
+
+
+def write_archive(
+    path: str | os.PathLike[str], members: Mapping[str, bytes | Streamed], head: Mapping[str, Any]
+) -> None:
+    """Write a file as a whole: whoever opens it meanwhile finds the one before.
+
+    Args:
+        head: what stands in front of the list, in JSON; `format` and `form` are added.
+
+    Raises:
+        OSError: the file cannot be written; the one before stays.
+    """
+    names = sorted(members)
+    if bad := [name for name in names if not _NAME.fullmatch(name)]:
+        raise ValueError(f"not names of members: {bad}")
+    listed = [Listed(Member(name, _size(members[name])), "0" * 64) for name in names]
+    first = Member(MANIFEST, len(_manifest(head, listed)))
+    begins = places([first, *(one.member for one in listed)])
+    with replacing(path) as file:
+        for index, (one, begin) in enumerate(zip(listed, begins[1:], strict=True)):
+            file.seek(begin)
+            digest, crc = sha256(), 0
+            for piece in _pieces(members[one.member.name]):
+                file.write(piece)
+                digest.update(piece)
+                crc = zlib.crc32(piece, crc)
+            if file.tell() != begin + one.member.size:
+                raise ValueError(f"{one.member.name} has not the size that it said")
+            listed[index] = Listed(replace(one.member, crc=crc), digest.hexdigest())
+        manifest = _manifest(head, listed)
+        file.seek(begins[0])
+        file.write(manifest)
+        first = replace(first, crc=zlib.crc32(manifest))
+        for position, header in around([first, *(one.member for one in listed)]):
+            file.seek(position)
+            file.write(header)
+
+
+class Archive:
+    """A file that `write_archive` wrote, open for reading. What is around its members is checked.
+
+    Attributes:
+        head: what stands in front of the list.
+        names: of the members, sorted.
+
+    Raises:
+        SavedProgramError: it is none, or is not as it was written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._file = _opened(self.path)
+        self._whole = os.fstat(self._file.fileno()).st_size
+        try:
+            self.head, listed, manifest = self._read_manifest()
+            self._members = {one.member.name: one for one in listed}
+            self.names = tuple(self._members)
+            first = Member(MANIFEST, len(manifest), zlib.crc32(manifest))
+            members = [first, *(one.member for one in listed)]
+            self._begins = dict(zip(self.names, places(members)[1:], strict=True))
+            self._compare(members)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def refused(self, reason: Reason, problem: str, part: str = "", hint: str = "") -> Exception:
+        """The error that something in this file is wrong."""
+        return SavedProgramError(reason, problem, path=self.path, part=part, hint=hint)
+
+    def size(self, name: str) -> int:
+        """Bytes of a member.
+
+        Raises:
+            SavedProgramError: there is none of that name.
+        """
+        if name not in self._members:
+            raise self.refused(Reason.DAMAGED, "the file has no such part", name)
+        return self._members[name].member.size
+
+    def sha256(self, name: str) -> str:
+        """The checksum of a member, as the list has it; `read` and `Reading` compare."""
+        self.size(name)
+        return self._members[name].sha256
+
+    def read(self, name: str, most: int) -> bytes:
+        """All of a member that has `most` bytes at most.
+
+        Raises:
+            SavedProgramError: there is none, it is longer, or not as it was written.
+        """
+        if (size := self.size(name)) > most:
+            raise self.refused(Reason.LIMIT, f"it has {size} bytes, of at most {most}", name)
+        content = bytearray(size)
+        with Reading(self, name) as reading:
+            reading.into(memoryview(content))
+        return bytes(content)
+
+    def read_json(self, name: str, most: int) -> Any:
+        """A member that is JSON, as in `read`."""
+        content = self.read(name, most)
+        with self.part(name):
+            return read_json(content)
+
+    def part(self, name: str) -> "Part":
+        """Say of refusals within a `with` which part of this file they are about."""
+        return Part(self, name)
+
+    def at(self, position: int, into: memoryview) -> None:
+        """Fill `into` with the bytes of the file from `position` on."""
+        self._file.seek(position)
+        done = 0
+        while done < len(into):
+            if not (count := self._file.readinto(into[done:])):
+                raise self.refused(Reason.DAMAGED, "it ends too early")
+            done += count
+
+    def begin(self, name: str) -> int:
+        """Where the content of a member begins."""
+        return self._begins[name]
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        content = bytearray(size)
+        self.at(position, memoryview(content))
+        return bytes(content)
+
+    def _read_manifest(self) -> tuple[dict[str, Any], list[Listed], bytes]:
+        begin = first_data(MANIFEST)
+        size = first_size(self._bytes(0, min(self._whole, begin)), MANIFEST)
+        if size is None:
+            raise self.refused(Reason.FOREIGN, "it does not begin as one")
+        if size > _LARGEST_MANIFEST:
+            raise self.refused(Reason.LIMIT, f"it has {size} bytes", MANIFEST)
+        manifest = self._bytes(begin, size)
+        with self.part(MANIFEST):
+            head = expect(read_json(manifest), dict, "the list")
+            if head.pop("format", None) != FORMAT:
+                raise SavedProgramError(Reason.FOREIGN, "it is a list of another format")
+            if (form := head.pop("form", None)) != FORM:
+                problem = f"it has form {form!r}, and this version reads form {FORM}"
+                raise SavedProgramError(Reason.FORM, problem)
+            listed = [_listed(one) for one in expect(head.pop("members", None), list, "members")]
+            names = [one.member.name for one in listed]
+            if names != sorted(set(names)):
+                raise SavedProgramError(Reason.DAMAGED, "members are not in their order")
+        return head, listed, manifest
+
+    def _compare(self, members: Sequence[Member]) -> None:
+        """Hold everything around the members to what it must be."""
+        end = 0
+        for position, piece in around(members):
+            end = position + len(piece)
+            if end > self._whole or self._bytes(position, len(piece)) != piece:
+                problem = f"what stands around its parts differs from byte {position} on"
+                raise self.refused(Reason.DAMAGED, problem)
+        if self._whole != end:
+            raise self.refused(Reason.DAMAGED, f"it has {self._whole} bytes instead of {end}")
+
+
+class Reading:
+    """Read a member from its begin to its end, and then compare its checksum.
+
+    Nothing that was read may be used before the `with` has ended.
+    """
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        self._archive, self._name = archive, name
+        self.left = archive.size(name)
+        self._position = archive.begin(name)
+        self._digest = sha256()
+
+    def into(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes.
+
+        Raises:
+            SavedProgramError: there are fewer.
+        """
+        if len(target) > self.left:
+            raise self._archive.refused(Reason.DAMAGED, "it ends too early", self._name)
+        for begin in range(0, len(target), _CHUNK):
+            piece = target[begin : begin + _CHUNK]
+            self._archive.at(self._position, piece)
+            self._digest.update(piece)
+            self._position += len(piece)
+        self.left -= len(target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            return
+        if self.left:
+            raise self._archive.refused(Reason.DAMAGED, "it goes on too long", self._name)
+        if self._digest.hexdigest() != self._archive.sha256(self._name):
+            raise self._archive.refused(Reason.DAMAGED, "its checksum differs", self._name)
+
+
+class Part:
+    """Says of refusals within a `with` which part of a file they are about."""
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        self._archive, self._name = archive, name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SavedProgramError) and not error.path:
+            error.path, error.part = self._archive.path, error.part or self._name
+
+
+def _opened(path: str) -> FileIO:
+    """A regular file."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise SavedProgramError(Reason.FOREIGN, "it is no regular file", path=path)
+        return FileIO(path)
+    except FileNotFoundError as error:
+        raise SavedProgramError(Reason.MISSING, "nothing is there", path=path) from error
+    except OSError as error:
+        raise SavedProgramError(Reason.FOREIGN, f"{error.strerror}", path=path) from error
+
+
+def _listed(value: Any) -> Listed:
+    """A member as the list has it."""
+    name, size, crc, digest = fields_of(value, "member", name=str, size=int, crc32=str, sha256=str)
+    if not _NAME.fullmatch(name) or name == MANIFEST or {".", ".."} & set(name.split("/")):
+        raise SavedProgramError(Reason.CONTENT, f"not a name of a member: {name!r}")
+    if (
+        not 0 <= size < 1 << 62
+        or not re.fullmatch("[0-9a-f]{8}", crc)
+        or not _SUM.fullmatch(digest)
+    ):
+        raise SavedProgramError(Reason.CONTENT, f"not a member: {name}")
+    return Listed(Member(name, size, int(crc, 16)), digest)
+
+
+def _manifest(head: Mapping[str, Any], listed: Sequence[Listed]) -> bytes:
+    members = [
+        {
+            "name": one.member.name,
+            "size": one.member.size,
+            "crc32": f"{one.member.crc:08x}",
+            "sha256": one.sha256,
+        }
+        for one in listed
+    ]
+    return write_json({**head, "format": FORMAT, "form": FORM, "members": members})
+
+
+def _size(content: bytes | Streamed) -> int:
+    return len(content) if isinstance(content, bytes) else content.size
+
+
+def _pieces(content: bytes | Streamed) -> Iterator[memoryview]:
+    return iter([memoryview(content)]) if isinstance(content, bytes) else content.pieces()

@@ -1,0 +1,107 @@
+"""Hold the operators of a saved program to those that this process has, in the same form."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.operators import operator_name, operator_named
+from ipu_dynamo.program import Program
+from ipu_dynamo.saved.json_text import expect
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+
+# Of known versions, and without Python of a user's own behind them.
+_NAMESPACES = frozenset({"aten", "prims", "ipu", "mkldnn", "mkl", "quantized_decomposed"})
+_PYTHON = "getitem"
+# They exchange the memory of a tensor, which a program knows the layout of.
+_REBINDING = frozenset(
+    {
+        "set_",
+        "set",
+        "resize_",
+        "resize",
+        "resize_as_",
+        "resize_as_sparse_",
+        "as_strided_",
+        "set_data",
+    }
+)
+
+
+def write_operators(programs: Iterable[Program]) -> dict[str, str]:
+    """The operators that programs call, each with its schema.
+
+    Raises:
+        SavedProgramError: one is not of this package or PyTorch, so that no other process may have
+            it.
+    """
+    found = {}
+    for program in programs:
+        for function in program.functions:
+            for node in function.operators:
+                name = _name(node)
+                if (problem := _problem(name)) is not None:
+                    raise SavedProgramError(
+                        Reason.CANNOT_SAVE,
+                        f"the operator {name} {problem}",
+                        part=source_line(node),
+                        hint="compute it with PyTorch's own operators, or outside of the model",
+                    )
+                found[name] = _schema(name)
+    return found
+
+
+def check_operators(written: Any) -> frozenset[str]:
+    """Compare operators as `write_operators` listed them with those that are here.
+
+    Raises:
+        SavedProgramError: one is missing, has another schema, or is none that programs call.
+    """
+    for name, schema in expect(written, dict, "the list of operators").items():
+        if (problem := _problem(name)) is not None:
+            raise SavedProgramError(Reason.OPERATOR, f"{name} {problem}")
+        try:
+            here = _schema(name)
+        except ValueError as error:
+            raise SavedProgramError(Reason.OPERATOR, str(error)) from error
+        if here != schema:
+            problem = f"it was saved with {schema}, and here is {here}"
+            raise SavedProgramError(Reason.OPERATOR, problem)
+    return frozenset(written)
+
+
+def check_program(program: Program, listed: frozenset[str]) -> None:
+    """Raise SavedProgramError for an operator of `program` that is not listed."""
+    for function in program.functions:
+        for node in function.operators:
+            if (name := _name(node)) not in listed:
+                problem = f"@{function.name} calls {name}, which is not listed"
+                raise SavedProgramError(Reason.OPERATOR, problem)
+
+
+def _name(node: fx.Node) -> str:
+    try:
+        return operator_name(node.target)
+    except ValueError:
+        return str(node.target)
+
+
+def _problem(name: str) -> str | None:
+    """Why saved programs do not call an operator; None if they may."""
+    namespace, _, rest = name.partition(".")
+    if name != _PYTHON and namespace not in _NAMESPACES:
+        return f"is none of {', '.join(sorted(_NAMESPACES))}"
+    if rest.partition(".")[0] in _REBINDING:
+        return "exchanges the memory of a tensor"
+    return None
+
+
+def _schema(name: str) -> str:
+    """What an operator takes and returns.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    operator: Any = operator_named(name)
+    return "" if name == _PYTHON else str(operator._schema)

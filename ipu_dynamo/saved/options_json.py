@@ -1,0 +1,104 @@
+"""Write the core's options as JSON and read them back; an option with its default is left out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from ipu_dynamo.errors import OptionError
+from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
+from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
+from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.saved.json_text import expect
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+
+_STAGE = {"blocks", "ipu"}  # its fields
+
+
+def write_options(options: Options) -> dict[str, Any]:
+    """`options` as JSON."""
+    return _changed(options)
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have not their default."""
+    plain = type(value)()
+    pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
+    return {name: _written(one) for name, one in pairs if one != getattr(plain, name)}
+
+
+def _written(value: Any) -> Any:
+    match value:
+        case StageSpec():
+            return {"blocks": list(value.blocks), "ipu": value.ipu}
+        case ReplicaGroups():
+            return str(value)
+        case Strategy() | Locations() | Location() | AutomaticLossScaling():
+            return _changed(value)
+        case list() | tuple():
+            return [_written(part) for part in value]
+        case Mapping():
+            return {name: _written(part) for name, part in value.items()}
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"an option of type {type(value).__name__}")
+
+
+def read_options(written: Any) -> Options:
+    """Inverse of `write_options`.
+
+    Raises:
+        SavedProgramError: there is no such option, or it cannot have such a value.
+    """
+    try:
+        options: Options = _read(Options, written, _OPTIONS)
+    except (OptionError, ValueError, TypeError) as error:
+        problem = f"options that cannot be: {error}"
+        raise SavedProgramError(Reason.CONTENT, problem) from error
+    return options
+
+
+Convert = Callable[[Any], Any]
+
+
+def _read(kind: Callable[..., Any], written: Any, converters: Mapping[str, Convert]) -> Any:
+    given = expect(written, dict, "options")
+    return kind(**{name: converters.get(name, _plain)(one) for name, one in given.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError("an option is an object")
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _stage(written: Any) -> StageSpec:
+    given = expect(written, dict, "a stage")
+    blocks = _plain(given["blocks"]) if given.keys() == _STAGE else None
+    if type(blocks) is not tuple or not all(type(block) is str for block in blocks):
+        raise ValueError("a stage has other fields")
+    return StageSpec(blocks, expect(given["ipu"], (int, type(None)), "an IPU"))
+
+
+def _stages(written: Any) -> tuple[StageSpec, ...]:
+    return tuple(map(_stage, expect(written, list, "stages")))
+
+
+def _location(written: Any) -> Location:
+    location: Location = _read(Location, written, {})
+    return location
+
+
+_STRATEGY: dict[str, Convert] = {
+    "stages": _stages,
+    "phases": lambda phases: tuple(map(_stages, expect(phases, list, "phases"))),
+}
+_LOCATIONS: dict[str, Convert] = {field.name: _location for field in fields(Locations)}
+_OPTIONS: dict[str, Convert] = {
+    "strategy": lambda one: _read(Strategy, one, _STRATEGY),
+    "locations": lambda one: _read(Locations, one, _LOCATIONS),
+    "automatic_loss_scaling": lambda one: _read(AutomaticLossScaling, one, {}),
+    "replica_groups": lambda one: {
+        name: ReplicaGroups.parse(expect(text, str, "a group"))
+        for name, text in expect(one, dict, "groups").items()
+    },
+}

@@ -1,0 +1,80 @@
+"""Replace a file as a whole, also where the process is killed in the middle."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed process leaves stays there
+    fcntl = None  # type: ignore[assignment]
+
+_MARK = ".unfinished-"
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of `path` when the block ends without an error.
+
+    What processes that were killed have left beside `path` is removed: they hold no lock any more.
+
+    Raises:
+        OSError: it cannot be written; `path` stays as it is.
+    """
+    target = Path(os.path.realpath(path))
+    _remove_left(target)
+    file, name = _new_file(target)
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        name.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _new_file(target: Path) -> tuple[BinaryIO, Path]:
+    """A file beside `target` that this process has locked."""
+    while True:
+        name = target.with_name(f".{target.name[-150:]}{_MARK}{secrets.token_hex(8)}")
+        file = name.open("x+b")  # with the mode that the user's umask says
+        if _locked(file) and not name.exists():  # somebody took it for a left one before
+            file.close()
+            continue
+        return file, name
+
+
+def _remove_left(target: Path) -> None:
+    """Remove unfinished files beside `target` that nobody writes any more."""
+    begin = f".{target.name[-150:]}{_MARK}"
+    with suppress(OSError):
+        for name in os.listdir(target.parent):
+            if name.startswith(begin):
+                with suppress(OSError), (target.parent / name).open("rb") as file:
+                    if _locked(file):
+                        (target.parent / name).unlink()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether nobody else has locked a file; then this process has, until it closes it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (OSError, AttributeError):  # also where there are no locks
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the new name last, where the system can say so."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,266 @@
+"""Read a file that `save` wrote, and bring its programs up on this machine."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.options import Engine, Options
+from ipu_dynamo.passes.pipeline import host_passes, run_host_passes
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.engines.engines import make_engine
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.saved.archive import Archive
+from ipu_dynamo.saved.entry import Entry, read_entry
+from ipu_dynamo.saved.json_text import expect, fields_of
+from ipu_dynamo.saved.operator_list import check_operators, check_program
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+from ipu_dynamo.saved.tensors import read_tensors
+from ipu_dynamo.saved.weights import with_views
+from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.initial_state import fresh_seed, new_accumulator
+from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
+from ipu_dynamo.whole_step.saving.decided import read_decided
+from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
+from ipu_dynamo.whole_step.saving.save import CORE
+from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
+from ipu_dynamo.whole_step.torch_optimizers import Group
+
+_LARGEST_TEXT = 1 << 28  # bytes of a program's text, or of a table
+_MOST_ENTRIES = 1000
+Names = Mapping[
+    str, tuple[str, bool]
+]  # what the model calls a tensor -> its key, part of the state
+
+
+def load(
+    path: str | os.PathLike[str],
+    entry: str | None = None,
+    *,
+    engine: Engine | None = None,
+    workers: int | None = None,
+) -> LoadedModel:
+    """Bring up a program that `ipu_dynamo.save` wrote.
+
+    It needs neither the model's Python nor an optimizer, and runs nothing of the file: it reads
+    text, numbers and tensors, and compiles the program for this machine.
+
+    Args:
+        entry: which entry point, if the file has several; `load_entries` brings up all of them.
+        engine: another one than the options say that were saved.
+        workers: at most so many threads; None: as was saved.
+
+    Raises:
+        SavedProgramError: the file is refused, for a reason that it names.
+    """
+    with Archive(path) as archive:
+        names = entry_names(archive, CORE)
+        if entry is None and len(names) > 1:
+            problem = f"it has several entry points: {', '.join(names)}"
+            hint = "load one of these by name, or all with load_entries"
+            raise archive.refused(Reason.CONTENT, problem, hint=hint)
+        chosen = names[0] if entry is None else entry
+        if chosen not in names:
+            problem = f"it has no entry point {chosen!r}, but {', '.join(names)}"
+            raise archive.refused(Reason.CONTENT, problem)
+        return read_models(archive, [chosen], engine=engine, workers=workers)[chosen]
+
+
+def load_entries(
+    path: str | os.PathLike[str], *, engine: Engine | None = None, workers: int | None = None
+) -> dict[str, LoadedModel]:
+    """All entry points of a saved program, by name; they share the weights that they shared when
+    they were saved. See `load`."""
+    with Archive(path) as archive:
+        names = entry_names(archive, CORE)
+        return read_models(archive, names, engine=engine, workers=workers)
+
+
+def entry_names(archive: Archive, kind: str) -> list[str]:
+    """The entry points of a file.
+
+    Args:
+        kind: which part of this package has to have written it.
+
+    Raises:
+        SavedProgramError: another one has.
+    """
+    with archive.part("manifest.json"):
+        own, names, _, _ = fields_of(
+            archive.head, "the head", kind=str, entries=list, ipu_dynamo=str, torch=str
+        )
+        if own != kind:
+            hint = f"{own}.load reads it" if own == "poptorch" else "ipu_dynamo.load reads it"
+            raise SavedProgramError(Reason.CLIENT, f"{own} wrote it, not {kind}", hint=hint)
+        for name in names:
+            expect(name, str, "an entry point")
+        if not 0 < len(names) <= _MOST_ENTRIES:
+            raise SavedProgramError(Reason.LIMIT, f"it has {len(names)} entry points")
+    return list(names)
+
+
+def read_models(
+    archive: Archive,
+    names: Sequence[str],
+    *,
+    engine: Engine | None = None,
+    workers: int | None = None,
+) -> dict[str, LoadedModel]:
+    """Entry points of a file, ready to run.
+
+    Raises:
+        SavedProgramError: the file is refused.
+    """
+    with archive.part("operators.json"):
+        operators = check_operators(archive.read_json("operators.json", _LARGEST_TEXT))
+    entries = {name: _entry(archive, name, engine=engine, workers=workers) for name in names}
+    tensors, table = _tensors(archive)
+    placed, models = _Placed(tensors), {}
+    for name, entry in entries.items():
+        with archive.part(f"entries/{name}"):
+            program = _program(archive, name, entry, tensors, operators)
+            check_entry(entry, program)
+            check_tensors(entry, program, tensors)
+            models[name] = _bring_up(program, entry, placed, table)
+    return models
+
+
+def _entry(archive: Archive, name: str, *, engine: Engine | None, workers: int | None) -> Entry:
+    part = f"entries/{name}/entry.json"
+    written = archive.read_json(part, _LARGEST_TEXT)
+    with archive.part(part):
+        entry = read_entry(written)
+    options = entry.options
+    options = options if engine is None else replace(options, engine=engine)
+    options = options if workers is None else replace(options, workers=workers)
+    return replace(entry, options=options)
+
+
+def _tensors(archive: Archive) -> tuple[dict[str, Tensor], Names]:
+    """Every tensor of a file by key, and the names that the model has for some."""
+    views, names = fields_of(
+        archive.read_json("weights.json", _LARGEST_TEXT), "weights", views=dict, names=list
+    )
+    tensors = read_tensors(archive, "weights.safetensors")
+    states = read_tensors(archive, "optimizer.safetensors")
+    with archive.part("weights.json"):
+        if twice := tensors.keys() & states.keys():
+            raise SavedProgramError(Reason.CONTENT, f"{min(twice)} is there twice")
+        tensors = with_views(tensors | states, views)
+        table: dict[str, tuple[str, bool]] = {}
+        for row in names:
+            name, key, persistent = (
+                row if type(row) is list and len(row) == 3 else (None, None, None)
+            )
+            if type(name) is not str or key not in tensors or name in table:
+                raise SavedProgramError(Reason.CONTENT, f"{name} stands for no tensor")
+            table[name] = key, expect(persistent, bool, "whether it is part of the state")
+    return tensors, table
+
+
+def _program(
+    archive: Archive,
+    name: str,
+    entry: Entry,
+    tensors: Mapping[str, Tensor],
+    operators: frozenset[str],
+) -> Program:
+    part = f"entries/{name}/program.txt"
+    content = archive.read(part, _LARGEST_TEXT)
+    with archive.part(part):
+        constants = {
+            variable: tensors[keys[0]]
+            for variable, keys in entry.variables.items()
+            if keys and keys[0] in tensors
+        }
+        try:
+            program = Program.parse(content.decode("ascii"), constants)
+        except (ValueError, RecursionError) as error:
+            raise SavedProgramError(Reason.CONTENT, str(error)) from error
+        check_program(program, operators)
+    return program
+
+
+@dataclass
+class _Placed:
+    """The tensors of a file on the devices of IPUs; equal keys on one device are one tensor."""
+
+    tensors: Mapping[str, Tensor]
+    placed: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
+
+    def on(self, device: torch.device, key: str) -> Tensor:
+        place = key, device
+        if place not in self.placed:
+            self.placed[place] = self.tensors[key].to(device)
+        return self.placed[place]
+
+
+def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> LoadedModel:
+    """The executable of a program, and what calls it."""
+    options: Options = entry.options
+    try:
+        devices = tuple(torch.device(name) for name in entry.devices)
+        held = {
+            variable.name: placed.on(devices[variable.ipu], entry.variables[variable.name][0])
+            for variable in program.variables
+            if variable.kind != "accumulator"
+        }
+    except (RuntimeError, AssertionError) as error:
+        raise SavedProgramError(Reason.DEVICE, str(error)) from error
+    host = run_host_passes(program, host_passes(options))
+    compiled = Compiled(
+        host=host,
+        structure=entry.results,
+        tensors=held,
+        roles={},
+        input_names=entry.input_names,
+        devices=devices,
+        loss_scale=entry.loss_scale,
+        costs=options.strategy.costs,
+    )
+    engine = make_engine(options.stage_engine)
+    figures = read_decided(entry.decided, engine)
+    if figures is not None:
+        engine = make_engine(options.stage_engine, figures)
+    workers, threads = threads_for(host.inlined, options)
+    sums = {
+        variable.name: new_accumulator(compiled, variable)
+        for variable in program.variables
+        if variable.kind == "accumulator"
+    }
+    groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
+    executable = Executable(
+        host,
+        held | sums,
+        engine,
+        options.input_replica_groups.of(options.replicas),
+        workers=workers,
+        threads=threads,
+        devices=devices,
+        numbers=[group.values for group in groups],
+        apart=micro_batches_apart(host.inlined, options),
+        own_tensors=entry.own_weights,
+        guard_updates=options.guard_updates,
+    )
+    seed = fresh_seed(program) if entry.seed is None else entry.seed
+    executable.set_random_state(seed, entry.step)
+    for name, keys in entry.variables.items():
+        for replica, key in enumerate(keys[1:], 1):
+            executable.tensor(name, replica).copy_(placed.tensors[key])
+    own = {entry.variables[name][0]: tensor for name, tensor in held.items()}
+    return LoadedModel(
+        compiled,
+        executable,
+        options,
+        entry.arguments,
+        groups,
+        own_weights=entry.own_weights,
+        engine=engine,
+        figures=figures,
+        tensors={
+            name: (own.get(key, placed.tensors[key]), persistent)
+            for name, (key, persistent) in table.items()
+        },
+    )

@@ -1,0 +1,190 @@
+"""Write a compiled model into a file: its program, its tensors, and where it stands."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.swap import named_tensors
+from ipu_dynamo.saved.archive import Streamed, write_archive
+from ipu_dynamo.saved.entry import Entry, SavedGroup, write_entry
+from ipu_dynamo.saved.json_text import write_json
+from ipu_dynamo.saved.operator_list import write_operators
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+from ipu_dynamo.saved.tensors import TensorMember
+from ipu_dynamo.saved.weights import Part, TensorTable
+from ipu_dynamo.version import __version__
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.saving.decided import write_decided
+from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
+
+CORE = "core"  # which part of this package writes a file
+ONLY = "program"  # the name of an entry point that has none
+_ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+Saved = CompiledModel | Mapping[str, CompiledModel]
+
+
+def save(compiled: Saved, path: str | os.PathLike[str]) -> None:
+    """Write what `compile_training` or `compile_inference` returned, once compiled, into a file.
+
+    `ipu_dynamo.load` brings it up again, in any process, without the model's Python. The file has
+    the program, weights, the optimiser's numbers and state, the state of random numbers, and what
+    this machine decided; training goes on from there with the bits of not having stopped. It takes
+    the place of a file of that name when it is complete.
+
+    Args:
+        compiled: one, or several by name, such as a step and its validation, which share weights
+            in the file as they do here.
+
+    Raises:
+        SavedProgramError: it cannot be saved; it says what of it, and nothing is written.
+        OSError: the file cannot be written; one of that name stays as it was.
+    """
+    members, head = contents(compiled)
+    write_archive(path, members, head | {"kind": CORE})
+
+
+def contents(
+    compiled: Saved, *, random_state: bool = True
+) -> tuple[dict[str, bytes | Streamed], dict[str, Any]]:
+    """The members of a saved program, and the head of its list; others may add their own.
+
+    Args:
+        random_state: with the seed and the step, so that random numbers go on.
+
+    Raises:
+        SavedProgramError: it cannot be saved.
+    """
+    entries = dict(compiled) if isinstance(compiled, Mapping) else {ONLY: compiled}
+    if not entries or not all(_ENTRY.fullmatch(name) for name in entries):
+        problem = f"entry points are named by letters, digits, _, . and -: {list(entries)}"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem)
+    for name, one in entries.items():
+        _check(name, one)
+    saver = _Saver()
+    members: dict[str, bytes | Streamed] = {}
+    for name in sorted(entries):
+        one = entries[name]
+        entry = saver.entry(one, random_state=random_state)
+        try:
+            text = one.program.text()
+        except ValueError as error:
+            raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
+        members[f"entries/{name}/program.txt"] = text.encode("ascii")
+        members[f"entries/{name}/entry.json"] = write_json(write_entry(entry))
+    programs = [one.program for one in entries.values()]
+    members["operators.json"] = write_json(write_operators(programs))
+    return members | saver.finish(), _head(sorted(entries))
+
+
+def _head(names: list[str]) -> dict[str, Any]:
+    return {"ipu_dynamo": __version__, "torch": torch.__version__, "entries": names}
+
+
+def _check(name: str, compiled: object) -> None:
+    """Refuse what is no compiled model, or has nothing to save."""
+    if not isinstance(compiled, CompiledModel):
+        kind = type(compiled)
+        hint = "save what compile_training or compile_inference returned"
+        if kind.__module__.startswith("torch.") or hasattr(compiled, "_torchdynamo_orig_callable"):
+            hint = "torch.compile(...).aot_compile(...) makes what can be saved of torch.compile"
+        problem = f"{name} is a {kind.__module__}.{kind.__qualname__}"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint=hint)
+    if not compiled.is_compiled:
+        raise SavedProgramError(
+            Reason.CANNOT_SAVE,
+            f"{name} has no program yet",
+            hint="call it, or its `compile`, first",
+        )
+    compiled.executable.check_update()
+
+
+@dataclass
+class _Saver:
+    """Collects the tensors of entry points.
+
+    Invariant: `names` has what `state_dict` calls them, each name once.
+    """
+
+    table: TensorTable = field(default_factory=TensorTable)
+    names: dict[str, tuple[str, bool]] = field(default_factory=dict)
+
+    def entry(self, compiled: CompiledModel, *, random_state: bool) -> Entry:
+        """What is saved of a compiled model beside its program and tensors."""
+        parts, executable = compiled.parts, compiled.executable
+        variables: dict[str, tuple[str, ...]] = {}
+        for variable in compiled.program.variables:
+            if variable.kind == "accumulator":
+                continue  # zero between steps
+            name = variable.name
+            member: Part = "optimizer" if variable.kind in ("state", "loss_scale") else "weights"
+            own = [executable.whole(name)]
+            if not variable.replicated and variable.groups is None:
+                own += [executable.tensor(name, r) for r in range(1, compiled.program.replicas)]
+            variables[name] = tuple(self.table.add(name, tensor, member) for tensor in own)
+        self._name_all(compiled, {name: keys[0] for name, keys in variables.items()})
+        return Entry(
+            arguments=parts.arguments,
+            results=parts.compiled.structure,
+            input_names=parts.compiled.input_names,
+            options=compiled.options,
+            own_weights=parts.own_weights,
+            groups=tuple(
+                SavedGroup(group.rule, group.parameters, group.values) for group in compiled.groups
+            ),
+            variables=variables,
+            seed=executable.seed if random_state else None,
+            step=executable.step if random_state else 0,
+            loss_scale=float(parts.compiled.loss_scale),
+            devices=tuple(map(str, parts.compiled.devices)),
+            decided=write_decided(
+                parts.compiled.host.inlined.functions, parts.engine, parts.figures
+            ),
+        )
+
+    def _name_all(self, compiled: CompiledModel, variables: Mapping[str, str]) -> None:
+        """Note every name of every tensor of the model, also of those that no program reads."""
+        if isinstance(compiled, LoadedModel):
+            for name, tensor, persistent in compiled.named_tensors():
+                self._name(name, self.table.add(name, tensor, "weights"), persistent)
+            return
+        model = compiled.model
+        if not isinstance(model, nn.Module):
+            return
+        first = {id(tensor): role.name for role, tensor in named_tensors(model)}
+        for name, tensor, persistent in _all_tensors(model):
+            own = first[id(tensor)]
+            key = variables.get(own) or self.table.add(own, tensor, "weights")
+            self._name(name, key, persistent)
+
+    def _name(self, name: str, key: str, persistent: bool) -> None:
+        if self.names.setdefault(name, (key, persistent))[0] != key:
+            raise SavedProgramError(
+                Reason.CANNOT_SAVE,
+                f"{name} is another tensor in another entry point",
+                part=name,
+                hint="save models that share their weights, or each into a file of its own",
+            )
+
+    def finish(self) -> dict[str, bytes | Streamed]:
+        """The members that hold tensors, and say what is where."""
+        tensors, views = self.table.finish()
+        names = [[name, key, persistent] for name, (key, persistent) in self.names.items()]
+        members: dict[str, bytes | Streamed] = {
+            f"{part}.safetensors": TensorMember(held) for part, held in tensors.items()
+        }
+        return members | {"weights.json": write_json({"views": views, "names": names})}
+
+
+def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Parameters and buffers under every name that they have, in the order of `state_dict`, and
+    whether that has them."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        begin = f"{path}." if path else ""
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield begin + name, tensor, name not in module._non_persistent_buffers_set
