@@ -32,7 +32,9 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine, Stage
+from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
+from ipu_dynamo.runtime.engines.recipe import Stage
+from ipu_dynamo.runtime.lower.make_recipe import stage_of
 
 _RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy
 
@@ -183,8 +185,8 @@ def _computed(
     graph.eliminate_dead_code()
     function = make_function("watched", fx.GraphModule(torch.nn.Module(), graph))
     with torch.no_grad():
-        found = engine.compile(function)(list(map(kept, wrong.given)))
-        expected = EagerEngine().compile(function)(list(map(kept, wrong.given)))
+        found = stage_of(function, engine)(list(map(kept, wrong.given)))
+        expected = stage_of(function, EagerEngine())(list(map(kept, wrong.given)))
     return [
         (node, ours, theirs)
         for node, ours, theirs in zip(watched, found, expected, strict=True)
@@ -196,7 +198,7 @@ def _calls(
     program: Program, engine: Engine, values: dict[str, Tensor]
 ) -> Iterator[tuple[Call, Function, Stage]]:
     """Do what moves values, and stop at each call."""
-    functions = {f.name: (f, engine.compile(f)) for f in program.functions}
+    functions = {f.name: (f, stage_of(f, engine)) for f in program.functions}
     parts = sections(program)
     with torch.no_grad():
         for instruction in (*parts.before, *parts.loop):
@@ -249,7 +251,7 @@ def _engine_differs(
     """Whether eager PyTorch gives another value for the same function and arguments."""
     given = list(map(kept, before))
     with torch.no_grad():
-        results = EagerEngine().compile(function)(list(given))
+        results = stage_of(function, EagerEngine())(list(given))
     eager = dict(zip(call.arguments, given, strict=True)) | dict(
         zip(call.results, results, strict=True)
     )

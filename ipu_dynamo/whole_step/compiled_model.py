@@ -22,7 +22,7 @@ from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
-from ipu_dynamo.runtime.lower.figures import Figures
+from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation

@@ -3,26 +3,26 @@
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.runtime.engines.private.inductor import (
-    Run,
+    MachineCode,
     compile_artifact,
     inductor_folder,
     load_artifact,
 )
-from ipu_dynamo.runtime.engines.stage_key import stage_key
+from ipu_dynamo.runtime.engines.recipe import Recipe
 from ipu_dynamo.tune.artifact_store import Entry, StageStore, open_store
 
 log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
 origins: Counter[Origin] = Counter()  # how often code came from where, in this process
-_memory: dict[str, Run] = {}
+_memory: dict[str, MachineCode] = {}
 # What loading raises when something outside the entry has changed: a library that a kernel needs.
 _STALE = (
     OSError,
@@ -34,21 +34,17 @@ _STALE = (
 )
 
 
-def machine_code(
-    function: Function, examples: list[torch.Tensor], settings: Mapping[str, object]
-) -> Run:
-    """A callable on tensors laid out as `examples`, which may run in several threads.
+def machine_code(recipe: Recipe) -> MachineCode:
+    """The code of a recipe, which may run in several threads.
 
     Equal stages are compiled once for all processes that share a folder.
     """
     with compile_lock():
-        key = stage_key(function, settings)
+        key = recipe.key
         if key is None:
-            return _counted(
-                "compiler", function, compile_artifact(function.graph, examples, settings)[0]
-            )
+            return _counted("compiler", recipe.lowered, _compile(recipe)[0])
         if key not in _memory:
-            _memory[key] = _load_or_compile(key, function, examples, settings)
+            _memory[key] = _load_or_compile(key, recipe)
         else:
             origins["memory"] += 1
         return _memory[key]
@@ -60,25 +56,42 @@ def forget() -> None:
         _memory.clear()
 
 
-def _load_or_compile(
-    key: str, function: Function, examples: list[torch.Tensor], settings: Mapping[str, object]
-) -> Run:
+def _load_or_compile(key: str, recipe: Recipe) -> MachineCode:
+    function = recipe.lowered
     store = None if torch.compiler.config.force_disable_caches else open_store()
     with inductor_folder(store.scratch if store else None):
-        if store and (run := _loaded(store, key)):
-            return _counted("disk", function, run)
-        run, entry = compile_artifact(function.graph, examples, settings)
+        if store and (code := _loaded(store, key, function)):
+            return _counted("disk", function, code)
+        code, entry = _compile(recipe)
     if store and entry:
-        _keep(store, key, Entry(*entry))
-    return _counted("compiler", function, run)
+        _keep(store, key, entry)
+    return _counted("compiler", function, code)
 
 
-def _loaded(store: StageStore, key: str) -> Run | None:
+def _compile(recipe: Recipe) -> tuple[MachineCode, Entry | None]:
+    function = recipe.lowered
+    examples = [
+        torch.zeros(()).new_empty(0) if value is None else _example(value)
+        for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
+    ]
+    settings, results = dict(recipe.settings), len(function.outputs)
+    code, saved = compile_artifact(function.graph, examples, settings, results)
+    return code, Entry(*saved) if saved else None
+
+
+def _example(value: Tensor) -> Tensor:
+    """A real tensor with the layout of a fake one."""
+    return torch.empty_strided(
+        value.shape, value.stride(), dtype=value.dtype, device=value.device
+    ).zero_()
+
+
+def _loaded(store: StageStore, key: str, function: Function) -> MachineCode | None:
     entry = store.read(key)
     if entry is None:
         return None
     try:
-        return load_artifact(entry.code, entry.kernels)
+        return load_artifact(entry.code, entry.kernels, len(function.outputs))
     except _STALE as error:
         log.warning("compiled stage %s does not load (%s): compiled again", key, error)
         return None
@@ -91,7 +104,7 @@ def _keep(store: StageStore, key: str, entry: Entry) -> None:
         log.warning("a compiled stage cannot be kept in %s: %s", store.folder, error)
 
 
-def _counted(origin: Origin, function: Function, run: Run) -> Run:
+def _counted(origin: Origin, function: Function, code: MachineCode) -> MachineCode:
     origins[origin] += 1
     log.debug("@%s: code from %s", function.name, origin)
-    return run
+    return code

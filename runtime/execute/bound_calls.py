@@ -7,21 +7,18 @@ from typing import Any
 
 import torch
 
-from ipu_dynamo.program import (
-    RECOMPUTED,
-    Call,
-    Function,
-    Program,
-)
+from ipu_dynamo.program import Call, Function, Program
 from ipu_dynamo.program.schedule.registers import Moves, copies_of_calls, moves_of_calls
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import turns
 from ipu_dynamo.progress import begin
-from ipu_dynamo.runtime.engines.engines import Engine, Stage
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.recipe import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.fetches import Fetches, fetches_of_calls
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.lower.prepack_weights import constant_inputs
+from ipu_dynamo.runtime.lower.constant_inputs import constant_inputs
+from ipu_dynamo.runtime.lower.make_recipe import recipe_of
 
 Picker = Callable[[list[Any]], tuple[Any, ...]]
 
@@ -73,11 +70,12 @@ def prepare_steps(
         constants: variables that keep their values from step to step.
     """
     memory = memory or StreamingMemory()
-    functions = {}
+    stages = {}
     for number, function in enumerate(program.functions, 1):
         begin("functions", number, len(program.functions))
         kept_same = constant_inputs(function, program.calls, constants)
-        functions[function.name] = function, engine.compile(function, threads, kept_same)
+        recipe = recipe_of(function, engine, threads, kept_same)
+        stages[function.name] = recipe, engine.compile(recipe)
     loop = sections(program).loop
     calls = [i for i in loop if isinstance(i, Call)]
     loads, stores = moves_of_calls(program, slots, devices)
@@ -92,18 +90,18 @@ def prepare_steps(
         last |= {slot: index for fetch in fetches[index] for slot in (fetch.source, fetch.target)}
     steps = []
     for index, call in enumerate(calls):
-        function, stage = functions[call.function]
+        recipe, stage = stages[call.function]
         here = {fetch.source: fetch.target for fetch in fetches[index]}
         arguments = picker([here.get(slots[name], slots[name]) for name in call.arguments])
         results = tuple(slots[name] if name else None for name in call.results)
         dead = tuple(s for s, end in last.items() if end == index and s not in kept)
         released: tuple[int, ...] = ()
-        if any(node.meta.get(RECOMPUTED) for node in function.operators):
+        if recipe.releases:
             later = {move.source for move in (*after[index], *stores[index])}
             released = tuple({slots[name] for name in call.arguments} & {*dead} - later)
         around = loads[index], stores[index], fetches[index], before[index], after[index]
         steps.append(
-            Step(stage, arguments, results, dead, call, function, memory, released, *around)
+            Step(stage, arguments, results, dead, call, recipe.function, memory, released, *around)
         )
     return steps
 

@@ -28,9 +28,9 @@ from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transfer_times import CallTimes, TransferTimes
 from ipu_dynamo.runtime.execute.workers import run_side_by_side
+from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 from ipu_dynamo.runtime.lower.defer_accumulation import Gradients, keep_apart, side_by_side
 from ipu_dynamo.runtime.lower.fuse_step import can_link
-from ipu_dynamo.runtime.lower.prepack_weights import constant_variables
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
@@ -125,7 +125,7 @@ class Executable:
         self._threads = threads
         self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
         self.linked: LinkedRun | None = None
-        if engine.links and can_link(program) and self.devices[0].type == "cpu":
+        if engine.fuses and can_link(program) and self.devices[0].type == "cpu":
             own = {name: self.tensor(name) for name in self._tensors}
             self.linked = LinkedRun(program, engine, own, threads)
             self.linked.prepare(numbers)

@@ -12,13 +12,15 @@ from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Call, Program, Update
 from ipu_dynamo.program.schedule.schedule import Task
 from ipu_dynamo.progress import begin
-from ipu_dynamo.runtime.engines.engines import Engine, Stage
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.recipe import Stage
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.step_end import Numbers
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transfer_times import CallTimes
 from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
+from ipu_dynamo.runtime.lower.make_recipe import stage_of
 from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT
 
 Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
@@ -69,7 +71,7 @@ class LinkedRun:
         if zeros not in self._linked:
             begin("functions", 1, 1)
             linked = link(self._program, zeros)
-            self._linked[zeros] = linked, self._engine.compile(linked.function, self._threads)
+            self._linked[zeros] = linked, stage_of(linked.function, self._engine, self._threads)
         self._now = self._linked[zeros]
         wanted = self._now[0].numbers
         self._numbers = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]

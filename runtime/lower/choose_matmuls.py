@@ -18,6 +18,7 @@ from torch import fx
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_product
 from ipu_dynamo.program import Function, make_function
+from ipu_dynamo.runtime.engines.recipe import Packed
 from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
 from ipu_dynamo.tune.matmul_classes import ProductClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way
@@ -42,19 +43,6 @@ class Product:
     way: Way
     weight: fx.Node | None = None
     gelu: fx.Node | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """An input that is a packed weight.
-
-    Args:
-        source: position of the weight among the inputs.
-        rows: of the operand that it is multiplied with.
-    """
-
-    source: int
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)

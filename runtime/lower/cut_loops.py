@@ -7,15 +7,14 @@ that such an operator writes in place.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
-from ipu_dynamo.program import graph_outputs
+from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.runtime.engines.recipe import Part, Parts, Recipe
 
-Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
 LOOPS = frozenset(
     {
         serialized_loss.serialized_loss,
@@ -84,40 +83,28 @@ def _segment(nodes: Sequence[fx.Node]) -> Segment:
     return Segment(loop, inputs, outputs, fx.GraphModule(torch.nn.Module(), graph))
 
 
-def run_in_segments(graph: fx.GraphModule, compile_: Callable[[fx.GraphModule], Stage]) -> Stage:
-    """A callable on the graph's inputs; `compile_` makes those of what lies between the loops."""
+def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], Recipe]) -> Parts:
+    """A function in parts: `recipe` says how one becomes a callable, given its name and graph, and
+    whether it is a loop."""
+    graph = function.graph
     segments = cut(graph.graph)
-    placeholders = list(graph.graph.find_nodes(op="placeholder"))
     results = graph_outputs(graph)
-    slots = {node: slot for slot, node in enumerate(placeholders)}
+    numbers = {n: number for number, n in enumerate(graph.graph.find_nodes(op="placeholder"))}
     last: dict[fx.Node, int] = {}
     for index, segment in enumerate(segments):
         for node in segment.outputs:
-            slots[node] = len(slots)
+            numbers[node] = len(numbers)
         last |= dict.fromkeys((*segment.inputs, *segment.outputs), index)
-    steps = []
+    parts = []
     for index, segment in enumerate(segments):
-        run = _call(segment.graph) if segment.loop else compile_(segment.graph)
-        given = [slots[node] for node in segment.inputs]
-        made = [slots[node] for node in segment.outputs]
-        dead = [slots[n] for n, end in last.items() if end == index and n not in results]
-        steps.append((run, given, made, dead))
-    wanted = [slots[node] if isinstance(node, fx.Node) else None for node in results]
-    more = [None] * (len(slots) - len(placeholders))
-
-    def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
-        values: list[Any] = [*arguments, *more]
-        arguments.clear()
-        for run, given, made, dead in steps:
-            for slot, value in zip(made, run([values[slot] for slot in given]), strict=True):
-                values[slot] = value
-            for slot in dead:
-                values[slot] = None
-        return [None if slot is None else values[slot] for slot in wanted]
-
-    return stage
-
-
-def _call(graph: fx.GraphModule) -> Stage:
-    run = graph.forward
-    return lambda arguments: run(*arguments)
+        dead = [numbers[n] for n, end in last.items() if end == index and n not in results]
+        parts.append(
+            Part(
+                recipe(f"{function.name}_part", segment.graph, segment.loop),
+                arguments=tuple(numbers[node] for node in segment.inputs),
+                results=tuple(numbers[node] for node in segment.outputs),
+                dead=tuple(dead),
+            )
+        )
+    returned = (numbers[node] if isinstance(node, fx.Node) else None for node in results)
+    return Parts(tuple(parts), tuple(returned))

@@ -237,9 +237,9 @@ class WrongEngine(engines.EagerEngine):
 
     name = "wrong"
 
-    def compile(self, function, threads=None, constants=frozenset()):
+    def compile(self, recipe):
         graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
-        graph.graph.output(graph.graph.graph_copy(function.graph.graph, {}))
+        graph.graph.output(graph.graph.graph_copy(recipe.function.graph.graph, {}))
         for node in graph.graph.find_nodes(op="call_function", target=aten.tanh.default):
             node.target = aten.sin.default
         graph.recompile()

@@ -106,8 +106,8 @@ def test_one_stage_is_one_compiled_call():
     class Counting(EagerEngine):
         calls = 0
 
-        def compile(self, function, threads=None, constants=frozenset()):
-            stage = super().compile(function, threads, constants)
+        def compile(self, recipe):
+            stage = super().compile(recipe)
 
             def counted(arguments):
                 Counting.calls += 1

@@ -4,10 +4,8 @@ They may change with any release: this file is what to check first when the supp
 torch (here and in `pyproject.toml`) moves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from hashlib import sha256
-from types import CodeType
-from typing import Any
 
 import torch
 import torch._inductor
@@ -102,20 +100,6 @@ def custom_pass_names() -> tuple[object, ...] | None:
 
 def mkldnn_enabled() -> bool:
     return bool(torch._C._get_mkldnn_enabled())
-
-
-def wrapped_code() -> CodeType:
-    """The innermost function that PyTorch wraps around what Inductor generates."""
-    from torch._inductor.output_code import CompiledFxGraph  # takes a second to import
-
-    return CompiledFxGraph.__call__.__code__
-
-
-def code_within(
-    variables: Mapping[str, Any],
-) -> tuple[Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]], list[Any]]:
-    """What is about to run in a frame of `wrapped_code`: generated code, and its arguments."""
-    return variables["self"].current_callable, list(variables["inputs"])
 
 
 def cpp_compiler_names() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ipu_dynamo.errors import InputError, IpuError
 from ipu_dynamo.options import Options
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.lower.figures import Figures
+from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_model import CompiledModel

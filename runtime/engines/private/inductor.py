@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from inspect import CO_VARARGS
@@ -20,6 +21,7 @@ import torch._inductor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.inductor_prims import force_stride_order
+from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
@@ -29,38 +31,69 @@ from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import shortened_compiling
 
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
+Layout = tuple[int, ...] | None
 _MakeKernel = Callable[[list[str], str], object]
 _INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable
 
 
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What Inductor has made of a graph.
+
+    PyTorch puts functions around the code that it generates: they would make a result an alias of
+    an input again, count a change in place, or copy a result over an input. The graphs here leave
+    them nothing to do but to count, and looking costs as much as a small kernel.
+
+    Args:
+        run: takes a list of arguments and empties it, with grad mode off: then a tensor that
+            nobody else holds ends with its last reader, and not with the call.
+        unwrapped: it is the generated code itself, which counts no change in place.
+        layouts: strides of the results; None: unknown.
+    """
+
+    run: Run
+    unwrapped: bool = False
+    layouts: tuple[Layout, ...] | None = None
+
+
 def compile_artifact(
-    graph: torch.fx.GraphModule, examples: list[torch.Tensor], settings: Mapping[str, object]
-) -> tuple[Run, tuple[bytes, dict[str, Path]] | None]:
+    graph: torch.fx.GraphModule,
+    examples: list[torch.Tensor],
+    settings: Mapping[str, object],
+    results: int,
+) -> tuple[MachineCode, tuple[bytes, dict[str, Path]] | None]:
     """Compile a flat graph for tensors laid out as `examples`; shapes and strides are fixed.
 
     The result checks shapes and strides when called, but no dtypes.
 
+    Args:
+        results: how many the graph has.
+
     Returns:
-        The callable, and what `load_artifact` makes it from in another process: None when
-        PyTorch cannot save it.
+        The code, and what `load_artifact` makes it from in another process: None when PyTorch
+        cannot save it.
     """
     bare = copy.deepcopy(graph)
     for node in bare.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
     on_cpu = any(example.device.type == "cpu" for example in examples)
-    with _kernels_noted() as kernels, shortened_compiling() if on_cpu else nullcontext():
+    with (
+        _kernels_noted() as kernels,
+        _graphs_noted() as graphs,
+        shortened_compiling() if on_cpu else nullcontext(),
+    ):
         artifact = _compile(bare, examples, settings)
     if not isinstance(artifact, AOTCompiledArtifact):
-        return _taking_a_list(artifact._compiled_fn), None
-    run = _within(artifact.inner_fn.compiled_fn)
+        return _unwrapped(_taking_a_list(artifact._compiled_fn), graphs, results), None
+    code = _unwrapped(_within(artifact.inner_fn.compiled_fn), graphs, results)
     if torch.compiler.config.force_disable_caches:  # nothing was made to be saved
-        return run, None
+        return code, None
     libraries = {source: _library(kernel) for source, kernel in kernels.items()}
-    return run, (artifact.serialize(), libraries)
+    return code, (artifact.serialize(), libraries)
 
 
-def load_artifact(code: bytes, kernels: Mapping[str, Path]) -> Run:
-    """The callable of an artifact, with its kernels from shared libraries.
+def load_artifact(code: bytes, kernels: Mapping[str, Path], results: int) -> MachineCode:
+    """The code of an artifact with so many results, with its kernels from shared libraries.
 
     `code` holds a pickle: it must come from a file that nobody else can write.
     """
@@ -71,8 +104,9 @@ def load_artifact(code: bytes, kernels: Mapping[str, Path]) -> Run:
             return original(argtypes, source)
         return CppPythonBindingsCodeCache._load_library(str(library), library.stem).kernel
 
-    with _kernels_made_by(load), torch.no_grad():
-        return _within(AOTCompiledArtifact.deserialize(code).inner_fn.compiled_fn)
+    with _kernels_made_by(load), _graphs_noted() as graphs, torch.no_grad():
+        artifact = AOTCompiledArtifact.deserialize(code)
+    return _unwrapped(_within(artifact.inner_fn.compiled_fn), graphs, results)
 
 
 @contextmanager
@@ -111,13 +145,39 @@ def _compile(
         return compile_for(graph, list(examples))
 
 
+@contextmanager
+def _graphs_noted() -> Iterator[list[CompiledFxGraph]]:
+    """The graphs that Inductor compiles, takes from its cache, or loads meanwhile."""
+    noted: list[CompiledFxGraph] = []
+    original = CompiledFxGraph.post_compile
+
+    def post_compile(graph: CompiledFxGraph, *arguments: Any) -> None:
+        original(graph, *arguments)
+        noted.append(graph)
+
+    with replaced(CompiledFxGraph, "post_compile", in_this_thread(post_compile, original)):
+        yield noted
+
+
+def _unwrapped(wrapped: Run, graphs: Sequence[CompiledFxGraph], results: int) -> MachineCode:
+    """The code within `wrapped`, where that is one graph which returns what the caller gets: with
+    a wrapper that writes inputs or orders effects, it would return more."""
+    if len(graphs) != 1:
+        return MachineCode(wrapped)
+    (graph,) = graphs
+    run, strides = graph.current_callable, graph.output_strides
+    if run is None or strides is None or len(strides) != results:
+        return MachineCode(wrapped)
+    layouts = tuple(None if of is None else tuple(map(int, of)) for of in strides)
+    return MachineCode(run, True, layouts)
+
+
 def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Run:
     return lambda arguments: compiled(*arguments)
 
 
 def _within(compiled: Any) -> Run:
-    """What an artifact calls with a list of its arguments, and empties it: then a tensor that
-    nobody else holds ends with its last reader, and not with the call."""
+    """What an artifact calls with a list of its arguments, and empties it."""
     while _takes_separately(compiled):
         compiled = compiled.__wrapped__
     within: Run = compiled

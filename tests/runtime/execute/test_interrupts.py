@@ -100,7 +100,7 @@ def test_a_signal_at_any_time_leaves_complete_steps(handlers):
 def test_many_signals_leave_complete_steps(case, handlers, monkeypatch):
     from ipu_dynamo.runtime.engines.engines import EagerEngine
 
-    monkeypatch.setattr(EagerEngine, "links", case.fused)
+    monkeypatch.setattr(EagerEngine, "fuses", case.fused)
     assert len(check_interrupts(case, 200)) > 1
 
 

@@ -53,7 +53,7 @@ def training(iterations, accumulation=1, dtype=torch.float32, ipus=(0, 0), **opt
     ids=["plain", "micro-batches", "stochastic rounding"],
 )
 def test_steps_of_one_call_draw_what_calls_of_one_step_draw(options, fused, monkeypatch):
-    monkeypatch.setattr(EagerEngine, "links", fused)
+    monkeypatch.setattr(EagerEngine, "fuses", fused)
     rows = options.get("accumulation", 1) * options.get("replicas", 1) * ROWS
     batches = torch.arange(4 * rows) % 5
     (together, one), (single, other) = training(4, **options), training(1, **options)
@@ -76,7 +76,7 @@ def test_iterations_of_an_inference_draw_what_calls_draw():
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("ipus", [(0, 0), (0, 1)])
 def test_a_failed_call_does_not_repeat_the_masks_of_its_complete_steps(fused, ipus, monkeypatch):
-    monkeypatch.setattr(EagerEngine, "links", fused)
+    monkeypatch.setattr(EagerEngine, "fuses", fused)
     (step, model), (reference, expected) = training(3, ipus=ipus), training(1, ipus=ipus)
     step.compile(GOOD.repeat(3))
     with pytest.raises(ExecutionError):

@@ -173,7 +173,7 @@ def subjects():
     def subject(case: Case) -> Subject:
         if case not in made:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(EagerEngine, "links", case.fused)
+                patch.setattr(EagerEngine, "fuses", case.fused)
                 made[case] = Subject(case)
         made[case].reset()
         return made[case]

@@ -54,7 +54,7 @@ class Lookup(nn.Module):
 @pytest.fixture(autouse=True)
 def linking(monkeypatch):
     """The eager engine links, too: its results show that the linked graph is right."""
-    monkeypatch.setattr(EagerEngine, "links", True)
+    monkeypatch.setattr(EagerEngine, "fuses", True)
 
 
 def data(seed, iterations=ITERATIONS):

@@ -92,7 +92,7 @@ def test_what_is_compiled_is_shortened(monkeypatch):
     monkeypatch.setattr(torch._inductor, "standalone_compile", compile_for)
     graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
     with pytest.raises(ZeroDivisionError):
-        compile_artifact(graph, [torch.ones(3)], {})
+        compile_artifact(graph, [torch.ones(3)], {}, 1)
     assert not set(seen) & set(before)
     assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
 

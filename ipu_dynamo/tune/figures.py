@@ -1,0 +1,37 @@
+"""Hold the figures that decide how functions are compiled, to decide by them again elsewhere.
+
+What was measured on a machine decides which library computes a product, and so the last bits of
+results. A saved program has the figures with it: in another process, or with another cache folder,
+the same machine decides as it did.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ipu_dynamo.tune.convolution_times import ConvolutionShape, convolution_times
+from ipu_dynamo.tune.matmul_choice import Library, ProductChoice
+from ipu_dynamo.tune.matmul_times import Times
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What functions are compiled by.
+
+    Args:
+        library: what computes all products; None: the faster one of each class.
+        products: seconds of a product of each class; None: no product was asked for, or nothing is
+            known, and PyTorch computes them.
+        convolutions: seconds of convolutions in each way; others are measured.
+    """
+
+    library: Library | None
+    products: Times | None = None
+    convolutions: Mapping[ConvolutionShape, Mapping[str, float]] = field(default_factory=dict)
+
+    def choice(self) -> ProductChoice:
+        """Which library computes which products."""
+        return ProductChoice(self.library, lambda: self.products)
+
+    def convolution(self, one: ConvolutionShape) -> Mapping[str, float] | None:
+        """Seconds of a convolution in each way; None where nothing is known."""
+        return self.convolutions.get(one) or convolution_times(one)

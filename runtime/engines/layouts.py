@@ -1,0 +1,57 @@
+"""Give results the memory layout that the functions which read them expect.
+
+Inductor mostly keeps the layout of eager PyTorch, but not always (`cat` of transposed parts).
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, fx
+
+from ipu_dynamo.program import graph_outputs
+from ipu_dynamo.runtime.engines.recipe import Stage
+
+Layout = tuple[int, ...] | None  # strides; None: no tensor
+
+
+def layouts_of(graph: fx.GraphModule) -> list[Layout]:
+    """The layouts of a graph's results."""
+    return [
+        tuple(result.meta["val"].stride()) if isinstance(result, fx.Node) else None
+        for result in graph_outputs(graph)
+    ]
+
+
+def laid_out(run: Stage, made: Sequence[Layout] | None, expected: Sequence[Layout]) -> Stage:
+    """`run`, with copies of the results that it makes in another layout than expected.
+
+    Args:
+        made: the layouts of its results; None: they are looked at after each call.
+    """
+    wrong = [
+        (place, stride)
+        for place, stride in enumerate(expected)
+        if stride is not None and (made is None or made[place] != stride)
+    ]
+    if not wrong:
+        return run
+
+    def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        results = list(run(arguments))
+        for place, stride in wrong:
+            result = results[place]
+            assert result is not None
+            if result.stride() != stride:
+                results[place] = _copy_laid_out(result, stride)
+        return results
+
+    return stage
+
+
+def _copy_laid_out(result: Tensor, stride: Sequence[int]) -> Tensor:
+    """A copy in another layout; along a stride of 0 all elements are the same."""
+    once = result
+    for dim, step in enumerate(stride):
+        if step == 0 and result.shape[dim] > 1:
+            once = once.narrow(dim, 0, 1)
+    dense = once.new_empty_strided(once.shape, stride).copy_(once)
+    return dense.as_strided(result.shape, stride)

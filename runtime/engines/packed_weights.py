@@ -1,0 +1,30 @@
+"""Keep weights in the order of a library's own, as long as they do not change."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import onednn_pack
+from ipu_dynamo.runtime.engines.recipe import Packed, Stage
+
+
+def packing(run: Stage, packed: Sequence[Packed]) -> Stage:
+    """`run`, which takes packed weights after its own inputs, on these inputs alone.
+
+    Each weight that it is called with is packed once, and again when it has been written.
+    """
+    held: dict[tuple[int, int], tuple[Tensor, int, Tensor]] = {}
+
+    def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        further = []
+        for one in packed:
+            weight = arguments[one.source]
+            key, version = (id(weight), one.rows), weight._version
+            known = held.get(key)
+            if known is None or known[1] != version:
+                known = weight, version, onednn_pack(weight.contiguous(), one.rows)
+                held[key] = known  # it keeps the weight, too, so that no other gets its id
+            further.append(known[2])
+        return run([*arguments, *further])
+
+    return stage

@@ -1,0 +1,96 @@
+"""Say how a function becomes a callable on this machine: what an engine gets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ipu_dynamo.program import Function
+
+Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A further input, which is a weight in the order of a library's own.
+
+    Args:
+        source: position of the weight among the inputs.
+        rows: of the operand that it is multiplied with.
+    """
+
+    source: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a function becomes a callable.
+
+    Args:
+        function: what the program calls.
+        lowered: the same with the operators of this machine's libraries.
+        engine: what runs it.
+        reason: why that engine, and what makes `lowered` another function.
+        threads: intra-op threads of whoever calls it; None is torch's number.
+        written: positions of the inputs that it writes in place.
+        packed: inputs of `lowered` behind those of `function`.
+        releases: it repeats operators to save memory: whoever calls it gives away the arguments
+            that end with the call, and each is freed after its last reader in it.
+        parts: what `lowered` is cut into, where it loops by itself; None: it is compiled whole.
+        settings: what Inductor is told.
+        key: of its machine code; None: nothing is compiled, or nobody else may take it.
+    """
+
+    function: Function
+    lowered: Function
+    engine: Literal["eager", "inductor"]
+    reason: str
+    threads: int | None = None
+    written: tuple[int, ...] = ()
+    packed: tuple[Packed, ...] = ()
+    releases: bool = False
+    parts: "Parts | None" = None
+    settings: tuple[tuple[str, bool | int], ...] = ()
+    key: str | None = None
+
+    def __str__(self) -> str:
+        """`forward0: inductor, 1 thread; writes 3; packs 1: matmuls by onednn`."""
+        threads = f", threads {self.threads}" if self.threads is not None else ""
+        facts = [f"{self.function.name}: {self.engine}{threads}"]
+        facts += [f"writes {', '.join(map(str, self.written))}"] if self.written else []
+        facts += [f"packs {', '.join(str(p.source) for p in self.packed)}"] if self.packed else []
+        facts += ["releases arguments"] if self.releases else []
+        facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
+        facts += [f"key {self.key[:8]}"] if self.key else []
+        return f"{'; '.join(facts)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operators of a function that run together.
+
+    Args:
+        recipe: how they become a callable.
+        arguments: numbers of values; the function's inputs are the first of these.
+        results: numbers of the values that it makes.
+        dead: numbers of values that end with it.
+    """
+
+    recipe: Recipe
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A function in parts, which run in order.
+
+    Args:
+        results: numbers of the values that the function returns.
+    """
+
+    parts: tuple[Part, ...]
+    results: tuple[int | None, ...]
