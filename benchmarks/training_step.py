@@ -75,8 +75,9 @@ def overhead(steps: int = 1000) -> dict[str, float]:
     whole = _compiled(model, steps, 0.0)
     whole(x, y)
     executable = whole.executable
-    assert executable.linked is not None
-    linked, function = executable.linked.prepare([[0.01, 0.0, 0.0, 0.0]])
+    assert executable.fused is not None
+    fused = executable.fused.prepare([[0.01, 0.0, 0.0, 0.0]])
+    linked, function = fused.linked, fused.stage
     given = [executable.tensor(name) for name in (*linked.state, *linked.constants)]
     rows = {"x": x.split(32), "y": y.split(32)}
     batches = list(zip(*(rows[name] for name in linked.received), strict=True))

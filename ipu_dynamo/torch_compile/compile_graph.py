@@ -36,7 +36,7 @@ from ipu_dynamo.passes.traced.read_block_markers import markers_of
 from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
-from ipu_dynamo.runtime.execute.bind_graph import Boxed, bind
+from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
 from ipu_dynamo.torch_compile.notices import (

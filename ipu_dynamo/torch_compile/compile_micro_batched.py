@@ -18,8 +18,7 @@ from ipu_dynamo.passes.micro_batch.split_batch import plan
 from ipu_dynamo.passes.pipeline import lower, numeric_passes, split_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.bind_graph import Boxed, bind
-from ipu_dynamo.runtime.execute.bind_micro_batched import bind_loop
+from ipu_dynamo.runtime.execute.reentrant import Boxed, bind, bind_loop
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.whole_step.thread_counts import threads_for
 

@@ -9,7 +9,7 @@ from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND, estimated_seconds
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.planning import independent
-from ipu_dynamo.program.schedule.stage_passes import turns
+from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.runtime.lower.defer_accumulation import can_keep_apart
 
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
@@ -72,7 +72,7 @@ def micro_batches_apart(program: Program, options: Options) -> bool:
 
 def _seconds_of_turns(program: Program) -> list[float]:
     of = {function.name: estimated_seconds(function.operators) for function in program.functions}
-    return [sum(of[call.function] for call in turn) for turn in turns(program.calls)]
+    return [sum(of[call.function] for call in turn) for turn in stage_passes(program.calls)]
 
 
 def _on_cpu(program: Program) -> bool:

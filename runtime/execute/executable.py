@@ -1,38 +1,36 @@
 """Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import Copy, HostProgram, Instruction, Plain, Send
+from ipu_dynamo.program import Copy, HostProgram, Plain
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
-from ipu_dynamo.program.schedule.registers import moves_of, number_slots
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.registers import number_registers
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import as_one, turns
+from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.batching import Batching, join
-from ipu_dynamo.runtime.execute.bound_calls import Step, in_turns, prepare_steps, run_steps
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.execute.fused_run import LinkedRun
+from ipu_dynamo.runtime.execute.fused_step import FusedStep
 from ipu_dynamo.runtime.execute.host_inputs import Receiving
+from ipu_dynamo.runtime.execute.micro_batch_loop import HostStreams, MicroBatchLoop
+from ipu_dynamo.runtime.execute.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.rollback import transaction_of
 from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transfer_times import CallTimes, TransferTimes
-from ipu_dynamo.runtime.execute.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
-from ipu_dynamo.runtime.lower.defer_accumulation import Gradients, keep_apart, side_by_side
+from ipu_dynamo.runtime.lower.defer_accumulation import keep_apart, side_by_side
 from ipu_dynamo.runtime.lower.fuse_step import can_link
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
-from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
 class Executable:
@@ -72,7 +70,7 @@ class Executable:
         transfers: set it to record when tensors come from the host and go there; nothing else
             changes.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
-        linked: what runs a step and its update as one function; None where these are apart.
+        fused: what runs a step and its update as one function; None where these are apart.
     """
 
     def __init__(
@@ -101,58 +99,50 @@ class Executable:
         self.transfers: TransferTimes | None = None
         self.memory = StreamingMemory()
         self._rounding = StochasticRounding()
-        self._unshared = [
-            variable.name
-            for variable in program.variables
-            if not variable.replicated and variable.kind != "accumulator"
-        ]
-        self._apart = keep_apart(program) if apart else None
-        program = self._apart.program if self._apart else program
+        deferred = keep_apart(program) if apart else None
+        program = deferred.program if deferred else program
         cut = sections(program)
-        loop = cut.loop
-        self._slots = number_slots(program, devices=self.devices)
-        self._tensors = {v.name: tensors[v.name].detach() for v in program.variables}
-        self._values = [self._bind(r) for r in range(batching.replicas)]
+        registers = number_registers(program, devices=self.devices)
+        self._storage = storage = Storage(program, tensors, registers)
         self._rounds, self._per_round = cut.steps, cut.micro_batches
         self.schedule = self.schedule_for(workers)
-        self._gradients: Gradients | None = None
-        if self._apart:
-            (turn,) = turns(program.calls)
+        if deferred:
+            (calls,) = stage_passes(program.calls)
             self.schedule = side_by_side(
-                as_one(turn), micro_batches=self._per_round, workers=workers or 1
+                as_call(calls), micro_batches=self._per_round, workers=workers or 1
             )
-            self._gradients = Gradients(self._apart, self._slots, self._tensors)
-        self._threads = threads
-        self._copies = moves_of(cut.before, self._slots, self.devices)  # of weights, every round
-        self.linked: LinkedRun | None = None
+        kept = [[k for row in batching.kept(o) for k in row] for o in self.program.outputs]
+        self.fused: FusedStep | None = None
+        self._loop: MicroBatchLoop | None = None
         if engine.fuses and can_link(program) and self.devices[0].type == "cpu":
-            own = {name: self.tensor(name) for name in self._tensors}
-            self.linked = LinkedRun(program, engine, own, threads)
-            self.linked.prepare(numbers)
-        self._constants = constant_variables(program) if own_tensors else frozenset()
-        self._turns = [] if self.linked else in_turns(self._prepare(loop, engine))
+            self.fused = FusedStep(program, engine, storage, kept, threads)
+            self.fused.prepare(numbers)
+        else:
+            constants = constant_variables(program) if own_tensors else frozenset()
+            self._loop = MicroBatchLoop(
+                program,
+                stages_of(program, engine, threads, constants),
+                storage,
+                self.schedule,
+                kept,
+                threads=threads,
+                devices=self.devices,
+                memory=self.memory,
+                deferred=deferred,
+            )
         self._receiving = Receiving(program, batching, self.devices)
-        self._receive_slots = tuple(self._slots[name] for name in self._receiving.results)
-        values = {i.stream: self._slots[i.value] for i in loop if isinstance(i, Send)}
-        self._sends = [  # for every output: index, slot of its value, when it is kept
-            (index, values[output.name], [k for row in batching.kept(output) for k in row])
-            for index, output in enumerate(program.outputs)
-        ]
-        self._kept = [kept for _, _, kept in self._sends]
         self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
         self._end = self._step_end(cut.after)
         self._transaction = transaction_of(
             program,
             batching.replicas,
-            self.tensor,
+            storage.tensor,
             self._end.lasting,
             guard=guard_updates,
             reload=self._end.reload_states,
         )
         self._signals = DeferredSignals()
         self._one_call = fork_safe_lock()
-        # As torch counts writes; None: a call was interrupted, what was written since is its own.
-        self._versions: list[int] | None = self._own_versions()
 
     @property
     def step(self) -> int:
@@ -161,7 +151,7 @@ class Executable:
 
     @property
     def _completed(self) -> int:
-        return self._transaction.steps + (self.linked.completed if self.linked else 0)
+        return self._transaction.steps + (self.fused.completed if self.fused else 0)
 
     def set_random_state(self, seed: int, step: int) -> None:
         """Draw from the next call on what a call draws that begins at `step` of `seed`."""
@@ -179,14 +169,13 @@ class Executable:
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica."""
-        value: Tensor = self._values[replica][self._slots[name]]
-        return value
+        return self._storage.tensor(name, replica)
 
     def whole(self, name: str) -> Tensor:
         """The tensor that holds a variable on all groups of replicas, with a leading dimension
         over these; the first replica's, where there are no groups."""
         self._settle_alone()
-        return self._tensors[name]
+        return self._storage.home(name)
 
     def _settle_alone(self) -> None:
         """Do what an interrupted call has left to do, unless one is running."""
@@ -196,13 +185,11 @@ class Executable:
 
     def _settle(self) -> None:
         """Do what an interrupted call has left to do."""
-        if not (self._transaction.settled and (self.linked is None or self.linked.settled)):
+        if not (self._transaction.settled and self._storage.settled):
             with self._signals:
                 self._transaction.recover()
-                if self.linked is not None:
-                    self.linked.write_home()
-        if self._versions is None:
-            self._versions = self._own_versions()
+                self._storage.write_home()
+        self._storage.own_changes(unless_known=True)
 
     def check_update(self) -> None:
         """Raise as long as a failed update has left variables that nobody has written since.
@@ -219,18 +206,7 @@ class Executable:
 
     def spread(self) -> None:
         """Copy the first replica's values to the variables that every replica has for itself."""
-        for name in self._unshared:
-            for replica in range(1, self.batching.replicas):
-                self.tensor(name, replica).copy_(self.tensor(name))
-
-    def _own_versions(self) -> list[int]:
-        """How often the first replica's own tensors were written, as torch counts."""
-        return [self.tensor(name)._version for name in self._unshared]
-
-    def _spread_changes(self) -> None:
-        """Give all replicas what the user wrote into the first one's tensors meanwhile."""
-        if self._unshared and self._own_versions() != self._versions:
-            self.spread()
+        self._storage.spread()
 
     @property
     def last_loss_scale(self) -> float | None:
@@ -271,46 +247,39 @@ class Executable:
     def _call(self, inputs: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
         self._settle()
         self._transaction.check()
-        self._spread_changes()
-        chunks = self._receiving(inputs, seed=self.seed, step=self.step)
+        self._storage.spread_changes()
         host = next((tensor.device for tensor in inputs.values()), self.devices[0])
         batching = self.batching
-        collected: list[list[Tensor | None]] = [
+        sent: list[list[Tensor | None]] = [
             [None] * batching.micro_batches for _ in self.program.outputs
         ]
         times = self.transfers.begin(batching.micro_batches) if self.transfers else None
+        received = self._receiving(inputs, seed=self.seed, step=self.step)
+        streams = HostStreams(received, sent, times)
         with torch.no_grad():
             try:
-                self._versions = None
-                if self.linked:
-                    received = dict(zip(self._receiving.results, chunks, strict=True))
-                    self.linked(
-                        numbers, received, self._rounds, self._kept, collected, self.timeline, times
-                    )
+                self._storage.expect_changes()
+                if self.fused:
+                    self.fused(numbers, self._rounds, streams, self.timeline)
                 else:
-                    self._run_rounds(numbers, chunks, collected, times)
+                    self._run_steps(numbers, streams)
             finally:
-                self._versions = self._own_versions()  # what the program wrote is each replica's
+                self._storage.own_changes()
         if self.transfers and times:
             self.transfers.last = times
         return {
             output.name: join(output, [v for v in values if v is not None], batching).to(host)
-            for output, values in zip(self.program.outputs, collected, strict=True)
+            for output, values in zip(self.program.outputs, sent, strict=True)
         }
 
-    def _run_rounds(
-        self,
-        numbers: Numbers,
-        chunks: list[Sequence[Tensor]],
-        collected: list[list[Tensor | None]],
-        times: CallTimes | None,
-    ) -> None:
+    def _run_steps(self, numbers: Numbers, streams: HostStreams) -> None:
         """Run the steps of a call; all of its micro-batches, when there are none."""
-        for number in range(self._rounds):
+        assert self._loop is not None
+        for step in range(self._rounds):
             try:
                 self._transaction.begin()
                 self._begin.prepare(numbers)
-                self._run_round(number, chunks, collected, times)
+                self._loop(step, streams, self.timeline)
                 self._commit(numbers)
             except BaseException:
                 with self._signals:
@@ -334,94 +303,12 @@ class Executable:
                 raise self._transaction.failure(error) from error
             self._transaction.complete(steps)
 
-    def _run_round(
-        self,
-        number: int,
-        chunks: list[Sequence[Tensor]],
-        collected: list[list[Tensor | None]],
-        times: CallTimes | None,
-    ) -> None:
-        """Run the micro-batches between two updates; all of the call, when there are none."""
-        for move in self._copies:
-            for values in self._values:
-                move(values)
-        replicas = self.batching.replicas
-        width = self._per_round * replicas
-        held: list[list[Any]] = [[] for _ in range(width)]  # values of micro-batches in flight
-        ends = {turn[0].call.ipu: index for index, turn in enumerate(self._turns)}.values()
-        busy = [list(ends) for _ in range(width)]  # one entry for each IPU that is not at its end
-
-        def work(task: Task) -> None:
-            place = task.micro_batch * replicas + task.replica
-            position = number * width + place
-            if task.call == 0:
-                begin = perf_counter()
-                values = held[place] = list(self._values[task.replica])
-                for slot, views in zip(self._receive_slots, chunks, strict=True):
-                    values[slot] = views[position]
-                if times is not None:
-                    times.received[position] = begin, perf_counter()
-            values = held[place]
-            run_steps(self._turns[task.call], values, position)
-            if self._gradients:
-                self._gradients.take(task.micro_batch, values)
-            if task.call in ends:
-                busy[place].pop()
-                if not busy[place]:  # also when seen by two workers at once
-                    begin = perf_counter()
-                    for index, slot, kept in self._sends:
-                        if kept[position // replicas]:
-                            collected[index][position] = values[slot]
-                    held[place] = []
-                    if times is not None:
-                        times.sent[position] = begin, perf_counter()
-
-        try:
-            with intra_op_threads(self._threads):
-                run_side_by_side(
-                    self.schedule,
-                    work,
-                    threads_each=torch.get_num_threads(),
-                    timeline=self.timeline,
-                    in_turn=self._gradients.add if self._gradients else None,
-                )
-        finally:
-            if self._gradients:
-                self._gradients.forget()
-
-    def _bind(self, replica: int) -> list[Any]:
-        values: list[Any] = [None] * (max(self._slots.values(), default=-1) + 1)
-        for variable in self.program.variables:
-            tensor = self._tensors[variable.name]
-            if variable.groups is not None:
-                tensor = tensor[variable.groups.of(self.batching.replicas)[replica]]
-            elif not (replica == 0 or variable.replicated):
-                tensor = tensor.clone()
-            values[self._slots[variable.name]] = tensor
-        return values
-
-    def _prepare(self, loop: Sequence[Instruction], engine: Engine) -> list[Step]:
-        kept = {self._slots[variable.name] for variable in self.program.variables}
-        kept |= {self._slots[i.value] for i in loop if isinstance(i, Send)}
-        kept |= {move.target for move in self._copies}
-        program = self._apart.program if self._apart else self.host_program.inlined
-        kept |= {self._slots[name] for name in self._apart.gradients} if self._apart else set()
-        return prepare_steps(
-            program,
-            engine,
-            self._slots,
-            kept,
-            self._threads,
-            self.memory,
-            self.devices,
-            self._constants,
-        )
-
     def _step_end(self, instructions: Sequence[Plain]) -> StepEnd:
-        tensors = {
-            name: [self.tensor(name, replica) for replica in range(self.batching.replicas)]
-            for name in self._tensors
-        }
         return StepEnd(
-            self.program, instructions, tensors, self.devices, self._rounding, self.memory
+            self.program,
+            instructions,
+            self._storage.of_replicas(),
+            self.devices,
+            self._rounding,
+            self.memory,
         )

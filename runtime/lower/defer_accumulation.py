@@ -31,7 +31,7 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.schedule.planning import draws
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import turns
+from ipu_dynamo.program.schedule.stage_passes import stage_passes
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ def can_keep_apart(program: Program) -> bool:
     if program.kind != "training" or program.replicas > 1 or program.num_ipus > 1:
         return False
     loop = sections(program).loop
-    if len(turns(program.calls)) != 1:
+    if len(stage_passes(program.calls)) != 1:
         return False
     if not all(isinstance(i, Receive | Call | Send) for i in loop):
         return False

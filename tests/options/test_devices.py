@@ -15,11 +15,12 @@ from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.options import Location, Locations, OptionError, StageSpec, Strategy
 from ipu_dynamo.passes.host.set_stage_device import set_device
 from ipu_dynamo.program import Copy, Load, Receive, TensorType
-from ipu_dynamo.program.schedule.registers import moves_of, number_slots
+from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import make_engine
-from ipu_dynamo.runtime.execute.bound_calls import prepare_steps, run_step
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.micro_batch_tasks import bind_instructions, bind_passes, stages_of
+from ipu_dynamo.runtime.execute.task_code import Binding
 from ipu_dynamo.testing import (
     BlockAt,
     Placement,
@@ -274,37 +275,49 @@ class Place:
         return 1
 
 
-class NoEngine:
-    name = "none"
+class Following:
+    """An engine whose stages look where their arguments are, in the order of a program's calls."""
+
+    name = "following"
+
+    def __init__(self, program, devices):
+        self.calls, self.devices = iter(program.calls), devices
 
     def compile(self, recipe):
-        return None
+        return self.look
+
+    def look(self, arguments):
+        call = next(self.calls)
+        here = Place(self.devices[call.ipu])
+        assert arguments == [here] * len(call.arguments)
+        return [here] * len(call.results)
 
 
 def assert_arguments_are_there(program):
     """Follow one micro-batch over IPUs with a device each: every call finds all on its own."""
     devices = [torch.device("cuda", ipu) for ipu in range(program.num_ipus)]
-    cut, slots = sections(program), number_slots(program, devices=devices)
-    values = [None] * (max(slots.values()) + 1)
+    cut, registers = sections(program), number_registers(program, devices=devices)
+    receives = [i for i in cut.loop if isinstance(i, Receive)]
+    copies = [i for i in cut.before if isinstance(i, Copy)]
+    stay = [*(v.name for v in program.variables), *(copy.result for copy in copies)]
+    binding = Binding(
+        program,
+        registers,
+        {registers[name] for name in stay},
+        stages_of(program, Following(program, devices)),
+        lambda number, error, arguments, micro_batch: error,
+        received={receive.result: place for place, receive in enumerate(receives)},
+        devices=devices,
+    )
+    frame = [None] * (max(registers.values()) + 1)
     for variable in program.variables:
-        values[slots[variable.name]] = Place(devices[variable.ipu])
-    for move in moves_of(cut.before, slots, devices):
-        move(values)
-    kept = {slot: value for slot, value in enumerate(values) if value is not None}
-    for receive in cut.loop:
-        if isinstance(receive, Receive):
-            values[slots[receive.result]] = Place(devices[receive.ipu])
-    for step in prepare_steps(program, NoEngine(), slots, set(kept), devices=devices):
-        here, found = devices[step.call.ipu], []
-        results = [Place(here)] * len(step.results)
-
-        def stage(arguments, found=found, results=results):
-            found += arguments
-            return results
-
-        run_step(replace(step, stage=stage), values, 0)
-        assert found == [Place(here)] * len(step.call.arguments)
-    assert {slot: values[slot] for slot in kept} == kept
+        frame[registers[variable.name]] = Place(devices[variable.ipu])
+    bind_instructions(binding, copies)(frame, 0, (), ())
+    kept = {register: value for register, value in enumerate(frame) if value is not None}
+    received = [[Place(devices[receive.ipu])] for receive in receives]
+    for task in bind_passes(binding):
+        task(frame, 0, received, ())
+    assert {register: value for register, value in enumerate(frame) if value is not None} == kept
 
 
 @pytest.mark.examples(30)

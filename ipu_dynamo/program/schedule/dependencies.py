@@ -1,30 +1,34 @@
-"""Find which turns of a micro-batch must be done before which, from what they read and write."""
+"""Find which passes of a micro-batch must be done before which, from what they read and write."""
 
 from collections.abc import Sequence
 
-from ipu_dynamo.program import Call, Program
-from ipu_dynamo.program.schedule.registers import moves_of_calls, number_slots
+from ipu_dynamo.program import Call, Load, Plain, Program, Store
+from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import turns
+from ipu_dynamo.program.schedule.stage_passes import (
+    instructions_of_passes,
+    is_fetch,
+    stage_passes,
+)
 
 
-def dependences(program: Program) -> tuple[tuple[int, ...], ...]:
-    """For each turn the earlier ones that must be done before it.
+def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
+    """For each pass the earlier ones that must be done before it.
 
     They made what it reads; or also read what is forgotten after it; or use a variable before it
-    that the micro-batch changes. The first turn begins a micro-batch, and the last one ends it.
+    that the micro-batch changes. The first pass begins a micro-batch, and the last one ends it.
     """
     uses = _uses(program)
-    changed = changed_slots(program)
-    kept = {number_slots(program)[variable.name] for variable in program.variables}
-    count = len(turns(calls_of(program)))
+    changed = changed_registers(program)
+    kept = {number_registers(program)[variable.name] for variable in program.variables}
+    count = len(stage_passes(calls_of(program)))
     needed: list[set[int]] = [{0} if index else set() for index in range(count)]
     needed[-1] = set(range(count - 1))
-    for slot, users in uses.items():
-        if slot in changed:
+    for register, users in uses.items():
+        if register in changed:
             for position, user in enumerate(users):
                 needed[user].update(users[:position])
-        elif slot not in kept:
+        elif register not in kept:
             maker, last = users[0], users[-1]
             for user in users[1:]:
                 needed[user].add(maker)
@@ -33,17 +37,17 @@ def dependences(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def changes_between_calls(program: Program) -> bool:
-    """Whether a micro-batch changes a variable that several of its turns use."""
+    """Whether a micro-batch changes a variable that several of its passes use."""
     uses = _uses(program)
-    return any(len(uses.get(slot, ())) > 1 for slot in changed_slots(program))
+    return any(len(uses.get(register, ())) > 1 for register in changed_registers(program))
 
 
-def changed_slots(program: Program) -> set[int]:
-    """Slots of the variables that calls write in place."""
-    slots = number_slots(program)
+def changed_registers(program: Program) -> set[int]:
+    """Registers of the variables that calls write in place."""
+    registers = number_registers(program)
     written = {function.name: function.written for function in program.functions}
     return {
-        slots[call.arguments[position]]
+        registers[call.arguments[position]]
         for call in calls_of(program)
         for position in written[call.function]
     }
@@ -55,16 +59,23 @@ def calls_of(program: Program) -> Sequence[Call]:
 
 
 def _uses(program: Program) -> dict[int, list[int]]:
-    """For each slot the turns that read or write it, in order; what makes a value is first."""
-    slots = number_slots(program)
-    loads, stores = moves_of_calls(program, slots)
-    calls = calls_of(program)
-    turn_of = [index for index, turn in enumerate(turns(calls)) for _ in turn]
+    """For each register the passes that read or write it, in order; what makes a value is first."""
+    registers = number_registers(program)
     uses: dict[int, dict[int, None]] = {}
-    for index, call in enumerate(calls):
-        names = (*call.arguments, *(name for name in call.results if name))
-        here = [slots[name] for name in names]
-        here += [s for m in (*loads[index], *stores[index]) for s in (m.source, m.target)]
-        for slot in here:
-            uses.setdefault(slot, {})[turn_of[index]] = None
-    return {slot: list(users) for slot, users in uses.items()}
+    for number, instructions in enumerate(instructions_of_passes(sections(program).loop)):
+        for instruction in instructions:
+            for name in _names(instruction):
+                uses.setdefault(registers[name], {})[number] = None
+    return {register: list(users) for register, users in uses.items()}
+
+
+def _names(instruction: Plain) -> tuple[str, ...]:
+    """What a call names, or what brings a value to streaming memory and back."""
+    match instruction:
+        case Call(arguments=arguments, results=results):
+            return (*arguments, *(name for name in results if name))
+        case Load(value=value, result=result) if not is_fetch(instruction):
+            return value, result
+        case Store(value=value, result=result):
+            return value, result
+    return ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.types import TensorType, byte_text
-from ipu_dynamo.program.schedule.stage_passes import as_one, turns
+from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
@@ -63,8 +63,8 @@ def stash(program: "Program") -> tuple[Stash, ...]:
         return ()
     functions = {function.name: function for function in program.functions}
     variables = {variable.name for variable in program.variables}
-    passes_of = turns(program.calls)
-    calls = [as_one(turn) for turn in passes_of]
+    passes_of = stage_passes(program.calls)
+    calls = [as_call(one) for one in passes_of]
     when = slots(calls)
     found = []
     for stage in sorted({call.stage for call in calls}):

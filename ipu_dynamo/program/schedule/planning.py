@@ -12,14 +12,14 @@ from torch import fx
 
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.schedule.dependencies import (
-    changed_slots,
+    changed_registers,
     changes_between_calls,
-    dependences,
+    dependencies,
 )
 from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.program.schedule.pipeline_clock import slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
-from ipu_dynamo.program.schedule.stage_passes import as_one, turns
+from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 
 
 def schedule_of(
@@ -33,7 +33,7 @@ def schedule_of(
             program of several IPUs that is no pipeline. An IPU that is alone shares its
             micro-batches between the workers when they are `independent`.
     """
-    calls = [as_one(turn) for turn in turns(program.calls)]
+    calls = [as_call(calls) for calls in stage_passes(program.calls)]
     alone = len({call.ipu for call in calls}) == 1
     if alone and replicas == 1 and workers is not None and independent(program):
         return spread(calls, micro_batches=micro_batches, workers=workers)
@@ -44,7 +44,7 @@ def schedule_of(
             return sequential(calls, micro_batches=micro_batches, replicas=replicas)
         return alternating(
             calls,
-            dependences(program),
+            dependencies(program),
             micro_batches=micro_batches,
             replicas=replicas,
             workers=workers,
@@ -73,7 +73,7 @@ def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) 
 
 def independent(program: Program) -> bool:
     """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
-    return program.kind == "inference" and not changed_slots(program) and not draws(program)
+    return program.kind == "inference" and not changed_registers(program) and not draws(program)
 
 
 def draws(program: Program) -> bool:

@@ -1,29 +1,92 @@
-"""Group calls into turns: what one stage does in one pass of a micro-batch, without a break.
+"""Group a micro-batch into stage passes: what one stage does in one direction, without a break.
 
-A stage whose repeated blocks are functions of their own makes many calls in a turn. Schedules,
-stashes and threads deal with turns.
+A stage whose repeated blocks are functions of their own makes many calls in a pass. Schedules,
+stashes and workers deal with passes.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import assert_never
 
-from ipu_dynamo.program.ir.instructions import Call
+from ipu_dynamo.program.ir.instructions import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
+    Call,
+    Copy,
+    Load,
+    Plain,
+    Receive,
+    ReduceScatter,
+    Send,
+    Store,
+    Update,
+)
 
 
-def turns(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
+def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
     """Consecutive calls of one stage and direction, together."""
-    return [tuple(turn) for _, turn in groupby(calls, _pass_of)]
+    return [tuple(together) for _, together in groupby(calls, _pass_of)]
 
 
-def as_one(turn: Sequence[Call]) -> Call:
-    """A turn as if it were one call: what it reads of others, and all that it makes."""
-    if len(turn) == 1:
-        return turn[0]
-    results = dict.fromkeys(name for call in turn for name in call.results if name)
-    arguments = dict.fromkeys(name for call in turn for name in call.arguments)
+def as_call(stage_pass: Sequence[Call]) -> Call:
+    """A pass as if it were one call: what it reads of others, and all that it makes."""
+    if len(stage_pass) == 1:
+        return stage_pass[0]
+    results = dict.fromkeys(name for call in stage_pass for name in call.results if name)
+    arguments = dict.fromkeys(name for call in stage_pass for name in call.arguments)
     outside = tuple(name for name in arguments if name not in results)
-    return replace(turn[0], arguments=outside, results=tuple(results))
+    return replace(stage_pass[0], arguments=outside, results=tuple(results))
+
+
+def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
+    """All that each stage pass of a micro-batch does, in program order.
+
+    The first pass receives. What an IPU loads is loaded by its next pass, and what it stores or
+    sends by its last one; a variable is fetched by the pass of the next call, and a copy made by
+    that of the call before.
+    """
+    calls = [instruction for instruction in loop if isinstance(instruction, Call)]
+    pass_of = [number for number, of in enumerate(stage_passes(calls)) for _ in of]
+    if not calls:
+        return [list(loop)]
+    found: list[list[Plain]] = [[] for _ in range(pass_of[-1] + 1)]
+    passed = 0
+    for instruction in loop:
+        match instruction:
+            case Receive():
+                call = 0
+            case Call():
+                call, passed = passed, passed + 1
+            case Copy():
+                call = passed - 1
+            case Load() if not is_fetch(instruction):
+                call = _next(calls, passed, instruction.ipu)
+            case Load() | AllGather():
+                call = passed
+            case Store() | Send():
+                call = _last(calls, passed, instruction.ipu)
+            case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
+                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+            case _:
+                assert_never(instruction)
+        found[pass_of[max(call, 0)]].append(instruction)
+    return found
+
+
+def is_fetch(load: Load | AllGather) -> bool:
+    """Whether it brings a variable to an IPU, and not a value that was stored."""
+    return isinstance(load, AllGather) or load.value == load.result
+
+
+def _next(calls: Sequence[Call], passed: int, ipu: int) -> int:
+    return min(i for i, call in enumerate(calls) if call.ipu == ipu and i >= passed)
+
+
+def _last(calls: Sequence[Call], passed: int, ipu: int) -> int:
+    before = [i for i, call in enumerate(calls) if call.ipu == ipu and i < passed]
+    return max(before, default=0)
 
 
 def _pass_of(call: Call) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from ipu_dynamo import (
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.program.repeats import LEAST, find_runs
 from ipu_dynamo.program import Program
-from ipu_dynamo.program.schedule.stage_passes import turns
+from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.testing import Placement, assert_same_bits, assert_same_training, recipes
 from ipu_dynamo.testing.kinds import KINDS
 from ipu_dynamo.testing.recipe import Recipe, Step
@@ -166,7 +166,7 @@ def test_stages_of_a_pipeline_share_blocks(schedule):
         *[0] * 4,
         *[1] * 4,
     ]
-    assert len(turns(program.calls)) == len(plain.calls)
+    assert len(stage_passes(program.calls)) == len(plain.calls)
 
 
 def test_the_schedule_of_a_pipeline_is_that_of_its_turns():

@@ -138,7 +138,7 @@ def test_a_fused_step_has_the_same_events(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "inductor")
     case = 3, 1, 1, 1, MODES.All, 1
     executor, begin, end = trained(*case)
-    assert executor._core.executable.linked is not None
+    assert executor._core.executable.fused is not None
     counters = executor.getPerfCounters()
     assert [len(events) for name in NAMES for events in counters[name]] == [3] * 8
     for k in range(3):

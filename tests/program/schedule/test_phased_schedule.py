@@ -19,7 +19,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.program import Call
-from ipu_dynamo.program.schedule.dependencies import dependences
+from ipu_dynamo.program.schedule.dependencies import dependencies
 from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.testing import assert_same_bits
 
@@ -99,7 +99,7 @@ def test_a_call_waits_for_what_it_reads_only():
     step = train(Branches(), 1, parallel(0, 1, 2))
     step.compile(torch.ones(2, 8))
     names = [(call.function, call.phase) for call in step.program.calls]
-    waits = dependences(step.program)
+    waits = dependencies(step.program)
     first, second, sum_, *_ = range(len(names))
     assert waits[first] == ()
     assert waits[second] == (first,)  # the first call begins the micro-batch

@@ -91,7 +91,7 @@ class Subject:
         ]
         self.compiled(self.data[1])
         self.executable = self.compiled.executable
-        assert bool(self.executable.linked) == case.fused
+        assert bool(self.executable.fused) == case.fused
         self.base = self.state()
         steps = self.executable._rounds
         single, fresh = case.compiled(device_iterations=1), case.compiled()
@@ -148,7 +148,7 @@ def write(executable, state: list[Tensor]) -> None:
     for tensor, value in zip(tensors_of(executable), state, strict=True):
         tensor.copy_(value)
     executable.reload_states()
-    executable._versions = executable._own_versions()  # all replicas have theirs
+    executable._storage.own_changes()  # all replicas have theirs
 
 
 @pytest.fixture(scope="module", autouse=True)

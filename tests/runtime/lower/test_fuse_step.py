@@ -68,7 +68,7 @@ def compiled(model, optimizer, *, iterations=ITERATIONS, engine="eager"):
     options = Options(device_iterations=iterations, engine=engine)
     step = compile_training(model, optimizer, options)
     step.compile(*data(0, iterations))
-    assert step.executable.linked
+    assert step.executable.fused
     return step
 
 
@@ -170,7 +170,7 @@ def test_numbers_that_are_zero_meet_infinite_gradients_as_in_torch(make):
         expected(torch.tensor([x])).backward()
         reference.step()
         step(torch.tensor([x]))
-        assert step.executable.linked
+        assert step.executable.fused
         torch.testing.assert_close(model.weight, expected.weight, equal_nan=True)
     if optimizer.defaults.get("betas") == (0.0, 0.0):
         step.read_optimizer_state()
@@ -190,7 +190,7 @@ def test_a_failing_step_leaves_what_the_last_complete_one_made():
     ]
     good = torch.tensor([0, 1, 2, 3])
     steps[0].compile(good.repeat(3))
-    assert steps[0].executable.linked
+    assert steps[0].executable.fused
     with pytest.raises(ExecutionError, match=r"table\(rows\)") as caught:
         steps[0](torch.cat([good, good + 1, good + 2]))
     assert caught.value.micro_batch == 2
@@ -263,7 +263,7 @@ def test_large_updates_and_other_steps_stay_apart(width, options):
         own, torch.optim.SGD(own.parameters(), lr=0.1), Options(engine="eager", **options)
     )
     step.compile(torch.zeros(2, width, dtype=like.dtype))
-    assert not step.executable.linked
+    assert not step.executable.fused
 
 
 def test_a_parameter_that_becomes_another_keeps_apart_from_it():
@@ -289,6 +289,6 @@ def test_a_parameter_that_becomes_another_keeps_apart_from_it():
         Options(device_iterations=3, engine="eager"),
     )
     step(torch.ones(3, 2))
-    assert step.executable.linked
+    assert step.executable.fused
     assert model.a.tolist() == [1.0, 1.0]
     assert model.b.tolist() == [0.0, 0.0]

@@ -1,0 +1,196 @@
+"""Run fused steps: a call's device iterations, with nothing between them but the function."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Call, Program, Receive, Send, Update
+from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.progress import begin
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.recipe import Stage
+from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
+from ipu_dynamo.runtime.execute.error_attribution import explain
+from ipu_dynamo.runtime.execute.micro_batch_loop import HostStreams, Kept
+from ipu_dynamo.runtime.execute.micro_batch_tasks import Task, bind_instructions
+from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.storage import Storage
+from ipu_dynamo.runtime.execute.task_code import Binding
+from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
+from ipu_dynamo.runtime.lower.make_recipe import recipe_of
+from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class FusedFunction:
+    """A whole step as one function, and as the one call of a micro-batch.
+
+    Args:
+        task: takes variables, hyperparameters and what is received from registers, in this order,
+            and leaves the new values of those that change in the registers from `made` on.
+        registers: how many there are.
+    """
+
+    linked: Linked
+    stage: Stage
+    call: Call
+    task: Task
+    registers: int
+    made: int
+
+
+class FusedStep:
+    """The steps of a program that `can_link`.
+
+    Invariant: within a call the variables' homes hold their values from before it. A step is
+    complete as soon as its results take the place of the variables.
+
+    Args:
+        program: what to run.
+        engine: compiles the functions, one for each set of hyperparameters that are left out.
+        kept: of every output.
+        threads: intra-op threads; None is torch's number.
+    """
+
+    def __init__(
+        self, program: Program, engine: Engine, storage: Storage, kept: Kept, threads: int | None
+    ) -> None:
+        (self._call,) = program.calls
+        self._program, self._engine, self._storage = program, engine, storage
+        self._kept, self._threads = kept, threads
+        self._signals = DeferredSignals()
+        self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        self._functions: dict[Zeros, FusedFunction] = {}
+        self._values: list[list[float]] = []
+        self._hyperparameters: list[Tensor] = []
+        self._now: FusedFunction | None = None
+
+    @property
+    def completed(self) -> int:
+        """Steps over all calls, also of those that failed later."""
+        return self._storage.times_rebound
+
+    def prepare(self, numbers: Numbers) -> FusedFunction:
+        """The function for these hyperparameters, compiled if there was none like them before."""
+        values = [[float(number) for number in group] for group in numbers]
+        if self._now is not None and values == self._values:
+            return self._now
+        named = {
+            (group, name): value
+            for group, rule in self._rules.items()
+            for name, value in zip(rule.hyperparameters, values[group], strict=True)
+        }
+        zeros = frozenset(p for p, value in named.items() if value == 0.0 and p[1] in LEFT_OUT)
+        if zeros not in self._functions:
+            begin("functions", 1, 1)
+            self._functions[zeros] = self._bind(link(self._program, zeros))
+        self._now = self._functions[zeros]
+        wanted = self._now.linked.numbers
+        self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
+        self._values = values
+        return self._now
+
+    def __call__(
+        self, numbers: Numbers, steps: int, streams: HostStreams, timeline: Timeline | None
+    ) -> None:
+        """Run `steps` steps.
+
+        Args:
+            timeline: records every step as a task, whose name is the fused function's.
+
+        Raises:
+            ExecutionError: an operator failed; variables are those after the last complete step.
+        """
+        now = self.prepare(numbers)
+        storage, linked, task = self._storage, now.linked, now.task
+        homes = [storage.home(name) for name in linked.state]
+        constants = [storage.home(name) for name in linked.constants]
+        frame: list[Any] = [*homes, *constants, *self._hyperparameters]
+        frame += [None] * (now.registers - len(frame))
+        if timeline is not None:
+            task = _recorded(task, timeline, now.call)
+        received, sent, times = streams.received, streams.sent, streams.times
+        size, first = len(homes), now.made
+        end = first + size
+        try:
+            for step in range(steps):
+                if times is not None:
+                    times.received[step] = perf_counter(), perf_counter()
+                task(frame, step, received, sent)
+                frame[:size] = values = frame[first:end]
+                storage.rebind(homes, values)
+                if times is not None:
+                    times.sent[step] = perf_counter(), perf_counter()
+        finally:
+            try:
+                storage.write_home()
+            except BaseException:  # an interrupt: the next one has to wait
+                with self._signals:
+                    storage.write_home()
+                raise
+
+    def _bind(self, linked: Linked) -> FusedFunction:
+        recipe = recipe_of(linked.function, self._engine, self._threads)
+        stage = self._engine.compile(recipe)
+        numbers = [f"{name} of group {group}" for group, name in linked.numbers]
+        arguments = (*linked.state, *linked.constants, *linked.received, *numbers)
+        new = [f"{name} new" for name in linked.state]
+        results = [f"output {place}" for place in range(len(linked.sent))]
+        own = (*linked.state, *linked.constants, *numbers, *new)
+        names = dict.fromkeys([*own, *linked.received, *results])
+        registers = {name: register for register, name in enumerate(names)}
+        call, loop = self._call, sections(self._program).loop
+        fused = replace(
+            call, function=linked.function.name, arguments=arguments, results=(*new, *results)
+        )
+        receives = [i for i in loop if isinstance(i, Receive)]
+        taken = [receive for receive in receives if receive.result in registers]
+        sends = [
+            Send(output.name, result, call.ipu, call.source)
+            for output, result in zip(self._program.outputs, results, strict=True)
+        ]
+        binding = Binding(
+            self._program,
+            registers,
+            {registers[name] for name in own},
+            {linked.function.name: (recipe, stage)},
+            self._failure((*linked.state, *linked.constants, *linked.received)),
+            received={receive.result: place for place, receive in enumerate(receives)},
+            sent={o.name: (i, self._kept[i]) for i, o in enumerate(self._program.outputs)},
+        )
+        task = bind_instructions(binding, [*taken, fused, *sends])
+        return FusedFunction(linked, stage, fused, task, len(registers), registers[new[0]])
+
+    def _failure(
+        self, names: Sequence[str]
+    ) -> Callable[[int, Exception, Sequence[Any] | None, int], Exception]:
+        """The error for that of a fused function: found in the function of the program."""
+        call = self._call
+        function = next(f for f in self._program.functions if f.name == call.function)
+
+        def failed(
+            number: int, error: Exception, arguments: Sequence[Any] | None, step: int
+        ) -> Exception:
+            known: Mapping[str, Tensor] = dict(zip(names, arguments or (), strict=False))
+            storage = self._storage
+            given = [known[n] if n in known else storage.home(n) for n in call.arguments]
+            return explain(error, call, function, given, step)
+
+        return failed
+
+
+def _recorded(task: Task, timeline: Timeline, call: Call) -> Task:
+    """`task`, which is the whole of a step, with a span for each of its runs."""
+
+    def run(frame: list[Any], step: int, received: Any, sent: Any) -> None:
+        start = perf_counter()
+        task(frame, step, received, sent)
+        timeline.add(0, call, ScheduledTask(step, 0, 0, 0), start, perf_counter())
+
+    return run

@@ -1,0 +1,132 @@
+"""Bind programs to plain calls: a list of tensors in, a tuple out, nothing kept between calls."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Program, Receive, Send
+from ipu_dynamo.program.ir.values import blocks
+from ipu_dynamo.program.schedule.planning import draws, pipelined, sequential
+from ipu_dynamo.program.schedule.registers import number_registers
+from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.joined_outputs import JoinedOutput
+from ipu_dynamo.runtime.execute.micro_batch_tasks import (
+    bind_call,
+    bind_passes,
+    failure_of,
+    stages_of,
+)
+from ipu_dynamo.runtime.execute.task_code import Binding
+from ipu_dynamo.runtime.execute.workers import run_side_by_side
+from ipu_dynamo.tune.intra_op import intra_op_threads
+
+Boxed = Callable[[list[Any]], tuple[Any, ...]]
+
+
+def bind(
+    program: Program,
+    engine: Engine,
+    arguments: Sequence[str],
+    constants: Sequence[Tensor],
+    results: Sequence[str | float | None],
+) -> Boxed:
+    """Make `program` callable.
+
+    Args:
+        program: one micro-batch per call, no update.
+        arguments: names of the program's variables and input streams, in calling order; those of
+            `constants` come last.
+        constants: tensors that the caller does not pass.
+        results: for each position of the returned tuple the name of an argument or of an output
+            stream; numbers and None are returned as they are.
+
+    Returns:
+        A function on the list of arguments, which it empties. It may run in several threads.
+    """
+    registers = number_registers(program, arguments)
+    loop = sections(program).loop
+    named = registers | {i.stream: registers[i.value] for i in loop if isinstance(i, Send)}
+    plain = [value for value in results if not isinstance(value, str)]
+    count = max(registers.values(), default=-1) + 1
+    after = iter(range(count, count + len(plain)))
+    returned = [named[name] if isinstance(name, str) else next(after) for name in results]
+    binding = Binding(
+        program, registers, {*returned}, stages_of(program, engine), failure_of(program)
+    )
+    blank = [None] * (count - len(arguments))
+    return bind_call(binding, [*constants, *blank, *plain], returned)
+
+
+def bind_loop(
+    program: Program,
+    engine: Engine,
+    arguments: Sequence[str],
+    joined: Sequence[Tensor],
+    *,
+    workers: int,
+    threads: int | None,
+) -> Boxed:
+    """Make `program` callable on whole batches.
+
+    Args:
+        program: no update; its inputs are as many blocks along their `dim` as its loop runs, its
+            outputs are joined along theirs, or summed.
+        arguments: names of its variables and inputs, in calling order.
+        joined: for each output, a tensor with shape, strides, dtype and device of what results.
+        workers: threads that run IPUs side by side.
+        threads: intra-op threads of each; None is torch's number.
+
+    Returns:
+        A function on the list of arguments. It may run in several threads.
+    """
+    registers = number_registers(program, arguments)
+    loop, micro_batches = sections(program).loop, sections(program).micro_batches
+    places = {stream.name: place for place, stream in enumerate(program.inputs)}
+    binding = Binding(
+        program,
+        registers,
+        set(),
+        stages_of(program, engine, threads),
+        failure_of(program),
+        received={i.result: places[i.stream] for i in loop if isinstance(i, Receive)},
+        sent={output.name: (place, None) for place, output in enumerate(program.outputs)},
+    )
+    tasks, schedule = bind_passes(binding), _schedule(micro_batches, workers, program)
+    blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))
+    inputs = [(registers[s.name], s.dim, s.outer) for s in program.inputs]
+
+    def run(given: list[Any]) -> tuple[Any, ...]:
+        whole = given + blank
+        received = [blocks(whole[i], dim, outer, micro_batches) for i, dim, outer in inputs]
+        frames: list[list[Any]] = [[]] * micro_batches
+        with torch.inference_mode(False), torch.no_grad():  # other threads write them
+            sent = [
+                JoinedOutput(*pair, micro_batches)
+                for pair in zip(program.outputs, joined, strict=True)
+            ]
+
+        def work(task: Task) -> None:
+            m = task.micro_batch
+            if task.call == 0:
+                frames[m] = whole.copy()
+            tasks[task.call](frames[m], m, received, sent)
+
+        with intra_op_threads(threads):
+            run_side_by_side(schedule, work, threads_each=threads or torch.get_num_threads())
+        return tuple(output.value for output in sent)
+
+    return run
+
+
+def _schedule(n: int, workers: int, program: Program) -> Schedule:
+    """A pipeline; in turn for one worker, and for a program that draws from torch's generator,
+    whose numbers would depend on which worker comes first."""
+    calls = [as_call(of) for of in stage_passes(program.calls)]
+    if workers == 1 or draws(program):
+        return sequential(calls, micro_batches=n)
+    return pipelined(calls, micro_batches=n, workers=workers)

@@ -1,0 +1,116 @@
+"""Hold the tensors of a program's variables: their one owner."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import foreach_copy_
+from ipu_dynamo.program import Program
+
+
+class Storage:
+    """The variables of all replicas.
+
+    A variable has a home, the tensor that it was given, and on each replica a current tensor, which
+    may be another one within a call of a fused step. Replicated variables are shared by the
+    replicas of all groups, or of theirs; the others are copied for each.
+
+    Invariant: after `write_home` a variable's home holds its value.
+
+    Args:
+        tensors: for every variable its home; with a leading dimension over groups of replicas,
+            where it has those.
+        registers: of the program's values.
+
+    Attributes:
+        registers: by name.
+        frames: for every replica the registers with which a micro-batch begins.
+    """
+
+    def __init__(
+        self, program: Program, tensors: Mapping[str, Tensor], registers: Mapping[str, int]
+    ) -> None:
+        self._program, self.registers = program, registers
+        self._homes = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._unshared = [
+            variable.name
+            for variable in program.variables
+            if not variable.replicated and variable.kind != "accumulator"
+        ]
+        self.frames = [self._frame(replica) for replica in range(program.replicas)]
+        # Homes and values that are to be written there, and how often variables were rebound: one
+        # tuple, so that an interrupt comes before a step's end or after it.
+        self._bound: tuple[tuple[Sequence[Tensor], Sequence[Tensor]] | None, int] = None, 0
+        # As torch counts writes; None: a call was interrupted, what was written since is its own.
+        self._versions: list[int] | None = self._own_versions()
+
+    def _frame(self, replica: int) -> list[Any]:
+        frame: list[Any] = [None] * (max(self.registers.values(), default=-1) + 1)
+        for variable in self._program.variables:
+            tensor = self._homes[variable.name]
+            if variable.groups is not None:
+                tensor = tensor[variable.groups.of(self._program.replicas)[replica]]
+            elif not (replica == 0 or variable.replicated):
+                tensor = tensor.clone()
+            frame[self.registers[variable.name]] = tensor
+        return frame
+
+    def tensor(self, name: str, replica: int = 0) -> Tensor:
+        """The tensor that holds a variable on a replica."""
+        value: Tensor = self.frames[replica][self.registers[name]]
+        return value
+
+    def home(self, name: str) -> Tensor:
+        """The tensor that a variable was given."""
+        return self._homes[name]
+
+    def of_replicas(self) -> dict[str, list[Tensor]]:
+        """For every variable, its tensor on each replica."""
+        replicas = range(self._program.replicas)
+        return {name: [self.tensor(name, replica) for replica in replicas] for name in self._homes}
+
+    def spread(self) -> None:
+        """Copy the first replica's values to the variables that every replica has for itself."""
+        for name in self._unshared:
+            for replica in range(1, self._program.replicas):
+                self.tensor(name, replica).copy_(self.tensor(name))
+
+    def spread_changes(self) -> None:
+        """Give all replicas what the user has written into the first one's since `own_changes`."""
+        if self._unshared and self._own_versions() != self._versions:
+            self.spread()
+
+    def expect_changes(self) -> None:
+        """Say that from now on replicas write their own tensors."""
+        self._versions = None
+
+    def own_changes(self, *, unless_known: bool = False) -> None:
+        """Say that what was written so far is each replica's own."""
+        if self._versions is None or not unless_known:
+            self._versions = self._own_versions()
+
+    def _own_versions(self) -> list[int]:
+        """How often the first replica's own tensors were written, as torch counts."""
+        return [self.tensor(name)._version for name in self._unshared]
+
+    def rebind(self, homes: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Say that `values` are what variables with these homes hold now."""
+        self._bound = (homes, values), self._bound[1] + 1
+
+    @property
+    def times_rebound(self) -> int:
+        """How often variables were rebound."""
+        return self._bound[1]
+
+    @property
+    def settled(self) -> bool:
+        """Whether homes hold the values of their variables."""
+        return self._bound[0] is None
+
+    def write_home(self) -> None:
+        """Write current values home."""
+        pending, times = self._bound
+        if pending is not None:
+            foreach_copy_(*pending)
+            self._bound = None, times
