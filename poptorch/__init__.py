@@ -56,6 +56,7 @@ from poptorch.ops import (
 )
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
 from poptorch.printing import module_repr, print
+from poptorch.profiling import poptorchAtExit
 from poptorch.slicing import dynamic_slice, dynamic_update
 from poptorch.stages import BlockId, Phase, Stage
 from poptorch.strategies import (
@@ -64,7 +65,7 @@ from poptorch.strategies import (
     SerialPhasedExecution,
     ShardedExecution,
 )
-from poptorch.tracing import isRunningOnIpu
+from poptorch.tracing import getIpuTensorId, isRunningOnIpu
 
 __all__ = [
     "AsynchronousDataAccessor",
@@ -111,6 +112,7 @@ __all__ = [
     "dynamic_slice",
     "dynamic_update",
     "enums",
+    "getIpuTensorId",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",
@@ -122,6 +124,7 @@ __all__ = [
     "ops",
     "optim",
     "options",
+    "poptorchAtExit",
     "poptorch_core",
     "print",
     "profiling",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT, shape_of_values
+from ipu_dynamo.capture.trace import UnknownClasses
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.passes.joint.scale_loss import NothingToWatch
 from ipu_dynamo.passes.traced.block_places import BlockError
@@ -40,6 +41,9 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             raise Error(f"Nested poptorch.MultiConv is not supported.\n{error}") from error
         except EmptyGroup as error:
             raise Error(f"Unexpected end_multi_conv: {error}") from error
+        except UnknownClasses as error:
+            problem = "OneHot num classes must be specified and must be constant."
+            raise Error(f"{problem}\n{error}") from error
         except IpuError as error:
             if shape_of_values(error.__cause__):
                 raise  # wrapped, in its own words

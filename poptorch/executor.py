@@ -35,6 +35,7 @@ from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
 from poptorch.perf_counters import PerfCounters
 from poptorch.printing import module_repr
+from poptorch.program_export import export_program, program_json
 from poptorch.progress import compilation_bar
 from poptorch.random_state import DeviceRandomState
 from poptorch.replica_grouping import (
@@ -212,6 +213,10 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
         """The tensor that `Options.anchorTensor` calls so, from the last call."""
         return anchored(self._options, self._ready(), short_name)
 
+    def _debugGetPopartIR(self) -> str:
+        """What was compiled, as JSON: see `program_json`."""
+        return program_json(self._ready().program)
+
     def destroy(self) -> None:
         """Drop the program; the host keeps the newest weights, in the classes they had first."""
 
@@ -275,6 +280,7 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
         if self._options.connection_type == ConnectionType.OnDemand:
             self.attachToDevice()  # where it fails, there is a program that can be attached later
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
+        export_program(core.program)
 
     def _new_core(self, adapter: TracedModel) -> CompiledModel:
         update = self._update

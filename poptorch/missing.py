@@ -5,7 +5,6 @@ _LOOKING_INSIDE = "looking inside programs"
 _MACHINE_MODEL = "the machine model"
 
 EXECUTOR_MEMBERS = {
-    "_debugGetPopartIR": _LOOKING_INSIDE,
     "compileAndExport": _SAVED_PROGRAMS,
     "cycleCount": _MACHINE_MODEL,
     "getTensorNames": _LOOKING_INSIDE,

@@ -117,7 +117,12 @@ def _path() -> Path | None:
     return Path(options.get("directory", "."), f"{os.getpid()}.trace.json").absolute()
 
 
+def poptorchAtExit() -> None:
+    """Do what is left to do when a program ends: write the trace."""
+    _recorder.write()
+
+
 _recorder = _Recorder(_path())
-atexit.register(_recorder.write)
+atexit.register(poptorchAtExit)
 
 __all__ = ["Channel"]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
+from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch.errors import createPoptorchError
 
 _DEVICES = ("ipu", "xla")  # the second: what tensors of a PopTorch 3 trace say themselves
@@ -23,9 +25,16 @@ class Trace:
 
     Args:
         block_numbers: the automatic ids of blocks, from 0.
+        tensor_numbers: of the tensors that were asked for, from 1.
     """
 
     block_numbers: Iterator[int] = field(default_factory=itertools.count)
+    tensor_numbers: "WeakIdKeyDictionary" = field(default_factory=WeakIdKeyDictionary)
+
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of a tensor of this trace: another one for every other tensor."""
+        numbers = self.tensor_numbers
+        return int(numbers.setdefault(tensor, len(numbers) + 1))
 
     def next_block_id(self) -> str:
         """The id of a block that was given none."""
@@ -45,6 +54,18 @@ def isRunningOnIpu() -> bool:
     The answer is taken once, when compiling: the path chosen by it is the program's path.
     """
     return _current.get() is not None
+
+
+def getIpuTensorId(tensor: Tensor) -> int:
+    """A number that tells a tensor of the running trace from the others.
+
+    Raises:
+        poptorch.Error: there is no trace, or the tensor is none of its.
+    """
+    trace = current_trace()
+    if trace is None or not is_fake(tensor):
+        raise createPoptorchError("You may only call getIpuTensorId on an IPU tensor")
+    return trace.number_of(tensor)
 
 
 def current_trace() -> Trace | None:

@@ -38,11 +38,15 @@ from ipu_dynamo.capture.swap import (
     named_tensors,
     swapped,
 )
-from ipu_dynamo.capture.tracing_errors import explain
+from ipu_dynamo.capture.tracing_errors import explain, operator_of
 from ipu_dynamo.errors import CompileError, raised_at
 from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
+
+
+class UnknownClasses(CompileError):
+    """`one_hot` is to find out by itself how many classes there are."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,13 @@ def trace(
             graph = trace_once(run, [*fakes, *inputs], mode)
         except DATA_DEPENDENT as error:
             problem, hint = "Python code depends on the value of a tensor", "compute with tensors"
+            if operator_of(error) == "one_hot":
+                raise UnknownClasses(
+                    "one_hot without num_classes takes their number from the values of its input, "
+                    "which are not known when compiling",
+                    where=raised_at(error.__traceback__),
+                    hint="one_hot(x, num_classes=n)",
+                ) from error
             if operator := shape_of_values(error):
                 problem = f"the shape of what {operator} returns depends on the values of its input"
                 hint = "compute with tensors of fixed shapes"

@@ -30,6 +30,12 @@ def explain(error: Exception, names: Mapping[int, str]) -> None:
         error.add_note(f"in {operator}")
 
 
+def operator_of(error: Exception) -> str:
+    """The name of the operator that the user's innermost line called when an error was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _operator(frames, {}).partition("(")[0]
+
+
 def user_lines(trace: TracebackType | None) -> None:
     """Cut out of a traceback what lies between the user's lines, but for its first entry.
 

@@ -6,7 +6,6 @@ The name of a check is the claim.
 import re
 
 import torch
-from torch import nn
 
 from tests.programs.program import Names, Program
 
@@ -106,11 +105,12 @@ def grouped_weights_train_as_the_whole_matrix(names: Names, printed: str) -> Non
     torch.testing.assert_close(final, whole.detach(), rtol=1e-4, atol=1e-5)
 
 
-def the_accuracy_is_a_share_and_grows(names: Names, printed: str) -> None:
+def every_accuracy_is_the_share_of_250_samples(names: Names, printed: str) -> None:
     found = [float(text) for text in re.findall(r"Accuracy: ([\d.]+)%", printed)]
     assert len(found) == 8
-    assert all(0 <= accuracy <= 100 for accuracy in found)
-    assert found[-1] >= found[0]
+    assert all(0 < accuracy < 100 for accuracy in found)
+    right = [accuracy / 100 * 250 for accuracy in found]
+    assert all(abs(count - round(count)) < 0.02 for count in right)
 
 
 def inference_follows_training_and_the_host(names: Names, printed: str) -> None:
@@ -131,19 +131,20 @@ def the_questions_have_the_scores_of_plain_pytorch(names: Names, printed: str) -
 
 
 def the_outputs_are_those_of_plain_pytorch(names: Names, printed: str) -> None:
-    model = names["inference_lstm"].model
-    assert isinstance(model, nn.Module)
-    out, hidden = names["out"], names["hidden"]
-    assert out.shape == (5, 1, 3)
-    torch.testing.assert_close(out[-1:], hidden[0])
-    assert "tensor" in printed
+    torch.manual_seed(0)
+    inputs = torch.cat([torch.randn(1, 3) for _ in range(5)]).view(5, 1, -1)
+    hidden = torch.randn(1, 1, 3), torch.randn(1, 1, 3)
+    out, last = names["SimpleLSTM"]()(inputs, hidden)
+    torch.testing.assert_close(names["inputs"], inputs)
+    torch.testing.assert_close(names["out"], out.detach())
+    torch.testing.assert_close(names["hidden"], tuple(state.detach() for state in last))
 
 
-def every_batch_is_trained_and_validated(names: Names, printed: str) -> None:
+def twenty_steps_train_the_network_above_chance(names: Names, printed: str) -> None:
     assert "Done training" in printed
     ((samples, correct),) = re.findall(r"Validation: of (\d+) samples we got: ([\d.]+)%", printed)
     assert int(samples) == 2000
-    assert float(correct) > 60
+    assert float(correct) > 15
 
 
 def the_sum_is_right(names: Names, printed: str) -> None:
@@ -179,11 +180,11 @@ _ALL = (
     Program(
         "docs/user_guide/replica_grouped_weights.py", grouped_weights_train_as_the_whole_matrix
     ),
-    Program("docs/user_guide/sumAnchorReturnType.py", the_accuracy_is_a_share_and_grows),
+    Program("docs/user_guide/sumAnchorReturnType.py", every_accuracy_is_the_share_of_250_samples),
     Program("docs/user_guide/trainingModel.py", inference_follows_training_and_the_host),
     Program("examples/bert_ipu.py", the_questions_have_the_scores_of_plain_pytorch),
     Program("examples/lstm.py", the_outputs_are_those_of_plain_pytorch),
-    Program("examples/mnist.py", every_batch_is_trained_and_validated),
+    Program("examples/mnist.py", twenty_steps_train_the_network_above_chance),
     Program("examples/simple_adder.py", the_sum_is_right),
 )
 PROGRAMS = {program.name: program for program in _ALL}

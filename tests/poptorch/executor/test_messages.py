@@ -63,6 +63,17 @@ def test_a_shape_that_depends_on_values_is_no_item():
     assert "test_messages.py:" in str(caught.value)
 
 
+def test_one_hot_needs_its_number_of_classes():
+    with pytest.raises(poptorch.Error) as caught:
+        poptorch.inferenceModel(lambda x: nn.functional.one_hot(x))(
+            torch.ones(3, dtype=torch.int64)
+        )
+    text = str(caught.value)
+    assert "OneHot num classes must be specified and must be constant." in text
+    assert "num_classes=n" in text
+    assert "test_messages.py:" in text
+
+
 def test_another_models_optimizer_is_named():
     optimizer = poptorch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     executor = poptorch.trainingModel(Classifier(), None, optimizer)

@@ -215,3 +215,21 @@ def test_the_first_base_of_a_wrapped_class_is_the_users():
     assert (type(twin), twin.pickled) == (Counting, True)
     model.destroy()
     assert type(model) is Counting
+
+
+def test_the_tensors_of_a_trace_have_numbers_of_their_own():
+    seen = []
+
+    def model(x):
+        y = x + 1
+        seen.extend([poptorch.getIpuTensorId(t) for t in (x, y, x, x * 2, y)])
+        return y
+
+    poptorch.inferenceModel(model)(torch.ones(2))
+    x, y, again, other, also = seen
+    assert x == again
+    assert y == also
+    assert len({x, y, other}) == 3
+    for tensor in (torch.ones(1), "no tensor"):
+        with pytest.raises(poptorch.Error, match="You may only call getIpuTensorId on an IPU"):
+            poptorch.getIpuTensorId(tensor)
