@@ -8,7 +8,7 @@ the same machine decides as it did.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ipu_dynamo.tune.convolution_times import ConvolutionShape, convolution_times
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.matmul_choice import Library, ProductChoice
 from ipu_dynamo.tune.matmul_times import Times
 
@@ -31,7 +31,3 @@ class Figures:
     def choice(self) -> ProductChoice:
         """Which library computes which products."""
         return ProductChoice(self.library, lambda: self.products)
-
-    def convolution(self, one: ConvolutionShape) -> Mapping[str, float] | None:
-        """Seconds of a convolution in each way; None where nothing is known."""
-        return self.convolutions.get(one) or convolution_times(one)

@@ -22,7 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.program import Function, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
-from ipu_dynamo.tune.convolution_times import ConvolutionShape, convolution_times
+from ipu_dynamo.runtime.lower.convolution_times import convolution_times
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipu_dynamo.runtime.engines.private.inductor import written_densely
-from ipu_dynamo.tune.convolution_times import result_size
+from ipu_dynamo.tune.convolution_shape import result_size
 
 _DENSE = torch.contiguous_format  # a clone has the strides of a new tensor, sizes of 1 included
 

@@ -19,6 +19,7 @@ from ipu_dynamo.runtime.engines.stage_key import stage_key
 from ipu_dynamo.runtime.lower.choose_convolutions import choose_convolutions
 from ipu_dynamo.runtime.lower.choose_matmuls import choose_products
 from ipu_dynamo.runtime.lower.cut_loops import has_loop, parts_of
+from ipu_dynamo.runtime.lower.figures import convolution_of
 from ipu_dynamo.runtime.lower.inductor_faults import miscompiled
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def recipe_of(
             chosen = choose_products(choose_convolutions(function), constants)
         else:
             choice = figures.choice()
-            changed = choose_convolutions(function, figures.convolution, choice=choice)
+            changed = choose_convolutions(function, partial(convolution_of, figures), choice=choice)
             chosen = choose_products(changed, constants, choice)
     lowered, packed = chosen.function, chosen.packed
     recipe = partial(as_it_is, lowered, threads=threads, packed=packed)

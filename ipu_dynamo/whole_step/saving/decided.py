@@ -11,7 +11,7 @@ from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.lower.figures import figures_of
 from ipu_dynamo.saved.json_text import expect, fields_of
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
-from ipu_dynamo.tune.convolution_times import ConvolutionShape
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.matmul_choice import Library

@@ -11,13 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 import ipu_dynamo
 from ipu_dynamo import Options, compile_inference, compile_training
-from ipu_dynamo.runtime.lower import choose_convolutions
+from ipu_dynamo.runtime.lower import choose_convolutions, convolution_times
 from ipu_dynamo.runtime.lower.choose_convolutions import is_dense
 from ipu_dynamo.runtime.lower.convolution_matmuls import convolution, gradients
 from ipu_dynamo.testing import assert_close, assert_same_inference, assert_same_training
-from ipu_dynamo.tune import convolution_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
-from ipu_dynamo.tune.convolution_times import ConvolutionShape
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.matmul_choice import MATMUL
 
 aten = torch.ops.aten

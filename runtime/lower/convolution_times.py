@@ -4,11 +4,9 @@ As with products, the figures decide which code a stage runs.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch.nn.functional as F
 
 from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.microbenchmark import fastest, one_thread
 
@@ -25,44 +24,6 @@ aten = torch.ops.aten
 _SECONDS = 0.03  # for each convolution
 # What compiled copies, fused with others, need of the time of PyTorch's; 0.35 was measured.
 _COMPILED = 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionShape:
-    """A convolution of contiguous float32 on the CPU, in one direction.
-
-    Args:
-        x, weight: sizes `[n, c, h, w]` and `[o, c, kh, kw]`.
-        mask: which gradients a backward pass computes: of input, weight, bias; a forward pass has
-            none of them.
-        bias: whether a forward pass adds one.
-    """
-
-    x: tuple[int, ...]
-    weight: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    mask: tuple[bool, ...] = ()
-    bias: bool = False
-
-    @property
-    def patches(self) -> int:
-        """Elements of all patches."""
-        result = result_size(self.x[2:], self.weight[2:], self.stride, self.padding)
-        return self.x[0] * prod(result) * prod(self.weight[1:])
-
-    def __str__(self) -> str:
-        direction = "backward" if self.mask else "forward"
-        x, weight = (" x ".join(map(str, size)) for size in (self.x, self.weight))
-        return f"{direction} of {x} with {weight}"
-
-
-def result_size(
-    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> list[int]:
-    """Rows and columns of a convolution's result."""
-    sides = zip(size, kernel, stride, padding, strict=True)
-    return [(of + 2 * around - k) // step + 1 for of, k, step, around in sides]
 
 
 def convolution_times(one: ConvolutionShape) -> Mapping[str, float] | None:
