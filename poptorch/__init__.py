@@ -42,7 +42,12 @@ from poptorch.enums import (
 )
 from poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from poptorch.executor import PoplarExecutor
-from poptorch.functions import inferenceModel, trainingModel
+from poptorch.functions import (
+    importPoptorchMetadataFromFile,
+    inferenceModel,
+    load,
+    trainingModel,
+)
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
@@ -114,10 +119,12 @@ __all__ = [
     "enums",
     "getIpuTensorId",
     "identity_loss",
+    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "isRunningOnIpu",
+    "load",
     "logger",
     "module_repr",
     "nop",

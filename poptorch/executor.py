@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.ready_made import ReadyMade
 from poptorch._logging import logger
 from poptorch.anchors import anchored, check_anchors
 from poptorch.arguments import (
@@ -45,6 +46,7 @@ from poptorch.replica_grouping import (
     read_grouping,
     slices_of_model,
 )
+from poptorch.saving.executor_part import SavedPrograms
 from poptorch.tracebacks import ShortTracebacks
 from poptorch.traced_model import TracedModel
 from poptorch.trainers import note_trainers
@@ -53,7 +55,7 @@ from poptorch.unwrapping import rewrap_model
 from poptorch.wrapping import Wrapping
 
 
-class PoplarExecutor(DeviceRandomState, PerfCounters):
+class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
     """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
 
     Args:
@@ -240,7 +242,7 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
         if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
             self.destroy()
 
-    def _compile(self, call: Call) -> None:
+    def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:
         check_session(self._options.toDict())
         splits, factors = batching_factors(self._options)
         check_batches(call, splits=splits, factors=factors)
@@ -260,7 +262,7 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
             compilation_bar(show=self._options._show_progress_bar),
             core_errors(f"compiling {self._name()}", self._options),
         ):
-            core = self._new_core(adapter)
+            core = self._new_core(adapter, ready)
             with self._weights.slices.one_for_each_group():
                 core.compile(**dict(zip(named, inputs, strict=True)))
             core.executable.transfers = TransferTimes()
@@ -282,7 +284,7 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
         export_program(core.program)
 
-    def _new_core(self, adapter: TracedModel) -> CompiledModel:
+    def _new_core(self, adapter: TracedModel, ready: ReadyMade | None) -> CompiledModel:
         update = self._update
         options = core_options(
             self._options,
@@ -296,7 +298,12 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
         options = replace(options, replica_groups=groups)
         if update is None:
             return CompiledModel(
-                adapter, options, optimizer=None, own_weights=True, settings_stay=True
+                adapter,
+                options,
+                optimizer=None,
+                own_weights=True,
+                settings_stay=True,
+                ready=ready,
             )
         return CompiledModel(
             adapter,
@@ -307,6 +314,7 @@ class PoplarExecutor(DeviceRandomState, PerfCounters):
             live=False,
             settings_stay=True,
             may_train_nothing=True,
+            ready=ready,
         )
 
     def _run(self, call: Call) -> Any:

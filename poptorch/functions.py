@@ -1,15 +1,20 @@
-"""Make executors: `trainingModel`, `inferenceModel`."""
+"""Make executors: `trainingModel`, `inferenceModel`, and from files `load`."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ipu_dynamo.saved.refusal import SavedProgramError
 from poptorch._distribution import __version__
+from poptorch.enums import ConnectionType
+from poptorch.errors import createPoptorchError
 from poptorch.executor import PoplarExecutor
 from poptorch.executor_module import plain_module
 from poptorch.optim import SGD
 from poptorch.options import Options, adopt
+from poptorch.saving.executor_part import read_whole
+from poptorch.saving.files import metadata
 from poptorch.wrapping import plain_copy
 
 _DEFAULT_RATE = 0.01
@@ -63,6 +68,40 @@ def inferenceModel(
         poptorch_version=__version__,
         user_model=module,
     )
+
+
+def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) -> PoplarExecutor:
+    """Bring up an executor that `PoplarExecutor.save` wrote with its model.
+
+    Weights, the optimizer's state and random numbers are those of the file. A file that another
+    user wrote has to be trusted, because its model is pickled.
+
+    Args:
+        edit_opts_fn: is called with the options, to change some that act at run time.
+
+    Raises:
+        AssertionError: the file is none that this version reads, or has no model in it.
+        poptorch.Error: it was written by another user. Nothing of it was run.
+    """
+    exported, call, opened = read_whole(filename, edit_opts_fn)
+    options = exported.options
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
+    options.deleteIfExists("ipu_version")
+    if exported.training:
+        executor = trainingModel(exported.model, options, exported.optimizer)
+    else:
+        executor = inferenceModel(exported.model, options)
+    executor._weights.alone(lambda: executor._install(call, opened, whole=True), long=True)
+    return executor
+
+
+def importPoptorchMetadataFromFile(filename: str) -> bytes:
+    """What a saved program says of itself, as JSON: versions, parts, sizes."""
+    try:
+        return metadata(filename)
+    except SavedProgramError as error:
+        raise createPoptorchError(f"Invalid file {filename}: {error}") from error
 
 
 def _model_of(model: Any) -> Any:

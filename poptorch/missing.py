@@ -1,15 +1,11 @@
 """Say of names that this version lacks what they wait for."""
 
-_SAVED_PROGRAMS = "saved programs"
 _LOOKING_INSIDE = "looking inside programs"
 _MACHINE_MODEL = "the machine model"
 
 EXECUTOR_MEMBERS = {
-    "compileAndExport": _SAVED_PROGRAMS,
     "cycleCount": _MACHINE_MODEL,
     "getTensorNames": _LOOKING_INSIDE,
-    "loadExecutable": _SAVED_PROGRAMS,
-    "save": _SAVED_PROGRAMS,
 }
 
 

@@ -33,6 +33,11 @@ class TracedModel(nn.Module):
         self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
         self.__dict__["_returned"] = None
 
+    @property
+    def call(self) -> Call:
+        """The arguments that it is traced with."""
+        return self._call
+
     def forward(self, **tensors: Tensor) -> list[Any]:
         """Call the model with `tensors` in place of the call's; return its leaves."""
         args, kwargs = self._call.rebuild(tensors.values())

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import FileIO
@@ -24,6 +24,7 @@ from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, p
 
 MANIFEST = "manifest.json"
 FORMAT, FORM = "ipu_dynamo saved program", 1
+UNSIGNED = "0" * 64  # the signature, in the list that is signed
 _LARGEST_MANIFEST = 1 << 24
 _CHUNK = 1 << 22  # bytes in memory at once
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}(?:/[A-Za-z0-9_.-]{1,80}){0,2}", re.ASCII)
@@ -49,16 +50,22 @@ class Listed:
 
 
 def write_archive(
-    path: str | os.PathLike[str], members: Mapping[str, bytes | Streamed], head: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    members: Mapping[str, bytes | Streamed],
+    head: Mapping[str, Any],
+    sign: Callable[[bytes], str] | None = None,
 ) -> None:
     """Write a file as a whole: whoever opens it meanwhile finds the one before.
 
     Args:
         head: what stands in front of the list, in JSON; `format` and `form` are added.
+        sign: makes 64 hexadecimal digits of the list, and so of the whole file, which become the
+            head's `signature`.
 
     Raises:
         OSError: the file cannot be written; the one before stays.
     """
+    head = dict(head) if sign is None else {**head, "signature": UNSIGNED}
     names = sorted(members)
     if bad := [name for name in names if not _NAME.fullmatch(name)]:
         raise ValueError(f"not names of members: {bad}")
@@ -77,6 +84,8 @@ def write_archive(
                 raise ValueError(f"{one.member.name} has not the size that it said")
             listed[index] = Listed(replace(one.member, crc=crc), digest.hexdigest())
         manifest = _manifest(head, listed)
+        if sign is not None:
+            manifest = _manifest({**head, "signature": sign(manifest)}, listed)
         file.seek(begins[0])
         file.write(manifest)
         first = replace(first, crc=zlib.crc32(manifest))
@@ -129,6 +138,11 @@ class Archive:
     def refused(self, reason: Reason, problem: str, part: str = "", hint: str = "") -> Exception:
         """The error that something in this file is wrong."""
         return SavedProgramError(reason, problem, path=self.path, part=part, hint=hint)
+
+    def signed(self) -> bytes:
+        """The list, of which `signature` in the head is to be the signature."""
+        head = {**self.head, "signature": UNSIGNED}
+        return _manifest(head, list(self._members.values()))
 
     def size(self, name: str) -> int:
         """Bytes of a member.

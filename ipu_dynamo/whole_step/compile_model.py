@@ -22,6 +22,7 @@ from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.whole_step.grouped_weights import with_known_groups
 from ipu_dynamo.whole_step.measured_costs import with_costs
+from ipu_dynamo.whole_step.ready_made import ReadyMade, check_fit
 
 log = logging.getLogger("ipu_dynamo.program")
 
@@ -70,6 +71,7 @@ def compile_model(
     training: bool,
     loss: int | None = None,
     may_train_nothing: bool = False,
+    ready: ReadyMade | None = None,
 ) -> Compiled:
     """Trace `model` on one micro-batch and lower it.
 
@@ -78,6 +80,10 @@ def compile_model(
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
         may_train_nothing: accept a loss that depends on no parameter.
+        ready: the program that it would become; then no pass runs.
+
+    Raises:
+        CompileError: the model cannot be compiled, or `ready` is of another one.
     """
     options = with_known_groups(model, options)
     devices = devices_to_use(
@@ -96,6 +102,9 @@ def compile_model(
         host_changes = changed_attributes(capture)
         if training:
             _train_only(capture, {name for group in groups for name in group.parameters})
+        if ready is not None:
+            check_fit(ready, capture, groups)
+            return _of_ready(ready, capture, options, devices, host_changes)
         options = with_costs(capture, options, loss=loss)
         manager = PassManager("training" if training else "inference")
         passes = whole_step(
@@ -119,6 +128,27 @@ def compile_model(
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
+        host_changes=host_changes,
+    )
+
+
+def _of_ready(
+    ready: ReadyMade,
+    capture: Capture,
+    options: Options,
+    devices: Sequence[torch.device],
+    host_changes: Sequence[tuple[Tensor, Tensor]],
+) -> Compiled:
+    """A traced model with the program that it would become."""
+    return Compiled(
+        host=ready.host,
+        structure=capture.structure,
+        tensors={**capture.tensors, **ready.constants},
+        roles={role.name: role for role in capture.placeholders},
+        input_names=ready.input_names,
+        devices=devices_of_ipus(devices, ready.host.program.num_ipus),
+        loss_scale=options.loss_scale,
+        costs=options.strategy.costs,
         host_changes=host_changes,
     )
 

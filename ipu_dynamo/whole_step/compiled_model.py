@@ -33,6 +33,7 @@ from ipu_dynamo.whole_step.initial_state import (
     updates,
 )
 from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
+from ipu_dynamo.whole_step.ready_made import ReadyMade
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
@@ -76,6 +77,7 @@ class CompiledModel:
         settings_stay: the modes of modules, and which parameters need a gradient, are those of the
             time when it was compiled, whatever becomes of them. Otherwise a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
+        ready: the program that the model would become; it is traced, and no pass runs.
     """
 
     def __init__(
@@ -90,11 +92,12 @@ class CompiledModel:
         live: bool = True,
         settings_stay: bool = False,
         may_train_nothing: bool = False,
+        ready: ReadyMade | None = None,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
         self._loss, self._own_weights, self._settings_stay = loss, own_weights, settings_stay
-        self._may_train_nothing = may_train_nothing
+        self._may_train_nothing, self._ready_made = may_train_nothing, ready
         self._link: OptimizerLink | None = None
         if optimizer is not None:
             self._link = OptimizerLink(optimizer, model, describe, live=live)
@@ -397,8 +400,10 @@ class CompiledModel:
             training=self.training,
             loss=self._loss,
             may_train_nothing=self._may_train_nothing,
+            ready=self._ready_made,
         )
-        engine = self._engine or make_engine(options.stage_engine)
+        self._figures = self._ready_made.figures if self._ready_made else None
+        engine = self._engine or make_engine(options.stage_engine, self._figures)
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})

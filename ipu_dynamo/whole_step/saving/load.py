@@ -1,7 +1,7 @@
 """Read a file that `save` wrote, and bring its programs up on this machine."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,9 @@ from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.tensors import read_tensors
 from ipu_dynamo.saved.weights import with_views
 from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.initial_state import fresh_seed, new_accumulator
+from ipu_dynamo.whole_step.ready_made import ReadyMade
 from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
 from ipu_dynamo.whole_step.saving.decided import read_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
@@ -78,22 +80,24 @@ def load_entries(
         return read_models(archive, names, engine=engine, workers=workers)
 
 
-def entry_names(archive: Archive, kind: str) -> list[str]:
+def entry_names(archive: Archive, kind: str, **more: type) -> list[str]:
     """The entry points of a file.
 
     Args:
         kind: which part of this package has to have written it.
+        more: fields that its head has besides, with their types.
 
     Raises:
         SavedProgramError: another one has.
     """
     with archive.part("manifest.json"):
-        own, names, _, _ = fields_of(
-            archive.head, "the head", kind=str, entries=list, ipu_dynamo=str, torch=str
-        )
+        own = expect(archive.head.get("kind"), str, "its kind")
         if own != kind:
             hint = f"{own}.load reads it" if own == "poptorch" else "ipu_dynamo.load reads it"
-            raise SavedProgramError(Reason.CLIENT, f"{own} wrote it, not {kind}", hint=hint)
+            raise SavedProgramError(Reason.CLIENT, f"{own!r} wrote it, not {kind}", hint=hint)
+        _, names, _, _, *_ = fields_of(
+            archive.head, "the head", kind=str, entries=list, ipu_dynamo=str, torch=str, **more
+        )
         for name in names:
             expect(name, str, "an entry point")
         if not 0 < len(names) <= _MOST_ENTRIES:
@@ -181,6 +185,64 @@ def _program(
             raise SavedProgramError(Reason.CONTENT, str(error)) from error
         check_program(program, operators)
     return program
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An entry point of a file, checked, for a front end that has the model itself.
+
+    Args:
+        entry, program: what was saved.
+        tensors: of the file, by key.
+    """
+
+    entry: Entry
+    program: Program
+    tensors: Mapping[str, Tensor]
+
+    def ready(self) -> ReadyMade:
+        """The program, for a model that is traced again."""
+        options = self.entry.options
+        engine = make_engine(options.stage_engine)
+        return ReadyMade(
+            host=run_host_passes(self.program, host_passes(options)),
+            constants={
+                variable.name: self.tensors[self.entry.variables[variable.name][0]]
+                for variable in self.program.variables
+                if variable.kind == "constant"
+            },
+            input_names=self.entry.input_names,
+            figures=read_decided(self.entry.decided, engine),
+        )
+
+    def restore(self, core: CompiledModel, kinds: Collection[str]) -> None:
+        """Copy variables of these kinds to a model that was compiled with `ready`."""
+        executable = core.executable
+        with torch.no_grad():
+            for variable in self.program.variables:
+                if variable.kind in kinds and variable.kind != "accumulator":
+                    keys = self.entry.variables[variable.name]
+                    executable.whole(variable.name).copy_(self.tensors[keys[0]])
+                    for replica, key in enumerate(keys[1:], 1):
+                        executable.tensor(variable.name, replica).copy_(self.tensors[key])
+        executable.reload_states()
+
+
+def open_entry(archive: Archive, name: str) -> Opened:
+    """Read and check an entry point, without making anything of it.
+
+    Raises:
+        SavedProgramError: the file is refused.
+    """
+    with archive.part("operators.json"):
+        operators = check_operators(archive.read_json("operators.json", _LARGEST_TEXT))
+    entry = _entry(archive, name, engine=None, workers=None)
+    tensors, _ = _tensors(archive)
+    with archive.part(f"entries/{name}"):
+        program = _program(archive, name, entry, tensors, operators)
+        check_entry(entry, program)
+        check_tensors(entry, program, tensors)
+    return Opened(entry, program, tensors)
 
 
 @dataclass

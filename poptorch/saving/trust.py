@@ -1,0 +1,94 @@
+"""Pickle a module into a file, and read it only from files that are the user's own or trusted.
+
+Who can write a pickle can run code. A file carries a signature of all of it, made with a key that
+lies in the user's cache folder; another user's file has none that fits. Without one, torch's
+restricted unpickler reads what it knows to be harmless, and the classes that the user has allowed.
+"""
+
+import hmac
+import io
+import os
+import pickle
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipu_dynamo.saved.archive import Archive
+from ipu_dynamo.tune.artifact_store import keep_first, open_store
+from poptorch.errors import createPoptorchError
+
+TRUST = "IPU_DYNAMO_TRUST"  # environment variable: 1 reads modules of any file
+_KEY, _LENGTH = "signing_key", 32
+
+
+def sign(content: bytes) -> str:
+    """The signature of the list of a file; zeros where there is no folder for a key."""
+    key = _key(make=True)
+    return "0" * 64 if key is None else hmac.digest(key, content, "sha256").hex()
+
+
+def is_own(archive: Archive) -> bool:
+    """Whether this user wrote a file, and nobody has changed it since."""
+    key = _key(make=False)
+    if key is None:
+        return False
+    expected = hmac.digest(key, archive.signed(), "sha256").hex()
+    return hmac.compare_digest(expected, str(archive.head.get("signature")))
+
+
+def pickled(thing: object) -> bytes:
+    """`thing` as `torch.save` writes it.
+
+    Raises:
+        poptorch.Error: it cannot be pickled.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(thing, buffer)
+    except Exception as error:
+        raise createPoptorchError(
+            f"the model cannot be pickled ({error}): save it with export_model=False, and load it "
+            "with loadExecutable"
+        ) from error
+    return buffer.getvalue()
+
+
+def unpickled(content: bytes, archive: Archive) -> Any:
+    """Inverse of `pickled`, for a member of `archive`.
+
+    Raises:
+        poptorch.Error: the file is another user's and not trusted. Nothing of it was run.
+    """
+    trusted = is_own(archive) or os.environ.get(TRUST) == "1"
+    try:
+        return torch.load(io.BytesIO(content), weights_only=not trusted)
+    except pickle.UnpicklingError as error:
+        if trusted:
+            raise
+        raise createPoptorchError(
+            f"{archive.path} has a pickled module in it, which may run code, and was not written "
+            f"by you on this computer, or was changed since. If you trust it, set {TRUST}=1, or "
+            "allow the classes that it needs by torch.serialization.add_safe_globals([...]).\n"
+            f"{error}"
+        ) from error
+
+
+def _key(*, make: bool) -> bytes | None:
+    """The user's key; None where there is none, or it may be another user's."""
+    store = open_store()
+    if store is None:
+        return None
+    path: Path = store.folder / _KEY
+    if make and not path.exists():
+        keep_first(path, secrets.token_bytes(_LENGTH))
+    try:
+        if hasattr(os, "geteuid"):
+            found = path.stat()
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                return None
+        key = path.read_bytes()
+    except OSError:
+        return None
+    return key if len(key) == _LENGTH else None
