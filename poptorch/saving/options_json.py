@@ -16,7 +16,7 @@ _FLAGS = (
     "_show_progress_bar",
     "_module_namescope_enabled",
 )
-_STRATEGIES = {
+_STRATEGIES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         strategies.PipelinedExecution,
@@ -138,10 +138,13 @@ def _read_strategy(written: Any) -> strategies.ExecutionStrategy:
         for blocks, ipu in read["stages"]:
             stages.append(Stage(*blocks) if ipu is None else Stage(*blocks).ipu(ipu))
         if not issubclass(made, strategies._PhasedExecution):
-            return made(*stages) if stages else made(enums.AutoStage[automatic])
+            unphased: strategies.ExecutionStrategy = (
+                made(*stages) if stages else made(enums.AutoStage[automatic])
+            )
+            return unphased
         rest = iter(stages)
         phases = [Phase(*(next(rest) for _ in range(count))) for count in read["phases"]]
-        phased = made(*phases)
+        phased: strategies._PhasedExecution = made(*phases)
         phased.useSeparateBackwardPhase(read["separate_backward_phase"])
         phased._liveness = enums.Liveness[read["liveness"]]
     except (KeyError, ValueError, TypeError, AssertionError, StopIteration, RuntimeError) as error:

@@ -180,7 +180,7 @@ def check(cases, folder, **environment):
         runs[case.name] = go_on(run, batch)
     command = [sys.executable, "-m", "tests.whole_step.saving.go_on", str(folder)]
     environment = {**os.environ, "THREADS": str(torch.get_num_threads()), **environment}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=3000)
     for name, expected in runs.items():
         found = torch.load(folder / f"{name}.found", weights_only=True)
         assert_same_bits(found["returned"], expected["returned"])
@@ -208,10 +208,9 @@ def test_compiled_functions_go_on(tmp_path):
 @pytest.mark.inductor
 def test_another_cache_folder_changes_no_bit(tmp_path):
     cases = [*INDUCTOR]
-    for case in CASES:
+    for case in (case for case in CASES if case.name in FEW):
         options = case.options | {"engine": "inductor"}
-        if not options.get("floating_point_exceptions"):
-            cases.append(Case(f"{case.name}-compiled", options, case.model, case.optimizer,
+        cases.append(Case(f"{case.name}-compiled", options, case.model, case.optimizer,
                               case.dtype, case.blocks))  # fmt: skip
     cache = tmp_path / "cache"
     check(
