@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.program import Direction, HostProgram, Program
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture
+from ipu_dynamo.program import Accumulation, Direction, HostProgram, Program
 
 Level = Literal["traced", "joint", "parts", "program", "host"]
 
@@ -41,15 +41,37 @@ class Pass(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PartWrite:
+    """What a part gives a variable.
+
+    Args:
+        target: the variable.
+        value: a result of the part; of the last piece of a part, also of an earlier piece.
+        rule: how it enters an accumulator, or `buffer`: it takes the place of the old value at the
+            end of the stage pass.
+        parameter: whose gradient it is, or a term of it; empty for other values.
+    """
+
+    target: str
+    value: str
+    rule: Accumulation | Literal["buffer"]
+    parameter: str = ""
+
+    @property
+    def weight(self) -> str | None:
+        """The received value that says by how much a mean moves."""
+        return ACCUMULATION_WEIGHT if self.rule == "mean" else None
+
+
 @dataclass
 class Part:
-    """The work of one stage in one direction.
+    """The work of one stage in one direction: a pure function, and what becomes of its results.
 
     Args:
         inputs: names of placeholders and of values that earlier parts made, in calling order.
         outputs: names of the values that `graph` returns.
-        gradients: parameters whose gradient it writes to an accumulator, which is an input too.
-        counter: the accumulator that counts elements of gradients, an input too, if there is one.
+        writes: what it gives variables, in order.
         phase: when it runs, in a phased strategy.
         name: of its function, if that is not made of direction and stage.
     """
@@ -60,10 +82,27 @@ class Part:
     graph: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    gradients: tuple[str, ...] = ()
-    counter: str | None = None
+    writes: tuple[PartWrite, ...] = ()
     phase: int | None = None
     name: str = ""
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The parameters whose gradients, or terms of them, it writes to accumulators."""
+        return tuple(dict.fromkeys(w.parameter for w in self.writes if w.parameter))
+
+    @property
+    def counter(self) -> str | None:
+        """The accumulator to which it adds a number of elements of gradients, if there is one."""
+        counters = [w.target for w in self.writes if w.rule != "buffer" and not w.parameter]
+        return counters[0] if counters else None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Its inputs, and what its writes need beside its own results."""
+        further = [name for w in self.writes for name in (w.value, w.weight) if name is not None]
+        own = {*self.inputs, *self.outputs}
+        return (*self.inputs, *dict.fromkeys(name for name in further if name not in own))
 
     @property
     def function_name(self) -> str:

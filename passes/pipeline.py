@@ -33,7 +33,7 @@ from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.joint.half_partials import HalfPartials
-from ipu_dynamo.passes.joint.partition import Accumulation, Partition
+from ipu_dynamo.passes.joint.partition import Partition
 from ipu_dynamo.passes.joint.recompute import Recompute
 from ipu_dynamo.passes.joint.round_scalars import RoundScalars
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
@@ -49,6 +49,8 @@ from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazard
 from ipu_dynamo.passes.program.emit import Emit
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.outline import Outline
+from ipu_dynamo.passes.program.own_results import OwnResults
+from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.passes.traced.auto_partition import AutoPartition
 from ipu_dynamo.passes.traced.check_types import CheckTypes
@@ -64,7 +66,7 @@ from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.separate_recurrent_layers import SeparateRecurrentLayers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program import Accumulation, HostProgram, Program
 
 Passes = Sequence[Pass]
 
@@ -75,14 +77,12 @@ def whole_step(
     training: bool,
     loss: int | None = None,
     groups: Sequence[UpdateGroup] = (),
-    devices: Sequence[torch.device] = (),
     may_train_nothing: bool = False,
 ) -> list[Pass]:
     """All passes of `compile_training` and `compile_inference`, but those left out.
 
     Args:
         groups: the optimiser's, when training.
-        devices: one for all IPUs, or one for each; none: the graph is left on its device.
         may_train_nothing: accept a loss that depends on no parameter.
 
     Raises:
@@ -94,7 +94,7 @@ def whole_step(
                 options, training=training, loss=loss, may_train_nothing=may_train_nothing
             ),
             *joint_passes(options),
-            *program_passes(options, groups=groups, devices=devices),
+            *program_passes(options, groups=groups),
         ],
         options,
     )
@@ -160,31 +160,37 @@ def joint_passes(options: Options) -> list[Pass]:
     ]
 
 
-def program_passes(
-    options: Options,
-    *,
-    groups: Sequence[UpdateGroup] = (),
-    devices: Sequence[torch.device] = (),
-) -> list[Pass]:
+def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> list[Pass]:
     """From the graph in which all is decided to the program."""
     several = options.strategy.kind == "pipelined"
     zero_bubble = options.strategy.schedule == "zero_bubble"
     return [
         Partition(_accumulation(options)),
-        AccumulateInLoop(),
-        FuseLoss(),
-        AccumulateMatmuls(),
+        SplitGradientSums(),
         *([SplitWeightGradients()] if zero_bubble else []),
         Outline(options.outline),
-        SetStageDevice(tuple(devices)),
+        OwnResults(),
         *([CheckPipelineHazards()] if several else []),
         Emit(options, tuple(groups)),
     ]
 
 
-def host_passes(options: Options) -> list[Pass]:
-    """From a program to what this computer does for it."""
-    return left_out([InlineWrites()], options)
+def host_passes(options: Options, *, devices: Sequence[torch.device] = ()) -> list[Pass]:
+    """From a program to what this computer does for it.
+
+    Args:
+        devices: one for all IPUs, or one for each; none: functions are left on their device.
+    """
+    return left_out(
+        [
+            InlineWrites(),
+            AccumulateInLoop(),
+            FuseLoss(),
+            AccumulateMatmuls(),
+            SetStageDevice(tuple(devices)),
+        ],
+        options,
+    )
 
 
 def captured_passes() -> list[Pass]:
@@ -289,6 +295,10 @@ def all_passes() -> list[Pass]:
         *joint_passes(options),
         *program_passes(options),
         InlineWrites(),
+        AccumulateInLoop(),
+        FuseLoss(),
+        AccumulateMatmuls(),
+        SetStageDevice(()),
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),
@@ -324,4 +334,4 @@ def _accumulation(options: Options) -> Accumulation:
     if options.gradient_accumulation == 1:
         return "store"
     running = options.reduction == "mean" and options.mean_strategy == "running"
-    return "running" if running else "sum"
+    return "mean" if running else "+="

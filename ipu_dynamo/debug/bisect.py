@@ -233,8 +233,8 @@ class _Search:
                 off = error(ours, theirs)
             shown = repro_of_engine(wrong, node, engine.name, self.rtol)
         else:
-            parts = self.watcher.parts
-            blamed = step_of_wrong_call(parts, self.program, last, self.given, expected, self.rtol)
+            steps = self.watcher.parts, self.watcher.programs
+            blamed = step_of_wrong_call(*steps, last, self.given, expected, self.rtol)
             step = f"pass {blamed}"
             shown = repro_of_call(wrong)
         return self._in_call(wrong, node, step, off), shown

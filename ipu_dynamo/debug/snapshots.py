@@ -11,6 +11,7 @@ from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholde
 from ipu_dynamo.debug.values import kept
 from ipu_dynamo.passes.joint.counter_random import draws
 from ipu_dynamo.passes.levels import Model, Partitioned
+from ipu_dynamo.program import HostProgram, Program
 
 NAME = "ipu.name"  # key of node.meta: name after the last pass, which copies in stages keep
 _ORIGIN = "ipu_origin"  # key of meta["custom"]: name in the traced graph, which AOTAutograd copies
@@ -70,16 +71,22 @@ class Watcher:
         start: the gradient of the loss that the backward pass begins with.
         snapshots: of the whole graph.
         parts: of the graphs of stages, by the pass that left them so.
+        programs: what passes made from then on; they copy what they rewrite.
     """
 
     def __init__(self, start: float = 1.0) -> None:
         self.start = start
         self.snapshots: list[Snapshot] = []
         self.parts: list[tuple[str, Partitioned]] = []
+        self.programs: list[tuple[str, Program]] = []
 
     def __call__(self, name: str, model: Model) -> None:
         if isinstance(model, Partitioned):
             self.parts.append((name, _copied_parts(model)))
+        elif isinstance(model, Program):
+            self.programs.append((name, model))
+        elif isinstance(model, HostProgram):
+            self.programs.append((name, model.inlined))
         elif isinstance(model, Capture):
             for node in model.graph.graph.nodes:
                 node.meta[NAME] = node.name

@@ -13,8 +13,9 @@ from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
 from ipu_dynamo.ops.graph_queries import writes
-from ipu_dynamo.passes.levels import Partitioned
+from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import (
+    Accumulate,
     AdjustLossScale,
     AllGather,
     AllReduce,
@@ -28,6 +29,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    WriteBuffer,
     graph_outputs,
     make_function,
 )
@@ -84,13 +86,16 @@ def first_wrong_call(
 ) -> WrongCall | None:
     """Run one micro-batch on `engine`; the first call that does not give what it should."""
     values = _first_values(program, last, given)
+    sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
+    ends = {name: call for call in program.calls for name in sums.intersection(call.arguments)}
     for call, function, stage in _calls(program, engine, values):
         before = [kept(values[name]) for name in call.arguments]
         results = stage([values[name] for name in call.arguments])
         named = [(n, r) for n, r in zip(call.results, results, strict=True) if n and r is not None]
         values |= named
         arguments_before = dict(zip(call.arguments, before, strict=True))
-        for name, found, value in _compared(dict(named), arguments_before, values, expected):
+        known = {n: v for n, v in expected.items() if ends.get(n, call) is call}  # sums are whole
+        for name, found, value in _compared(dict(named), arguments_before, values, known):
             if differ(found, value, rtol):
                 return WrongCall(
                     call, function, before, name, kept(found), value,
@@ -101,30 +106,60 @@ def first_wrong_call(
 
 def step_of_wrong_call(
     steps: Sequence[tuple[str, Partitioned]],
-    program: Program,
+    programs: Sequence[tuple[str, Program]],
     last: Snapshot,
     given: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     rtol: float | None,
 ) -> str:
-    """The pass that left functions which do not compute what they should, or else `Emit`.
+    """The pass that left functions which do not compute what they should.
 
     Args:
-        steps: what each pass left of the graphs of stages.
+        steps: what each pass left of the graphs of stages; `programs`: of the program, and then of
+            what runs for it.
     """
+    _, program = programs[0]
     for name, partitioned in steps:
         values = _first_values(program, last, given)
         values |= {stream.name: values[f"host.{stream.name}"] for stream in program.inputs}
+        ends = {write.target: part.graph for part in partitioned.parts for write in part.writes}
         for part in partitioned.parts:
-            before = {n: kept(values[n]) for n in part.inputs}
+            targets = [write.target for write in part.writes]
+            before = {n: kept(values[n]) for n in (*part.inputs, *targets)}
             with torch.no_grad():
                 results = fx.Interpreter(part.graph).run(*[values[n] for n in part.inputs])
             named = dict(zip(part.outputs, results, strict=True))
             values |= named
-            for _, found, value in _compared(named, before, values, expected):
+            apply_writes(part, values)
+            known = {n: v for n, v in expected.items() if ends.get(n, part.graph) is part.graph}
+            for _, found, value in _compared(named, before, values, known):
                 if differ(found, value, rtol):
                     return name
-    return "Emit"
+    for name, program in programs:
+        if first_wrong_call(program, EagerEngine(), last, given, expected, rtol) is not None:
+            return name
+    return programs[-1][0]
+
+
+def apply_writes(part: Part, values: Mapping[str, Tensor]) -> None:
+    """Do what a part writes; `values` have its results, and the variables."""
+    _write(values, [(w.target, w.value, w.rule, w.weight) for w in part.writes])
+
+
+def _write(
+    values: Mapping[str, Tensor], writes: Sequence[tuple[str, str, str, str | None]]
+) -> None:
+    """Do writes of a target, a value, a rule and a share each."""
+    given = [kept(values[value]) for _, value, _, _ in writes]  # buffers are written all at once
+    with torch.no_grad():
+        for (name, _, rule, weight), value in zip(writes, given, strict=True):
+            target = values[name]
+            if rule == "+=":
+                target.add_(value)
+            elif weight is not None:
+                target.lerp_(value, values[weight].type_as(target))
+            else:
+                target.copy_(value)
 
 
 def _compared(
@@ -215,6 +250,14 @@ def _calls(
                     yield instruction, *functions[instruction.function]
                 case Send() | AllGather():
                     continue  # on one replica
+                case Accumulate(accumulators=names, values=given, rule=rule, weight=weight):
+                    _write(
+                        values, [(n, v, rule, weight) for n, v in zip(names, given, strict=True)]
+                    )
+                case WriteBuffer(variables=names, values=given):
+                    _write(
+                        values, [(n, v, "buffer", None) for n, v in zip(names, given, strict=True)]
+                    )
                 case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case _:

@@ -7,7 +7,6 @@ from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
     make_function,
-    written_by,
     written_inputs,
 )
 from ipu_dynamo.program.ir.instructions import (
@@ -16,7 +15,6 @@ from ipu_dynamo.program.ir.instructions import (
     AllReduce,
     Call,
     Copy,
-    Direction,
     Instruction,
     Load,
     Order,
@@ -31,15 +29,19 @@ from ipu_dynamo.program.ir.instructions import (
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
+from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Direction, WriteBuffer
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 from ipu_dynamo.program.schedule.pipeline_clock import Stash
-from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED
+from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED
 from ipu_dynamo.program.traffic import Traffic
 
 __all__ = [
     "GROUP",
     "OVERLAPS",
+    "OWN_MEMORY",
     "RECOMPUTED",
+    "Accumulate",
+    "Accumulation",
     "AdjustLossScale",
     "AllGather",
     "AllReduce",
@@ -69,8 +71,8 @@ __all__ = [
     "Traffic",
     "Update",
     "Variable",
+    "WriteBuffer",
     "graph_outputs",
     "make_function",
-    "written_by",
     "written_inputs",
 ]

@@ -19,6 +19,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 
 Links = Counter[tuple[int, int]]  # (from, to): bytes
 
@@ -35,7 +36,7 @@ def exchanged(body: Sequence[Instruction]) -> Links:
                     total[link] += count * nbytes
             case Receive() | Send() | Call() | Store() | Load() | AllGather() | ReduceScatter():
                 continue
-            case AllReduce() | Update() | AdjustLossScale():
+            case AllReduce() | Update() | AdjustLossScale() | Accumulate() | WriteBuffer():
                 continue
             case _:
                 assert_never(instruction)

@@ -112,11 +112,10 @@ def compile_model(
             training=training,
             loss=loss,
             groups=groups,
-            devices=devices,
             may_train_nothing=may_train_nothing,
         )
         program = lower(capture, passes, manager)
-        host = run_host_passes(program, host_passes(options), manager)
+        host = run_host_passes(program, host_passes(options, devices=devices), manager)
     log.debug("%s", program)
     return Compiled(
         host=host,

@@ -1,15 +1,26 @@
-"""Take the sums of gradients apart, which autograd makes where a tensor is read several times."""
+"""Take the sums of gradients apart, which autograd makes where a tensor is read several times.
 
+Where an accumulator is large, what computes a term adds it: a matrix product, the rows of a table,
+the loop of a serialised loss.
+"""
+
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ipu_dynamo.ops.accumulate import accumulate_rows
 from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.ops.serialized_loss import serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten
+# Elements of an accumulator, from which a pass over its memory takes longer than calling one more
+# operator. A step that stores its gradients and is small becomes one function as it is.
+_WORTH_ADDING, _WORTH_STORING = 2**15, 2**17
+_FEW = 8  # times as many elements as the rows that are added to it has a table at least
+_TYPES = (torch.float32, torch.float64)
 
 
 def sum_of(reader: fx.Node, node: Any) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -30,13 +41,44 @@ def _adds(node: fx.Node, reader: fx.Node) -> bool:
     """Whether `node` is a sum of two like itself, which only `reader` reads."""
     if node.target is not aten.add.Tensor or list(node.users) != [reader] or node.kwargs:
         return False
-    return all(isinstance(one, fx.Node) and alike(one, node) for one in node.args)
+    value = node.meta["val"]
+    return all(isinstance(one, fx.Node) and alike(one.meta["val"], value) for one in node.args)
 
 
-def alike(a: fx.Node, b: fx.Node) -> bool:
+def alike(one: Tensor, other: Tensor) -> bool:
     """Whether two values have one shape and one dtype."""
-    one, other = a.meta["val"], b.meta["val"]
     return bool(one.shape == other.shape and one.dtype == other.dtype)
+
+
+def is_large(total: Tensor, rule: str) -> bool:
+    """Whether an accumulator is worth that what computes a term stores it, or adds it."""
+    least = _WORTH_STORING if rule == "store" else _WORTH_ADDING
+    return total.dtype in _TYPES and total.dim() == 2 and total.numel() >= least
+
+
+def untransposed(term: fx.Node) -> tuple[fx.Node, bool]:
+    """The matrix that only `term` reads as transposed, and whether it is; else `term` itself."""
+    transposed = False
+    while turns(term) and len(term.users) == 1:
+        transposed = not transposed
+        term = term.args[0]  # type: ignore[assignment]
+    return term, transposed
+
+
+def matmul_of(term: fx.Node) -> fx.Node | None:
+    """The product of matrices that a term is, perhaps transposed, if nothing else reads that."""
+    source, _ = untransposed(term)
+    return source if source.target is aten.mm.default and len(source.users) == 1 else None
+
+
+def loop_of(term: fx.Node) -> fx.Node | None:
+    """The loop of a serialised loss that makes a term, if nothing else reads that."""
+    source, _ = untransposed(term)
+    if source.target is not getitem or source.args[1] != 1 or len(source.users) != 1:
+        return None
+    loop = source.args[0]
+    assert isinstance(loop, fx.Node)
+    return loop if loop.target is serialized_loss_backward else None
 
 
 def turns(node: fx.Node) -> bool:
@@ -52,10 +94,21 @@ def turns(node: fx.Node) -> bool:
 
 
 def is_table(node: fx.Node) -> bool:
-    """Whether a gradient is that of an embedding, whose rows can be added by themselves. Where
-    other devices than the CPU do that, the order of the sums is not fixed."""
-    if node.target is not aten.embedding_dense_backward.default or node.args[4]:
+    """Whether a gradient is that of an embedding, whose rows can be added by themselves."""
+    return node.target is aten.embedding_dense_backward.default and not node.args[4]
+
+
+def rows_are_few(node: fx.Node) -> bool:
+    """Whether a gradient is that of an embedding with few rows that are not zero."""
+    if not is_table(node):
         return False
+    gradient = node.args[0]
+    assert isinstance(gradient, fx.Node)
+    return bool(gradient.meta["val"].numel() * _FEW <= node.meta["val"].numel())
+
+
+def adds_in_order(node: fx.Node) -> bool:
+    """Whether rows are added in a fixed order here: only the CPU does."""
     return bool(node.meta["val"].device.type == "cpu")
 
 

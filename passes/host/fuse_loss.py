@@ -22,7 +22,9 @@ from ipu_dynamo.ops.serialized_loss import (
     serialized_loss_step_,
 )
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.program import HostProgram
 
 CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
 _ROWS = 128  # of a block at least: products with fewer wait for the weight to come from memory
@@ -47,7 +49,7 @@ class Sweep:
 
 
 def plan(graph: fx.Graph) -> Sweep | None:
-    """The first sweep of a part's graph, where forward and backward pass are one; reads it only.
+    """The first sweep of a function, where forward and backward pass are one; reads its graph only.
 
     One sweep may stand in the way of another: each of two losses that are multiplied is the
     gradient of the other.
@@ -133,19 +135,13 @@ class FuseLoss:
     """The pass."""
 
     name: ClassVar[str] = "FuseLoss"
-    level: ClassVar[Level] = "parts"
+    level: ClassVar[Level] = "host"
 
-    def __call__(self, partitioned: Partitioned) -> bool:
-        changed = [_fuse(part.graph) for part in partitioned.parts]
-        return any(changed)
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
+        return rewrite_functions(host, _fuse, wanted=plan)
 
 
-def _fuse(gm: fx.GraphModule) -> bool:
-    """Fuse the losses of a part's graph, one after the other; say whether there were any."""
-    changed = False
-    while (one := plan(gm.graph)) is not None:
-        apply(gm.graph, one)
-        changed = True
-    if changed:
-        gm.recompile()
-    return changed
+def _fuse(graph: fx.Graph) -> None:
+    """Fuse the losses of a function, one after the other."""
+    while (one := plan(graph)) is not None:
+        apply(graph, one)

@@ -1,16 +1,238 @@
-"""Join functions with the writes of variables that follow their calls, which then write in place.
+"""Join functions with the writes that follow their calls: what is compiled writes in place.
 
-Before   a program whose instructions say what is written
-After    a HostProgram, whose functions write
-Keeps    what every variable holds after each stage pass of a micro-batch.
-Source   design of this project: graphs that are compiled are better with their writes in them.
+Before   (%t, %g) = call @step0(%w, %x);  accumulate (%w.grad) += (%g)
+After    (%t) = call @step0(%w, %x, %w.grad), in which aten.add_(%w.grad, %g) follows what makes %g
+Keeps    what every variable holds after each stage pass of a micro-batch, to the bit; the program,
+         beside which the result stands. Sums are written in the order of the instructions.
+Source   design of this project: a gradient is read while it is in the cache, and not kept.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, assert_never
 
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes, drop_own_memory
+from ipu_dynamo.passes.graph.builder import new_input
+from ipu_dynamo.passes.host.rewrite_functions import copy_of, named, with_functions
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program import (
+    Accumulate,
+    Accumulation,
+    Call,
+    Copy,
+    Function,
+    HostProgram,
+    Instruction,
+    Program,
+    Send,
+    Store,
+    Variable,
+    WriteBuffer,
+    graph_outputs,
+    make_function,
+)
+from ipu_dynamo.program.schedule.sections import sections
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a call's function is to write.
+
+    Args:
+        target: a variable; `value`: a result of the call, or of an earlier one of its stage pass.
+        weight: a received value, of a mean.
+    """
+
+    target: str
+    value: str
+    rule: Accumulation | Literal["buffer"]
+    weight: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A call and what follows it.
+
+    Args:
+        writes: what its function is to write.
+        kept: its results that something else reads than a write, or nothing at all.
+        apart: writes for a call of their own, behind it.
+        instructions: those that say all this.
+    """
+
+    call: Call
+    writes: tuple[Write, ...]
+    kept: tuple[int, ...]
+    apart: tuple[Write, ...]
+    instructions: tuple[Accumulate | WriteBuffer, ...]
+
+
+def plan(program: Program) -> list[Joined]:
+    """Decide what becomes one with which call. Reads the program only."""
+    loop = sections(program).loop
+    behind: dict[int, list[Accumulate | WriteBuffer]] = {}
+    read: set[str | None] = set()
+    calls: list[Call] = []
+    for instruction in loop:
+        match instruction:
+            case Call():
+                calls.append(instruction)
+                read.update(instruction.arguments)
+                behind[id(instruction)] = []
+            case Accumulate() | WriteBuffer():
+                behind[id(calls[-1])].append(instruction)
+            case Copy(value=name) | Send(value=name) | Store(value=name):
+                read.add(name)
+            case _:
+                continue
+    # A block that several calls share stays one: buffers, which only its last call writes, are
+    # written by a call of their own.
+    without = {call.function for call in calls if not _has_buffers(behind[id(call)])}
+    split = []
+    for call in calls:
+        writes = [write for instruction in behind[id(call)] for write in _writes_of(instruction)]
+        apart = [w for w in writes if w.rule == "buffer" and call.function in without]
+        split.append((call, tuple(w for w in writes if w not in apart), tuple(apart)))
+        made = set(call.results)
+        read.update(write.value for write in apart)
+        read.update(write.value for write in writes if write.value not in made)
+    joined = []
+    for call, inside, later in split:
+        taken = {write.value for write in inside}
+        kept = [i for i, name in enumerate(call.results) if name in read or name not in taken]
+        joined.append(Joined(call, inside, tuple(kept), later, tuple(behind[id(call)])))
+    return joined
+
+
+def _writes_of(instruction: Accumulate | WriteBuffer) -> list[Write]:
+    match instruction:
+        case Accumulate(accumulators=targets, values=values, rule=rule, weight=weight):
+            return [Write(t, v, rule, weight) for t, v in zip(targets, values, strict=True)]
+        case WriteBuffer(variables=targets, values=values):
+            return [Write(t, v, "buffer") for t, v in zip(targets, values, strict=True)]
+        case _:
+            assert_never(instruction)
+
+
+def _has_buffers(instructions: Sequence[Accumulate | WriteBuffer]) -> bool:
+    return any(isinstance(instruction, WriteBuffer) for instruction in instructions)
+
+
+class _Writer:
+    """Makes functions that write.
+
+    Args:
+        program: whose calls and functions they are for.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.variables = {variable.name: variable for variable in program.variables}
+        self.values: dict[str, Tensor] = {}  # fake, of the results of calls so far
+        self.known: dict[object, Function] = {}
+
+    def call(self, one: Joined) -> tuple[Call, Function]:
+        """The call that takes the place of one and its writes, and its function."""
+        call, function = one.call, named(self.program, one.call.function)
+        for name, node in zip(call.results, graph_outputs(function.graph), strict=True):
+            if name is not None:
+                self.values[name] = node.meta["val"]
+        if not one.writes:
+            return call, function
+        further = self.further(one.writes, (*call.arguments, *call.results))
+        names = (*call.arguments, *further)
+        signature = function.name, one.kept, _signature(one.writes, names, call.results)
+        layouts = tuple(self.layout(name, one.writes) for name in further)
+        key = *signature, tuple((value.shape, value.stride(), value.dtype) for value in layouts)
+        if key not in self.known:
+            given = dict(zip(further, layouts, strict=True))
+            self.known[key] = _built(function, one, given)
+        results = tuple(call.results[position] for position in one.kept)
+        return replace(call, arguments=names, results=results), self.known[key]
+
+    def call_apart(self, one: Joined) -> tuple[Call, Function]:
+        """A call behind one that writes buffers and computes nothing."""
+        names = self.further(one.apart, ())
+        given = {name: self.layout(name, one.apart) for name in names}
+        empty = fx.Graph()
+        empty.output(()).meta["val"] = None
+        function = make_function(f"{one.call.function}_writes", module_of(empty))
+        (write,) = (i for i in one.instructions if isinstance(i, WriteBuffer))
+        call = replace(
+            one.call, function=function.name, arguments=(), results=(), source=write.source
+        )
+        writing = replace(one, call=call, writes=one.apart, kept=(), apart=())
+        return replace(call, arguments=names), _built(function, writing, given)
+
+    def further(self, writes: Sequence[Write], known: Sequence[str | None]) -> tuple[str, ...]:
+        """What writes need beside what a call takes and gives, in the order of their first use."""
+        names = [n for w in writes for n in (w.target, w.value, w.weight) if n is not None]
+        return tuple(name for name in dict.fromkeys(names) if name not in known)
+
+    def layout(self, name: str, writes: Sequence[Write]) -> Tensor:
+        """A fake tensor for an argument that the function has not had so far."""
+        if name in self.values:
+            return self.values[name]
+        like = next(self.values[w.value] for w in writes if name in (w.target, w.weight))
+        variable = self.variables.get(name)
+        with fake_mode_of([like]):
+            if variable is None:
+                return torch.empty((), dtype=torch.float32, device=like.device)
+            return _empty(variable, like.device)
+
+
+def _empty(variable: Variable, device: torch.device) -> Tensor:
+    type_ = variable.type
+    if variable.strides is None:
+        return torch.empty(type_.shape, dtype=type_.dtype, device=device)
+    return torch.empty_strided(type_.shape, variable.strides, dtype=type_.dtype, device=device)
+
+
+def _signature(
+    writes: Sequence[Write], names: Sequence[str], results: Sequence[str | None]
+) -> tuple[object, ...]:
+    """What decides what a function writes, whatever the names are."""
+
+    def place(name: str | None) -> tuple[str, int] | None:
+        if name is None:
+            return None
+        return ("result", results.index(name)) if name in results else ("input", names.index(name))
+
+    return tuple((place(w.target), place(w.value), w.rule, place(w.weight)) for w in writes)
+
+
+def _built(function: Function, one: Joined, further: Mapping[str, Tensor]) -> Function:
+    """The function that writes.
+
+    Args:
+        further: values of the arguments that it has not had so far.
+    """
+    module = copy_of(function.graph)
+    graph = module.graph
+    output = graph.output_node()
+    results = graph_outputs(module)
+    inputs = list(graph.find_nodes(op="placeholder"))
+    nodes: dict[str | None, fx.Node] = dict(zip(one.call.arguments, inputs, strict=True))
+    for name, value in further.items():
+        nodes[name] = new_input(graph, name, inputs[-1] if inputs else None)
+        nodes[name].meta["val"] = value
+        inputs.append(nodes[name])
+    nodes |= zip(one.call.results, results, strict=True)
+    writes = [
+        GraphWrite(nodes[w.target], nodes[w.value], w.rule, nodes[w.weight] if w.weight else None)
+        for w in one.writes
+    ]
+    add_writes(graph, writes)
+    output.args = (tuple(results[position] for position in one.kept),)
+    drop_own_memory(graph)
+    graph.lint()
+    module.recompile()
+    return make_function(function.name, module)
 
 
 @dataclass(frozen=True)
@@ -22,4 +244,24 @@ class InlineWrites:
     needed: ClassVar[str] = "only functions that write are run"
 
     def __call__(self, program: Program) -> HostProgram:
-        return HostProgram(program, program)
+        return HostProgram(program, inline(program))
+
+
+def inline(program: Program) -> Program:
+    """`program` with functions that write, instead of instructions that do."""
+    joined = plan(program)
+    if not any(one.instructions for one in joined):
+        return program
+    writer = _Writer(program)
+    functions: dict[int, Function] = {}
+    replaced: dict[int, tuple[Instruction, ...]] = {}
+    held: list[Call] = []  # calls by whose id functions are found
+    for one in joined:
+        made = [writer.call(one)]
+        if one.apart:
+            made.append(writer.call_apart(one))
+        functions |= {id(call): function for call, function in made}
+        held += [call for call, _ in made]
+        replaced[id(one.call)] = tuple(call for call, _ in made)
+        replaced |= {id(instruction): () for instruction in one.instructions}
+    return with_functions(program, functions, replaced)

@@ -1,4 +1,4 @@
-"""Make a stage's graph one for the torch device of its IPU.
+"""Make a function one for the torch device of its IPU; one that several call becomes several.
 
 Before   %z = aten.zeros([2], device=device(type='cuda', index=0)), on an IPU that is cuda:1
 After    %z = aten.zeros([2], device=device(type='cuda', index=1))
@@ -6,7 +6,7 @@ Keeps    operators, shapes, layouts, source lines. A copy to another device stay
 Source   PyTorch: an operator's tensors, and those it makes, are on one device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of, pytree
 from ipu_dynamo.options.devices import devices_of_ipus
-from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.host.rewrite_functions import copy_of, named, with_functions
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.program import Function, HostProgram, make_function
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,43 @@ class SetStageDevice:
     """The pass. `devices`: one for all IPUs, or one for each."""
 
     name: ClassVar[str] = "SetStageDevice"
-    level: ClassVar[Level] = "parts"
+    level: ClassVar[Level] = "host"
     needed: ClassVar[str] = "stages would make tensors on another device than their IPU's"
 
     devices: tuple[torch.device, ...]
 
-    def __call__(self, partitioned: Partitioned) -> bool:
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
         if not self.devices:
             return False
-        of_ipus = devices_of_ipus(self.devices, max(partitioned.capture.ipus.values()) + 1)
-        changed = [set_device(part.graph, of_ipus[part.ipu]) for part in partitioned.parts]
-        return any(changed)
+        program, changed = host.inlined, False
+        of_ipus = devices_of_ipus(self.devices, program.num_ipus)
+        made: dict[tuple[str, torch.device], Function] = {}
+        for call in program.calls:
+            key = call.function, of_ipus[call.ipu]
+            if key not in made:
+                function = named(program, call.function)
+                if _differs(function.graph, of_ipus[call.ipu]):
+                    module, changed = copy_of(function.graph), True
+                    set_device(module, of_ipus[call.ipu])
+                    function = make_function(function.name, module)
+                made[key] = function
+        if not changed:
+            return False
+        calls = {id(call): made[call.function, of_ipus[call.ipu]] for call in program.calls}
+        return replace(host, inlined=with_functions(program, calls))
+
+
+def _differs(gm: fx.GraphModule, device: torch.device) -> bool:
+    """Whether a graph has a tensor on another device, or makes one there."""
+    found = [(node.args, node.kwargs, node.meta["val"]) for node in gm.graph.nodes]
+    leaves = (
+        leaf.device if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(found)
+    )
+    return any(isinstance(leaf, torch.device) and leaf != device for leaf in leaves)
 
 
 def set_device(gm: fx.GraphModule, device: torch.device) -> bool:
-    """Make a part's graph one for `device`; say whether anything changed."""
+    """Make a function's graph one for `device`; say whether anything changed."""
     changed = False
 
     def here(value: Any) -> Any:

@@ -2,20 +2,20 @@
 
 Before   one graph whose nodes carry meta["ipu.stage"] and meta["ipu.backward"]
 After    Parts in the order in which a micro-batch runs them; what one makes and a later one reads
-         is an output of the first and an input of the second
+         is an output of the first and an input of the second; gradients and new values of buffers
+         are outputs, too, and what is written of them to which variable stands beside the graph
 Keeps    every operator; views and constants are repeated where they are read, not sent.
 Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backward of the last
          stage are one.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import (
-    ACCUMULATION_WEIGHT,
     BACKWARD,
     STAGE,
     Capture,
@@ -25,11 +25,10 @@ from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
-from ipu_dynamo.program import RECOMPUTED, Direction
+from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.program import RECOMPUTED, Accumulation, Direction
 
 aten = torch.ops.aten
-Accumulation = Literal["store", "sum", "running"]
 
 
 def accumulator(parameter: str) -> str:
@@ -50,8 +49,8 @@ class Draft:
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     outputs: dict[str, fx.Node] = field(default_factory=dict)
-    gradients: list[str] = field(default_factory=list)
-    counter: str | None = None
+    written: dict[str, fx.Node] = field(default_factory=dict)  # results that may be for writes only
+    writes: list[PartWrite] = field(default_factory=list)
 
     def take(self, name: str, value: torch.Tensor) -> fx.Node:
         """The placeholder for the input `name`, made on first use, before all operators."""
@@ -145,13 +144,17 @@ class _Cutter:
         return draft.take(before, node.meta["val"])
 
     def change(self, placeholder: fx.Node) -> None:
-        """Write a variable's new value into it, at the end of the part that computes it."""
-        new = self.changes[placeholder]
-        role = self.roles[placeholder]
+        """Write a variable's new value, which is a result of the part that computes it."""
+        new, name = self.changes[placeholder], self.roles[placeholder].name
         index = self.slots.get(new, min(self.drafts, default=0))
+        value = new.name if new in self.slots else f"{name}.new"
+        self.write(PartWrite(name, value, "buffer"), new, index)
+
+    def write(self, write: PartWrite, node: fx.Node, index: int) -> None:
+        """Make a value that is written a result of a draft."""
         draft = self.drafts[index]
-        old = draft.take(role.name, placeholder.meta["val"])
-        draft.call(aten.copy_.default, old, self.value(new, index), like=new)
+        draft.written.setdefault(write.value, self.value(node, index))
+        draft.writes.append(write)
 
     def deliver(self, node: fx.Node, taken: set[fx.Node]) -> str:
         """Make a value that is returned to the host an output; give it memory of its own, unless
@@ -168,38 +171,16 @@ class _Cutter:
         draft.outputs[name] = draft.call(aten.clone.default, self.value(node, index), like=node)
         return name
 
-    def accumulate(self, name: str, node: fx.Node, parameter: fx.Node, rule: Accumulation) -> None:
+    def accumulate(self, name: str, node: fx.Node, rule: Accumulation) -> None:
         """Write a gradient to its accumulator."""
-        index = self.slots[node]
-        draft = self.drafts[index]
-        value = parameter.meta["val"]
-        total = draft.take(accumulator(name), value)
-        gradient = self.value(node, index)
-        weight = None
-        if rule == "running":
-            weight = draft.take(ACCUMULATION_WEIGHT, value.new_empty((), dtype=torch.float32))
-        after = gradient.next if gradient.op != "placeholder" else None
-        with draft.graph.inserting_before(after):  # so that it need not be kept until the end
-            if rule == "store":
-                draft.call(aten.copy_.default, total, gradient, like=node)
-            elif weight is None:
-                draft.call(aten.add_.Tensor, total, gradient, like=node)
-            else:
-                if value.dtype != torch.float32:
-                    weight = draft.call(aten.type_as.default, weight, total, like=node)
-                    weight.meta["val"] = value.new_empty(())
-                draft.call(aten.lerp_.Tensor, total, gradient, weight, like=node)
-        draft.gradients.append(name)
+        write = PartWrite(accumulator(name), node.name, rule, parameter=name)
+        self.write(write, node, self.slots[node])
 
     def count(self, node: fx.Node) -> None:
         """Add the number of elements that are not large to the counter of a stage."""
         index = self.slots[node]
-        draft = self.drafts[index]
-        draft.counter = counter(stage_of_slot(index, self.stages, joined=self.joined))
-        total = draft.take(draft.counter, node.meta["val"])
-        found = self.value(node, index)
-        with draft.graph.inserting_after(found):
-            draft.call(aten.add_.Tensor, total, found, like=node)
+        stage = stage_of_slot(index, self.stages, joined=self.joined)
+        self.write(PartWrite(counter(stage), node.name, "+="), node, index)
 
 
 @dataclass(frozen=True)
@@ -207,8 +188,8 @@ class Partition:
     """The pass.
 
     Args:
-        accumulation: how a micro-batch's gradient enters its accumulator: overwrite it (`store`,
-            for one micro-batch per step), add to it, or keep the mean so far (`running`).
+        accumulation: how a micro-batch's gradient enters its accumulator: `store` overwrites it,
+            for one micro-batch per step.
     """
 
     name: ClassVar[str] = "Partition"
@@ -231,7 +212,7 @@ class Partition:
             if role.kind == "value":
                 returned.append(cutter.deliver(node, taken))
             elif role.kind == "gradient":
-                cutter.accumulate(role.name, node, by_name[role.name], self.accumulation)
+                cutter.accumulate(role.name, node, self.accumulation)
             elif role.kind == "count":
                 cutter.count(node)
             elif cutter.roles[by_name[role.name]].kind == "input":
@@ -242,7 +223,7 @@ class Partition:
         parts = [
             _part(capture, cutter, index, draft)
             for index, draft in sorted(cutter.drafts.items())
-            if draft.copies or draft.outputs
+            if draft.copies or draft.outputs or draft.written
         ]
         return Partitioned(tuple(parts), tuple(returned), changed, capture)
 
@@ -261,7 +242,11 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: Draft) -> Part:
     direction: Direction = "forward" if index <= last else "backward"
     if index == last and cutter.joined:
         direction = capture.alone or ("forward_backward" if capture.training else "forward")
-    result = draft.graph.output(tuple(draft.outputs.values()))
+    outputs = {
+        **draft.outputs,
+        **{n: v for n, v in draft.written.items() if n not in draft.outputs},
+    }
+    result = draft.graph.output(tuple(outputs.values()))
     result.meta["val"] = None
     graph = module_of(draft.graph)
     graph.graph.lint()
@@ -271,9 +256,8 @@ def _part(capture: Capture, cutter: _Cutter, index: int, draft: Draft) -> Part:
         ipu=capture.ipus[stage],
         graph=graph,
         inputs=tuple(draft.inputs),
-        outputs=tuple(draft.outputs),
-        gradients=tuple(draft.gradients),
-        counter=draft.counter,
+        outputs=tuple(outputs),
+        writes=tuple(draft.writes),
         phase=capture.phases[stage][direction == "backward"] if capture.phases else None,
     )
 

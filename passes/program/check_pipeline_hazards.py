@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Level, Partitioned
-from ipu_dynamo.program import written_inputs
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,7 @@ class CheckPipelineHazards:
 def refuse_stale_reads(partitioned: Partitioned) -> None:
     """Raise when one stage reads a variable that another stage changes."""
     for part in partitioned.parts:
-        nodes = part.graph.graph.find_nodes(op="placeholder")
-        written = written_inputs(part.graph.graph)
-        sums = {part.counter, *(accumulator(name) for name in part.gradients)}
-        for name, node in zip(part.inputs, nodes, strict=True):
-            if node not in written or name in sums:
-                continue
+        for name in (write.target for write in part.writes if write.rule == "buffer"):
             for other in partitioned.parts:
                 together = (other.stage, other.direction) == (part.stage, part.direction)
                 if not together and name in other.inputs:

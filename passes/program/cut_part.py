@@ -4,7 +4,7 @@ Before   (%y) = forward0(%x, %v, %w)                y = relu(x @ v) @ w
 After    (%h) = forward0_1(%x, %v)                  h = relu(x @ v)
          (%y) = forward0_2(%h, %w)                  y = h @ w
 Keeps    every operator and their order, so every bit; views and constants are repeated where they
-         are read.
+         are read. Sums are written behind the piece that makes the value, buffers behind the last.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from torch import fx
 
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.joint.partition import Draft, accumulator
+from ipu_dynamo.passes.joint.partition import Draft
 from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.program import graph_outputs
 
@@ -63,7 +63,14 @@ class _Cutter:
             self.drafts[place].outputs[name] = self.value(node, place)
         position = {node: index for index, node in enumerate(self.operators)}
         order = {name: position.get(node, -1) for node, name in self.known.items()}
+        for write in self.part.writes:
+            place = -1 if write.rule == "buffer" else self.place_of(write.value)
+            self.drafts[place].writes.append(write)
         return [_piece(self.part, draft, order) for draft in self.drafts]
+
+    def place_of(self, result: str) -> int:
+        """The piece that gives a result of the part."""
+        return next(i for i, draft in enumerate(self.drafts) if result in draft.outputs)
 
     def copy(self, node: fx.Node, place: int) -> None:
         draft = self.drafts[place]
@@ -136,6 +143,5 @@ def _piece(part: Part, draft: Draft, order: Mapping[str, int]) -> Part:
         graph=graph,
         inputs=inputs,
         outputs=tuple(outputs),
-        gradients=tuple(name for name in part.gradients if accumulator(name) in inputs),
-        counter=part.counter if part.counter in inputs else None,
+        writes=tuple(draft.writes),
     )

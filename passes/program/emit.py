@@ -7,9 +7,9 @@ Source   PopTorch user guide, "Parallel execution strategies". `emit_update` wri
          step, `emit_streams` the streams.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, groupby
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
+from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.emit_streams import inputs, outputs
 from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup
@@ -35,6 +35,7 @@ from ipu_dynamo.passes.program.offload_variables import (
     move_in_micro_batch,
 )
 from ipu_dynamo.program import (
+    Accumulate,
     Call,
     Copy,
     Function,
@@ -49,12 +50,13 @@ from ipu_dynamo.program import (
     Store,
     TensorType,
     Variable,
+    WriteBuffer,
     graph_outputs,
     make_function,
-    written_inputs,
 )
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.layout import Layout, dense_strides
 from ipu_dynamo.program.ir.values import Kind
 from ipu_dynamo.program.ir.verify import verify
 
@@ -83,17 +85,14 @@ class _Emitter:
         self.values = {role.name: node.meta["val"] for node, role in self.capture.roles().items()}
         self.sources: dict[str, tuple[int, str, TensorType]] = {}
         for part in self.partitioned.parts:
-            placeholders = part.graph.graph.find_nodes(op="placeholder")
-            nodes = dict(zip(part.inputs, placeholders, strict=True))
-            written = written_inputs(part.graph.graph)
-            for name, node in nodes.items():
+            for name in part.inputs:
                 role = self.roles.get(name)
-                if role is None or role.kind in ("input", "random_key"):
-                    continue
-                self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
-                if node in written:
-                    self.homes[name] = part.ipu
-                    self.changed.add(name)
+                if role is not None and role.kind not in ("input", "random_key"):
+                    self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
+            for write in part.writes:
+                if write.rule == "buffer":
+                    self.homes[write.target] = part.ipu
+                    self.changed.add(write.target)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
         types = {name: type_ for name, (_, _, type_) in self.sources.items()}
@@ -104,7 +103,13 @@ class _Emitter:
         parts = self.partitioned.parts
         variable_types = {name: self.variable_type(name) for name in self.homes}
         self.end = StepEnd(
-            parts, self.options, self.groups, self.homes, variable_types, self.loss_scale()
+            parts,
+            self.options,
+            self.groups,
+            self.homes,
+            variable_types,
+            {name: self.strides(name) for name in self.homes},
+            self.loss_scale(),
         )
         self.variables = self.find_variables()
         self.located = {v.name: v for v in self.variables}
@@ -125,12 +130,20 @@ class _Emitter:
     def variable_type(self, name: str) -> TensorType:
         return TensorType.of(self.values[name])
 
+    def strides(self, name: str) -> tuple[int, ...] | None:
+        """How a variable lies in memory, if it is not dense."""
+        layout = Layout.of(self.values[name])
+        return None if layout.stride == dense_strides(layout.type.shape) else layout.stride
+
     def call_parts(self) -> None:
         for index, part in enumerate(self.partitioned.parts):
             for move in self.moves.loads.get(index, ()):
                 self.load(move)
             arguments = tuple(self.argument(name, part.ipu) for name in part.inputs)
+            weights = dict.fromkeys(write.weight for write in part.writes if write.weight)
+            local = {weight: self.argument(weight, part.ipu) for weight in weights}
             self.micro_batch.append(self.call(part, arguments))
+            self.micro_batch += self.writes(part, local)
             self.copy_results(part)
             self.send_results(part)
             for move in self.moves.stores.get(index, ()):
@@ -205,6 +218,34 @@ class _Emitter:
             phase=part.phase,
         )
 
+    def writes(self, part: Part, local: Mapping[str, str]) -> Iterator[Instruction]:
+        """What follows a call: its sums by rule, as long as these are equal, then its buffers.
+
+        Args:
+            local: what the IPU calls the shares of means.
+        """
+        place = part.ipu, part.stage, part.direction
+
+        def source(writes: Sequence[PartWrite]) -> str:
+            return self.sources[writes[0].value][1]
+
+        sums = [write for write in part.writes if write.rule != "buffer"]
+        for rule, group in groupby(sums, lambda write: write.rule):
+            for writes in _distinct(list(group)):
+                yield Accumulate(
+                    tuple(write.target for write in writes),
+                    tuple(write.value for write in writes),
+                    rule,
+                    *place,
+                    source(writes),
+                    local.get(writes[0].weight or ""),
+                    part.phase,
+                )
+        if buffers := [write for write in part.writes if write.rule == "buffer"]:
+            names = tuple(write.target for write in buffers)
+            values = tuple(write.value for write in buffers)
+            yield WriteBuffer(names, values, *place, source(buffers), part.phase)
+
     def free_name(self, name: str) -> str:
         """`name`, or with a number if another function has it."""
         taken = {function.name for function in self.functions.values()}
@@ -216,7 +257,7 @@ class _Emitter:
         later = self.partitioned.parts[self.partitioned.parts.index(part) + 1 :]
         for name in part.outputs:
             _, source, type_ = self.sources[name]
-            readers = [p for p in later if name in p.inputs]
+            readers = [p for p in later if name in p.reads]
             near = [p for p in readers if not self.rule().moves(type_, part, p)]
             for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
@@ -248,7 +289,18 @@ class _Emitter:
                 tensor = self.capture.tensors[role.name]
                 values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
                 home = self.homes[role.name]
-                found.append(Variable(role.name, type_, kind, home, not own, values, groups=groups))
+                found.append(
+                    Variable(
+                        role.name,
+                        type_,
+                        kind,
+                        home,
+                        not own,
+                        values,
+                        groups=groups,
+                        strides=self.strides(role.name),
+                    )
+                )
         found += self.end.variables()
         changed = frozenset(self.changed)
         return locate_variables(found, options.locations, changed, options.replicas)
@@ -302,6 +354,16 @@ def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGrou
     )
     verify(program)
     return program
+
+
+def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:
+    """Runs of writes in which no variable is written twice."""
+    runs: list[list[PartWrite]] = [[]]
+    for write in writes:
+        if any(write.target == other.target for other in runs[-1]):
+            runs.append([])
+        runs[-1].append(write)
+    return runs
 
 
 def _order(capture: Capture, options: Options) -> Order:

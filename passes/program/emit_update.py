@@ -50,7 +50,7 @@ class StepEnd:
     Args:
         parts: of the graph; they say which parameters have gradients, and where these are made.
         groups: of the optimiser.
-        homes, types: IPU and type of every parameter.
+        homes, types, strides: IPU, type and layout of every parameter.
         loss_scale: the factor on the loss, if it is a variable.
     """
 
@@ -59,6 +59,7 @@ class StepEnd:
     groups: Sequence[UpdateGroup]
     homes: Mapping[str, int]
     types: Mapping[str, TensorType]
+    strides: Mapping[str, tuple[int, ...] | None]
     loss_scale: LossScaleEnd | None = None
 
     def instructions(self, located: Located) -> list[Instruction]:
@@ -98,7 +99,14 @@ class StepEnd:
             for name in part.gradients:
                 alone = self.options.replicas == 1
                 held = accumulator(name)
-                found[held] = Variable(held, self.types[name], "accumulator", part.ipu, alone)
+                found[held] = Variable(
+                    held,
+                    self.types[name],
+                    "accumulator",
+                    part.ipu,
+                    alone,
+                    strides=self.strides[name],
+                )
         if self.loss_scale is not None:
             found |= {variable.name: variable for variable in self.loss_scale.variables()}
         trained = {name for part in self.parts for name in part.gradients}

@@ -85,7 +85,7 @@ def store_activations(
     stored: set[tuple[str, int]] = set()
     loaded: set[tuple[str, int, int, int]] = set()
     for index, part in enumerate(parts):
-        for name in part.inputs:
+        for name in part.reads:
             home = part.ipu if name in streams else homes.get(name)
             if home is None:
                 continue  # a variable

@@ -3,14 +3,15 @@
 Before   (%y) = forward0(%x, %w0, ..., %w47)        48 equal layers
 After    (%h1) = forward0_block(%x, %w0);  (%h2) = forward0_block(%h1, %w1);  ...
 Keeps    every operator and their order, so every bit; views and constants are repeated where they
-         are read. Blocks are equal when structure, layouts and numbers are: other constants, other
-         probabilities or other sizes are another function. Streams of random numbers are counted
-         from block to block, see `shift_streams`.
+         are read. Blocks are looked for as if functions wrote their gradients and buffers: so they
+         are compiled. They are equal when structure, layouts and numbers are: other constants,
+         other probabilities or other sizes are another function. Streams of random numbers are
+         counted from block to block, see `shift_streams`.
 Source   PopART user guide, "Subgraph outlining": repeated blocks share their code.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -18,19 +19,23 @@ from math import ceil
 from operator import getitem
 from typing import ClassVar
 
+import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
+from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
+from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.counter_distributions import STREAM
 from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
 from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
 from ipu_dynamo.passes.program.repeats import LEAST, Run, find_runs
-from ipu_dynamo.program import Direction
+from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.text.graph_text import node_text
@@ -109,12 +114,62 @@ def _narrowest(operators: Sequence[fx.Node], run: Run) -> int:
     return min(range(run.period), key=sums.__getitem__)
 
 
+def plan_pure(part: Part, worth: float) -> list[Blocks]:
+    """The stretches of a part that may be equal, as its graph with its writes has them."""
+    graph, originals = _with_writes(part)
+    found = []
+    for blocks in plan(graph, worth):
+        starts = tuple(_original(node, originals, part.graph.graph) for node in blocks.starts)
+        if len(set(starts)) == len(starts) and not _cuts_loss(part.graph.graph, starts):
+            found.append(Blocks(starts))
+    return found
+
+
+def _with_writes(part: Part) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy of a part's graph that writes in place, and what its nodes are copies of."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    result = graph.output(graph.graph_copy(part.graph.graph, copies))
+    result.meta = dict(part.graph.graph.output_node().meta)
+    values = dict(zip(part.outputs, graph_outputs(part.graph), strict=True))
+    targets: dict[str, fx.Node] = {}
+    last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
+    for name in dict.fromkeys(n for w in part.writes for n in (w.target, w.weight) if n):
+        last = targets[name] = new_input(graph, name, last)
+    writes = []
+    for one in part.writes:
+        value, target = copies[values[one.value]], targets[one.target]
+        target.meta["val"] = value.meta["val"]
+        weight = targets.get(one.weight or "")
+        if weight is not None:
+            weight.meta["val"] = value.meta["val"].new_empty((), dtype=torch.float32)
+        writes.append(GraphWrite(target, value, one.rule, weight))
+    add_writes(graph, writes)
+    return graph, {copy: node for node, copy in copies.items()}
+
+
+def _original(node: fx.Node, originals: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
+    """What a node is a copy of; for a write the next node that is one, or the output."""
+    while node not in originals and node.op != "output":
+        node = node.next
+    return originals.get(node) or graph.output_node()
+
+
+def _cuts_loss(graph: fx.Graph, starts: Sequence[fx.Node]) -> bool:
+    """Whether a start lies between a serialised loss and what reads its sums, which become one."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    for loss in graph.find_nodes(op="call_function", target=serialized_loss):
+        readers = [place[reader] for item in loss.users for reader in item.users]
+        if any(place[loss] < place[start] <= max(readers, default=0) for start in starts):
+            return True
+    return False
+
+
 def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     """A part cut at its blocks, of which there are three or more equal ones; else the part."""
-    if not plan(part.graph.graph, worth):
+    if not plan_pure(part, worth):
         return [part]
     original, part = part, _copied(part)  # what follows may find no equal blocks after all
-    found = plan(part.graph.graph, worth)
+    found = plan_pure(part, worth)
     kept = shift_streams(part.graph.graph, [blocks.starts for blocks in found])
     operators = [n for n in part.graph.graph.nodes if n.op not in ("placeholder", "output")]
     position = {node: index for index, node in enumerate(operators)}

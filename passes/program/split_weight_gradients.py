@@ -1,22 +1,24 @@
 """Split backward passes: first the gradients that earlier stages wait for, then those of weights.
 
-Before   (%dx) = backward1(%g, %h, %w, %w.grad)     dx = g @ w; w.grad += h.T @ g
+Before   (%dx, %dw) = backward1(%g, %h, %w)         dx = g @ w; dw = h.T @ g; w.grad += dw
 After    (%dx) = backward1(%g, %w)                  dx = g @ w
-         () = weights1(%g, %h, %w.grad)             w.grad += h.T @ g
+         (%dw) = weights1(%g, %h)                   dw = h.T @ g; w.grad += dw
 Keeps    every operator and its operands, so every bit. Gradients are summed in the same order.
 Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 """
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.joint.partition import Draft, accumulator, repeated
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
-from ipu_dynamo.program import Direction, written_by, written_inputs
+from ipu_dynamo.passes.graph.gradient_sums import loop_of
+from ipu_dynamo.passes.joint.partition import Draft, repeated
+from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.program import Direction, graph_outputs
 
 
 @dataclass(frozen=True)
@@ -27,29 +29,45 @@ class SplitWeightGradients:
     level: ClassVar[Level] = "parts"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        parts = [piece for part in partitioned.parts for piece in _split(part)]
+        read = {*partitioned.returned, *partitioned.changed.values()}
+        read.update(name for part in partitioned.parts for name in part.reads)
+        parts = [piece for part in partitioned.parts for piece in _split(part, read)]
         if len(parts) == len(partitioned.parts):
             return partitioned
         return replace(partitioned, parts=tuple(parts))
 
 
-def _split(part: Part) -> list[Part]:
-    """The part without its weight gradients, and the part that computes those."""
-    nodes = list(part.graph.graph.nodes)
-    sums = {accumulator(name) for name in part.gradients}
-    names = dict(zip((n for n in nodes if n.op == "placeholder"), part.inputs, strict=True))
-    late = sums | {part.counter} if part.counter else sums
-    early = _needed_early(nodes, {node for node, name in names.items() if name in late})
-    early |= _counted_early(nodes, early, names, part.counter)
-    if not sums or not any(n.op not in ("placeholder", "output") for n in early):
+def _split(part: Part, read: Collection[str]) -> list[Part]:
+    """The part without its weight gradients, and the part that computes those.
+
+    A gradient that a loop can write while it runs is written where that runs.
+
+    Args:
+        read: names that other parts read, or that are returned.
+    """
+    if part.direction == "weights":
         return [part]
-    outputs = dict(zip(part.outputs, nodes[-1].args[0], strict=True))
+    nodes = list(part.graph.graph.nodes)
+    names = dict(zip((n for n in nodes if n.op == "placeholder"), part.inputs, strict=True))
+    outputs = dict(zip(part.outputs, graph_outputs(part.graph), strict=True))
+    buffers = tuple(write for write in part.writes if write.rule == "buffer")
+    sums = tuple(write for write in part.writes if write.rule != "buffer")
+    kept = {name for name in part.outputs if name in read} | {write.value for write in buffers}
+    kept |= set(part.outputs) - {write.value for write in sums}
+    early = _needed(nodes, {outputs[name] for name in kept})
+    counted = {outputs[write.value] for write in sums if not write.parameter}
+    early |= _counted_early(nodes, early, counted)
+    looped = {write for write in sums if _loop_writes(write, outputs[write.value], early)}
+    for write in looped:
+        early |= _down_to(outputs[write.value], early)
+    if not part.gradients or not any(n.op not in ("placeholder", "output") for n in early):
+        return [part]
     first, second = Draft(), Draft()
     for node in nodes:
         if node in early:
             _copy(node, first, names)
-    first.outputs = {name: first.copies[node] for name, node in outputs.items()}
-    known = {node: name for name, node in outputs.items()}
+    first.outputs = {n: first.copies[node] for n, node in outputs.items() if n in kept}
+    known = {node: name for name, node in outputs.items() if name in kept}
 
     def bring(node: fx.Node) -> None:
         """Make `node`, which the first part may have computed, known to the second."""
@@ -67,21 +85,47 @@ def _split(part: Part) -> list[Part]:
     for node in nodes:
         if node.op not in ("placeholder", "output") and node not in early:
             bring(node)
-    changed = {names[n] for n in written_inputs(part.graph.graph)} - late
-    if changed & second.inputs.keys():
+    for write in sums:
+        node = outputs[write.value]
+        if write in looped or (not write.parameter and node in early):
+            first.outputs.setdefault(write.value, first.copies[node])
+            first.writes.append(write)
+        else:
+            bring(node)
+            late = write if write.value not in first.outputs else _renamed(write, part.stage)
+            second.outputs[late.value] = second.copies[node]
+            second.writes.append(late)
+    first.writes += buffers
+    if {write.target for write in buffers} & second.inputs.keys():
         return [part]  # it would read a variable after its change
-    return [
-        _finished(part, first, part.direction, ()),
-        _finished(part, second, "weights", part.gradients),
-    ]
+    return [_finished(part, first, part.direction), _finished(part, second, "weights")]
 
 
-def _needed_early(nodes: list[fx.Node], sums: set[fx.Node]) -> set[fx.Node]:
-    """What results and changed variables need; all else is for the accumulators `sums` only."""
-    needed: set[fx.Node] = set()
+def _loop_writes(write: PartWrite, node: fx.Node, early: Collection[fx.Node]) -> bool:
+    """Whether the loop of a serialised loss, which runs early, can write a gradient itself."""
+    loop = loop_of(node) if write.rule in ("store", "+=") and write.parameter else None
+    return loop is not None and loop in early
+
+
+def _down_to(node: fx.Node, early: Collection[fx.Node]) -> set[fx.Node]:
+    """A view, and all that it looks at that is not `early`."""
+    chain = set()
+    while node not in early:
+        chain.add(node)
+        (node,) = node.all_input_nodes
+    return chain
+
+
+def _renamed(write: PartWrite, stage: int) -> PartWrite:
+    """The same of a value that the first part makes: the second returns a copy of it."""
+    return replace(write, value=f"{write.value}.weights{stage}")
+
+
+def _needed(nodes: list[fx.Node], results: set[fx.Node]) -> set[fx.Node]:
+    """What `results` need; all else is for accumulators only."""
+    needed = set(results)
     for node in reversed(nodes):
-        if node.op == "output" or node in needed or set(written_by(node)) - sums:
-            needed.add(node)
+        if node in needed:
             needed.update(node.all_input_nodes)
     for node in nodes:  # an operator with several results is not computed twice
         if node.target is operator.getitem and node.args[0] in needed:
@@ -90,17 +134,20 @@ def _needed_early(nodes: list[fx.Node], sums: set[fx.Node]) -> set[fx.Node]:
 
 
 def _counted_early(
-    nodes: list[fx.Node], early: set[fx.Node], names: dict[fx.Node, str], counter: str | None
+    nodes: list[fx.Node], early: set[fx.Node], counted: set[fx.Node]
 ) -> set[fx.Node]:
-    """What counts elements of gradients that are there `early`, so that they need not be kept."""
-    counters = {node for node, name in names.items() if name == counter}
+    """What counts elements of gradients that are there `early`, so that they need not be kept.
+
+    Args:
+        counted: the numbers of elements that are added to counters.
+    """
     counting: set[fx.Node] = set()
     for node in reversed(nodes):
-        adds = not counters.isdisjoint(node.all_input_nodes)
-        only = bool(node.users) and counting.issuperset(node.users)
-        if node.op == "call_function" and (adds or only):
+        users = [user for user in node.users if user.op != "output"]
+        only = bool(users) and counting.issuperset(users) and len(users) == len(node.users)
+        if node.op == "call_function" and (node in counted or only):
             counting.add(node)
-    known = early | counters
+    known = set(early)
     for node in nodes:
         if node in counting and known.issuperset(node.all_input_nodes):
             known.add(node)
@@ -118,7 +165,7 @@ def _copy(node: fx.Node, draft: Draft, names: dict[fx.Node, str]) -> None:
         draft.copies[node] = draft.graph.node_copy(node, lambda n: draft.copies[n])
 
 
-def _finished(part: Part, draft: Draft, direction: Direction, gradients: tuple[str, ...]) -> Part:
+def _finished(part: Part, draft: Draft, direction: Direction) -> Part:
     """The piece of `part` that a complete draft is."""
     result = draft.graph.output(tuple(draft.outputs.values()))
     result.meta["val"] = None
@@ -131,6 +178,5 @@ def _finished(part: Part, draft: Draft, direction: Direction, gradients: tuple[s
         graph=graph,
         inputs=tuple(draft.inputs),
         outputs=tuple(draft.outputs),
-        gradients=gradients,
-        counter=part.counter if part.counter in draft.inputs else None,
+        writes=tuple(draft.writes),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from ipu_dynamo.errors import UpdateError
 from ipu_dynamo.ops.private.native import foreach_copy_, foreach_zero_
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
 _Phase = Literal["complete", "open", "commit"]
@@ -155,8 +156,7 @@ def transaction_of(
     reload: Callable[[], None],
 ) -> Transaction:
     """The transaction of a step of `program`, whose variables `tensor` finds by replica."""
-    functions = {function.name: function for function in program.functions}
-    names = {c.arguments[i] for c in program.calls for i in functions[c.function].written}
+    names = changed_variables(program)
     written, sums = [], []
     for variable in program.variables:
         for replica in variable.holders(replicas):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_, foreach_zero_
 from ipu_dynamo.program import (
+    Accumulate,
     AdjustLossScale,
     AllGather,
     AllReduce,
@@ -23,6 +24,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    WriteBuffer,
 )
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
@@ -85,7 +87,7 @@ class StepEnd:
                     self._adjust(instruction)
                 case Load() | Store() | AllGather():
                     self._transfer(instruction)
-                case Receive() | Send() | Call():
+                case Receive() | Send() | Call() | Accumulate() | WriteBuffer():
                     raise ValueError(f"this belongs to the micro-batches: {instruction}")
                 case _:
                     assert_never(instruction)

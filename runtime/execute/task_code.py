@@ -22,6 +22,7 @@ from typing import Any, assert_never
 import torch
 
 from ipu_dynamo.program import (
+    Accumulate,
     AdjustLossScale,
     AllGather,
     AllReduce,
@@ -35,6 +36,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    WriteBuffer,
 )
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
 from ipu_dynamo.program.schedule.stage_passes import is_fetch
@@ -42,6 +44,8 @@ from ipu_dynamo.runtime.engines.recipe import Recipe, Stage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 
 Failed = Callable[[int, Exception, Sequence[Any] | None, int], Exception]
+
+_NOT_JOINED = "functions write what instructions say: run what InlineWrites makes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ class Binding:
                     names = (self.registers[instruction.result],)
                 case Send():
                     names = (self.registers[instruction.value],)
+                case Accumulate() | WriteBuffer():
+                    raise ValueError(_NOT_JOINED)
                 case AllGather() | ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case _:
@@ -180,6 +186,8 @@ class TaskWriter:
                 lines = [f"r[{target}] = memory.store(r[{source}])"]
             case AllGather(value=name):
                 lines = [f"memory.gather(r[{bound.registers[0]}], {self._shards(name)})"]
+            case Accumulate() | WriteBuffer():
+                raise ValueError(_NOT_JOINED)
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence, Set
 
 from ipu_dynamo.program import Call, Function, Program
+from ipu_dynamo.program.schedule.dependencies import changed_variables
 
 
 def constant_variables(program: Program) -> frozenset[str]:
     """The weights on the chips that `program` only reads."""
-    written = {function.name: function.written for function in program.functions}
-    changed = {call.arguments[i] for call in program.calls for i in written[call.function]}
+    changed = changed_variables(program)
     return frozenset(
         variable.name
         for variable in program.variables

@@ -18,6 +18,8 @@ from ipu_dynamo.capture.capture import BACKWARD, Capture
 from ipu_dynamo.debug import bisect as module
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
+from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.runtime.engines import engines
 
 aten = torch.ops.aten
@@ -54,14 +56,15 @@ def plant(monkeypatch):
     """Make the pass with this name do something else to the graph after its work."""
 
     def planted(name, fault):
-        original = module.whole_step
+        def planting(original):
+            def steps_of(*args, **kwargs):
+                steps = original(*args, **kwargs)
+                return [Faulty(step, fault) if name == step.name else step for step in steps]
 
-        def whole_step(*args, **kwargs):
-            steps = original(*args, **kwargs)
-            assert name in [step.name for step in steps]
-            return [Faulty(step, fault) if name == step.name else step for step in steps]
+            return steps_of
 
-        monkeypatch.setattr(module, "whole_step", whole_step)
+        for lister in ("whole_step", "host_passes"):
+            monkeypatch.setattr(module, lister, planting(getattr(module, lister)))
 
     return planted
 
@@ -78,7 +81,19 @@ class Faulty:
             self.fault(after.graph.graph)
             after.graph.recompile()
             return True
-        return planted_in_parts(after, self.fault)
+        if isinstance(after, Partitioned):
+            return planted_in_parts(after, self.fault)
+        return planted_in_host(after, self.fault)
+
+
+def planted_in_host(host, fault):
+    """What a wrong host pass leaves; passes copy the functions that they rewrite."""
+
+    def rewrite(graph):
+        with contextlib.suppress(AssertionError):
+            fault(graph)
+
+    return rewrite_functions(host, rewrite, wanted=lambda graph: True)
 
 
 def planted_in_parts(partitioned, fault):
@@ -219,7 +234,8 @@ def test_a_loss_that_is_scaled_wrongly_is_found(plant, tmp_path, shown):
 
 
 @pytest.mark.parametrize(
-    "name", ["Partition", "AccumulateInLoop", "FuseLoss", "AccumulateMatmuls", "Outline"]
+    "name",
+    ["Partition", "SplitGradientSums", "Outline", "InlineWrites", "FuseLoss", "AccumulateMatmuls"],
 )
 def test_a_fault_in_the_graphs_of_stages_is_blamed_on_its_pass(name, plant, tmp_path, shown):
     """The whole graph is right, the function of stage 0 is not."""

@@ -128,8 +128,9 @@ def test_stages_are_compiled_for_the_devices_of_their_ipus(names):
     result = compiled(replace(EAGER, devices=names))
     expected = [torch.device(name) for name in (names * 2)[:2]]
     assert list(result.devices) == expected
-    for call in result.program.calls:
-        (function,) = (f for f in result.program.functions if f.name == call.function)
+    program = result.host.inlined
+    for call in program.calls:
+        (function,) = (f for f in program.functions if f.name == call.function)
         for node in function.graph.graph.nodes:
             values = [node.meta["val"]] if isinstance(node.meta["val"], torch.Tensor) else []
             named = [v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.device)]
@@ -170,7 +171,7 @@ def test_equal_stages_on_two_devices_are_two_functions():
     def functions(*names):
         model, x = Chain(), read_arguments(Chain(), (torch.randn(2, 4),), {})
         options = replace(EAGER, devices=names or None)
-        return len(compile_model(model, x, options, training=False).program.functions)
+        return len(compile_model(model, x, options, training=False).host.inlined.functions)
 
     assert functions() == functions("cuda:0") == 1
     assert functions("cuda:0", "cuda:0", "cuda:1") == 2
@@ -329,7 +330,7 @@ def test_calls_find_their_arguments_on_their_device(recipe, training, data):
     groups = describe(slow(model), dict(model.named_parameters())) if training else ()
     example = read_arguments(model, recipe.data(1), {})
     assert_arguments_are_there(
-        compile_model(model, example, options, groups, training=training).program
+        compile_model(model, example, options, groups, training=training).host.inlined
     )
 
 
@@ -350,7 +351,7 @@ def test_a_shared_weight_comes_to_both_devices(off_chip):
     locations = Locations(weights=Location(off_chip))
     step = compile_training(model, slow(model), replace(EAGER, locations=locations))
     step.compile(torch.randn(2, 3))
-    assert_arguments_are_there(step.program)
+    assert_arguments_are_there(step.executable.host_program.inlined)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -360,7 +361,8 @@ def test_activations_are_loaded_onto_the_device_that_reads_them(training):
     model, options = Net(), replace(EAGER, strategy=strategy)
     groups = describe(slow(model), dict(model.named_parameters())) if training else ()
     example = read_arguments(model, (torch.randn(2, 3), torch.randn(2, 2)), {})
-    program = compile_model(model, example, options, groups, training=training, loss=0).program
+    compiled = compile_model(model, example, options, groups, training=training, loss=0)
+    program = compiled.host.inlined
     assert any(isinstance(i, Load) and i.ipu == 1 for i in program.walk())
     assert_arguments_are_there(program)
 

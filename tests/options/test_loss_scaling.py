@@ -286,7 +286,8 @@ def test_early_gradients_are_counted_before_those_of_weights():
         BeginBlock(layer, ipu_id=ipu)
     step = compile_training(model, momentum(model), options)
     step.compile(rows(10))
-    by_direction = {call.direction: call for call in step.program.calls if call.stage == 1}
+    runs = step.executable.host_program.inlined
+    by_direction = {call.direction: call for call in runs.calls if call.stage == 1}
     assert {"forward", "backward", "weights"} == by_direction.keys()
     for direction in ("backward", "weights"):
         assert "loss_scale.within1" in by_direction[direction].arguments

@@ -264,7 +264,8 @@ def test_a_step_that_says_so_has_changed_nothing(front_end, monkeypatch):
 
     monkeypatch.setattr(PassManager, "_run", run)
     front_end()
-    assert {"Outline", "FuseLoss"} <= set(silent)
+    assert "Outline" in silent
+    assert ("FuseLoss" in silent) is (front_end is trained)
 
 
 def everything(model):
@@ -371,9 +372,9 @@ def test_the_manager_counts_and_times():
     runs = {run.name: run for run in manager.runs}
     assert runs["Differentiate"].before < runs["Differentiate"].after
     assert runs["Differentiate"].changed
-    assert not runs["FuseLoss"].changed
+    assert not runs["Outline"].changed
     assert all(run.seconds > 0 for run in manager.runs)
-    assert str(runs["FuseLoss"]).endswith("ms, nothing to do")
+    assert str(runs["Outline"]).endswith("ms, nothing to do")
 
 
 def test_levels_go_down(monkeypatch):

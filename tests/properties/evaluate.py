@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, pytree
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STAGE, Capture, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.debug.stepping import apply_writes
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes import invariants
-from ipu_dynamo.passes.joint.partition import ACCUMULATION_WEIGHT, accumulator
+from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.passes.pipeline import whole_step
 
@@ -124,6 +125,7 @@ def evaluate_parts(
             arguments = [values[name] for name in part.inputs]
             results = _Recorder(part.graph, strict=True).run(*arguments)
             values |= dict(zip(part.outputs, results, strict=True))
+            apply_writes(part, values)
     found = {f"final {name}": values[name] for name in names}
     found |= {f"final {name}": values[new] for name, new in partitioned.changed.items()}
     found |= {f"gradient {name}": values[accumulator(name)] for name in trained}

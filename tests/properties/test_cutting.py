@@ -121,7 +121,8 @@ def assert_splits_well(capture, partitioned, inputs):
     assert SplitWeightGradients()(split).parts == split.parts
     for part, after in pairwise(split.parts):
         if after.direction == "weights":
-            assert (part.stage, part.gradients, after.outputs) == (after.stage, (), ())
+            assert (part.stage, part.gradients) == (after.stage, ())
+            assert set(after.outputs) == {write.value for write in after.writes}
             assert after.gradients
 
 
@@ -129,7 +130,7 @@ def assert_splits_well(capture, partitioned, inputs):
 def test_split_parts_compute_the_graph(case):
     capture, inputs = case
     note(str(capture.graph.graph))
-    assert_splits_well(capture, Partition("sum")(capture), inputs)
+    assert_splits_well(capture, Partition("+=")(capture), inputs)
 
 
 @given(case=placed_graphs(partly=True))
@@ -145,7 +146,7 @@ def test_gradients_are_placed_along_the_data(case):
     assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
 
 
-@pytest.mark.parametrize("accumulation", ["store", "sum", "running"])
+@pytest.mark.parametrize("accumulation", ["store", "+=", "mean"])
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_parts_compute_the_model(accumulation, recipe, training, data):
     model = recipe.build()

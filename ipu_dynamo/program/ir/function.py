@@ -19,7 +19,8 @@ from ipu_dynamo.program.text.operator_text import operator_text
 class Function:
     """A stage of computation: tensors in, tensors out; variables are passed like inputs.
 
-    Accumulators and buffers among these are written in place by operators that say so.
+    Those of a program write nothing that they are given. Those of a HostProgram write accumulators
+    and buffers in place, by operators that say so.
 
     Args:
         name: unique within the program.

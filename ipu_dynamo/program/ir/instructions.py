@@ -7,9 +7,9 @@ from ipu_dynamo.ops.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_rules import Rule
+from ipu_dynamo.program.ir.writes import Accumulate, Direction, WriteBuffer, in_phase
 
 _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batches"}
-Direction = Literal["forward", "backward", "forward_backward", "weights"]
 Order = Literal["sequential", "pipelined"]
 
 
@@ -105,7 +105,7 @@ class Call:
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
         arguments = ", ".join(f"%{name}" for name in self.arguments)
-        where = f"on ipu{self.ipu}{_in(self.phase)}"
+        where = f"on ipu{self.ipu}{in_phase(self.phase)}"
         return f"({results}) = call @{self.function}({arguments})  {where}"
 
 
@@ -126,7 +126,7 @@ class Store:
     shard: bool = False
 
     def __str__(self) -> str:
-        return f"store {_moved(self)}  ipu{self.ipu} -> off chip{_in(self.phase)}"
+        return f"store {_moved(self)}  ipu{self.ipu} -> off chip{in_phase(self.phase)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +146,13 @@ class Load:
     shard: bool = False
 
     def __str__(self) -> str:
-        return f"load {_moved(self)}  off chip -> ipu{self.ipu}{_in(self.phase)}"
+        return f"load {_moved(self)}  off chip -> ipu{self.ipu}{in_phase(self.phase)}"
 
 
 def _moved(move: Copy | Store | Load) -> str:
     origin = "" if move.value == move.result else f" = %{move.value}"
     shard = "shard of " if not isinstance(move, Copy) and move.shard else ""
     return f"{shard}%{move.result}{origin}: {move.type}, {move.type.nbytes} bytes"
-
-
-def _in(phase: int | None) -> str:
-    return "" if phase is None else f", phase {phase}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +181,7 @@ class AllGather:
 
     def __str__(self) -> str:
         origin = f"{self.shards} replicas" if self.groups is None else f"each {self.groups}"
-        where = f"on ipu{self.ipu}{_in(self.phase)}"
+        where = f"on ipu{self.ipu}{in_phase(self.phase)}"
         return f"all_gather %{self.value}: {self.type} from {origin}, {self.nbytes} bytes  {where}"
 
 
@@ -339,6 +335,8 @@ Plain = (  # every instruction but a loop
     | Send
     | Copy
     | Call
+    | Accumulate
+    | WriteBuffer
     | Store
     | Load
     | AllGather

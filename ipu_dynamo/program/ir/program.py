@@ -29,6 +29,7 @@ from ipu_dynamo.program.ir.instructions import (
 from ipu_dynamo.program.ir.types import byte_text
 from ipu_dynamo.program.ir.values import Input, Output, Variable
 from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
 from ipu_dynamo.program.text.program_text import line_error, parse_text, write_text
 from ipu_dynamo.program.text.short_text import folded
@@ -213,6 +214,8 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 total += _traffic(inner) * count
             case Receive() | Send() | Copy() | Call() | AllReduce() | Update() | AdjustLossScale():
                 continue
+            case Accumulate() | WriteBuffer():
+                continue
             case _:
                 assert_never(instruction)
     return total
@@ -224,6 +227,8 @@ def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = Fal
         text = f"{indent}{line}"
         match instruction:
             case Call() | Copy() | Send() | Store() | Load() | AllGather():
+                lines.append(f"{text:<88}  # {instruction.source}")
+            case Accumulate() | WriteBuffer():
                 lines.append(f"{text:<88}  # {instruction.source}")
             case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                 lines.append(text)

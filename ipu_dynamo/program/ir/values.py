@@ -43,6 +43,7 @@ class Variable:
             On the host there is a leading dimension over the groups.
         shards: how many replicas, all of a group, hold one part each, instead of the whole. They
             have it whole between a gather and the end of the call that it is gathered for.
+        strides: in elements, of the whole; None: it is dense.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Variable:
     off_chip: bool = False
     groups: ReplicaGroups | None = None
     shards: int = 1
+    strides: tuple[int, ...] | None = None
 
     @property
     def held(self) -> TensorType:
@@ -74,7 +76,8 @@ class Variable:
             own += f", in {self.shards} shards of {self.held}"
         where = "off chip, of" if self.off_chip else "on"
         values = f", values {self.digest}" if self.digest else ""
-        return f"{self.kind} %{self.name}: {self.type}  {where} ipu{self.ipu}{own}{values}"
+        order = "" if self.strides is None else f"{{{','.join(map(str, self.strides))}}}"
+        return f"{self.kind} %{self.name}: {self.type}{order}  {where} ipu{self.ipu}{own}{values}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 The body of a training program is one loop over device iterations, of what comes before the
 micro-batches, one loop over these, and the end of the step. That of any other program is what comes
 before, and the loop over micro-batches. Every name stands for one thing, which is made before it is
-read, on the IPU that reads it, in the type that is expected.
+read, on the IPU that reads it, in the type that is expected. Functions write nothing that they are
+given: what lasts is written by instructions.
 """
 
 from collections.abc import Iterable
@@ -29,6 +30,8 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify_shape import check_loops, check_tables, sharing
 from ipu_dynamo.program.ir.verify_update import check_update
+from ipu_dynamo.program.ir.verify_writes import WriteChecks
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class _Verifier:
         self.inputs = {stream.name: stream for stream in program.inputs}
         self.outputs = {stream.name: stream for stream in program.outputs}
         self.has = Residence({variable.name: variable for variable in program.variables})
+        self.writes = WriteChecks(self.has)
         self.sent: set[str] = set()
         self.updated: set[str] = set()
 
@@ -82,6 +86,7 @@ class _Verifier:
         for instruction in instructions:
             try:
                 self.check(instruction)
+                self.writes.follow(instruction)
             except ProgramError:
                 raise
             except ValueError as error:
@@ -97,6 +102,8 @@ class _Verifier:
                 self.copy(instruction)
             case Call():
                 self.call(instruction)
+            case Accumulate() | WriteBuffer():
+                pass  # `writes` does
             case Store():
                 self.store(instruction)
             case Load():
@@ -150,11 +157,6 @@ class _Verifier:
         _number("results", len(call.results), len(function.outputs))
         for name, expected in zip(call.arguments, function.inputs, strict=True):
             _same(name, self.has.at(name, call.ipu), expected)
-        for position in function.written:
-            name = call.arguments[position]
-            home = self.has.variable(name)
-            if home.ipu != call.ipu:
-                raise ValueError(f"%{name} is changed away from its home, ipu{home.ipu}")
         for result, made in zip(call.results, function.outputs, strict=True):
             if (result is None) != (made is None):
                 raise ValueError(f"%{result} is called what @{call.function} returns as {made}")

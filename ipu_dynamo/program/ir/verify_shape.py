@@ -18,13 +18,14 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
 
 _BEFORE = Load | AllGather | Copy
-_WITHIN = Receive | Send | Copy | Call | Store | Load | AllGather
+_WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
 _AFTER = Copy | Load | Store | AllGather | AllReduce | ReduceScatter | Update | AdjustLossScale
 
 
@@ -40,6 +41,9 @@ def check_tables(program: "Program") -> None:
     ):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
+    for function in program.functions:
+        if function.written:
+            raise ValueError(f"@{function.name} writes its argument {function.written[0]}")
     for variable in program.variables:
         if not 0 <= variable.ipu < program.num_ipus:
             raise ValueError(f"%{variable.name} lives on ipu{variable.ipu}, which does not exist")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ipu_dynamo.program import Call, Load, Plain, Program, Store
+from ipu_dynamo.program import Accumulate, Call, Load, Plain, Program, Store, WriteBuffer
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import (
@@ -18,9 +18,9 @@ def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
     They made what it reads; or also read what is forgotten after it; or use a variable before it
     that the micro-batch changes. The first pass begins a micro-batch, and the last one ends it.
     """
-    uses = _uses(program)
-    changed = changed_registers(program)
-    kept = {number_registers(program)[variable.name] for variable in program.variables}
+    uses, registers = _uses(program), number_registers(program)
+    changed = {registers[name] for name in changed_variables(program)}
+    kept = {registers[variable.name] for variable in program.variables}
     count = len(stage_passes(calls_of(program)))
     needed: list[set[int]] = [{0} if index else set() for index in range(count)]
     needed[-1] = set(range(count - 1))
@@ -38,19 +38,22 @@ def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
 
 def changes_between_calls(program: Program) -> bool:
     """Whether a micro-batch changes a variable that several of its passes use."""
-    uses = _uses(program)
-    return any(len(uses.get(register, ())) > 1 for register in changed_registers(program))
+    uses, registers = _uses(program), number_registers(program)
+    return any(len(uses.get(registers[name], ())) > 1 for name in changed_variables(program))
 
 
-def changed_registers(program: Program) -> set[int]:
-    """Registers of the variables that calls write in place."""
-    registers = number_registers(program)
+def changed_variables(program: Program) -> frozenset[str]:
+    """The variables that micro-batches write: by instructions, or where these have become a part
+    of functions, by calls."""
     written = {function.name: function.written for function in program.functions}
-    return {
-        registers[call.arguments[position]]
-        for call in calls_of(program)
-        for position in written[call.function]
-    }
+    changed: set[str] = set()
+    for instruction in sections(program).loop:
+        match instruction:
+            case Call(function=name, arguments=arguments):
+                changed.update(arguments[position] for position in written[name])
+            case Accumulate(accumulators=names) | WriteBuffer(variables=names):
+                changed.update(names)
+    return frozenset(changed)
 
 
 def calls_of(program: Program) -> Sequence[Call]:
@@ -70,10 +73,14 @@ def _uses(program: Program) -> dict[int, list[int]]:
 
 
 def _names(instruction: Plain) -> tuple[str, ...]:
-    """What a call names, or what brings a value to streaming memory and back."""
+    """What a call or a write names, or what brings a value to streaming memory and back."""
     match instruction:
         case Call(arguments=arguments, results=results):
             return (*arguments, *(name for name in results if name))
+        case Accumulate(accumulators=names, weight=weight):
+            return (*names, weight) if weight else names
+        case WriteBuffer(variables=names):
+            return names
         case Load(value=value, result=result) if not is_fetch(instruction):
             return value, result
         case Store(value=value, result=result):

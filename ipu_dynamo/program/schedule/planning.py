@@ -12,7 +12,7 @@ from torch import fx
 
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.schedule.dependencies import (
-    changed_registers,
+    changed_variables,
     changes_between_calls,
     dependencies,
 )
@@ -73,7 +73,7 @@ def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) 
 
 def independent(program: Program) -> bool:
     """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
-    return program.kind == "inference" and not changed_registers(program) and not draws(program)
+    return program.kind == "inference" and not changed_variables(program) and not draws(program)
 
 
 def draws(program: Program) -> bool:

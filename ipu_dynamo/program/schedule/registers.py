@@ -20,6 +20,7 @@ from ipu_dynamo.program.ir.instructions import (
     on_ipu,
 )
 from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import is_fetch
 
@@ -61,7 +62,7 @@ def number_registers(
                 registers[name] = registers[value]
             case Send() | AllGather() | ReduceScatter() | AllReduce() | Update():
                 continue
-            case AdjustLossScale():
+            case AdjustLossScale() | Accumulate() | WriteBuffer():
                 continue
             case _:
                 assert_never(instruction)

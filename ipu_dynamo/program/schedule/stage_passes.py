@@ -23,6 +23,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 
 
 def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
@@ -44,8 +45,8 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
     """All that each stage pass of a micro-batch does, in program order.
 
     The first pass receives. What an IPU loads is loaded by its next pass, and what it stores or
-    sends by its last one; a variable is fetched by the pass of the next call, and a copy made by
-    that of the call before.
+    sends by its last one; a variable is fetched by the pass of the next call, and a copy or a write
+    made by that of the call before.
     """
     calls = [instruction for instruction in loop if isinstance(instruction, Call)]
     pass_of = [number for number, of in enumerate(stage_passes(calls)) for _ in of]
@@ -59,7 +60,7 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
                 call = 0
             case Call():
                 call, passed = passed, passed + 1
-            case Copy():
+            case Copy() | Accumulate() | WriteBuffer():
                 call = passed - 1
             case Load() if not is_fetch(instruction):
                 call = _next(calls, passed, instruction.ipu)

@@ -27,8 +27,9 @@ from ipu_dynamo.program.text.reader import Reader, Record
 
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
+OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result would share memory
 # what stays of a node's meta, besides its value and its source line
-_KEPT = (RECOMPUTED, GROUP)
+_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")

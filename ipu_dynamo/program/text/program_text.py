@@ -18,7 +18,7 @@ from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.text.indented import LineError, outline, shortened
 from ipu_dynamo.program.text.records import read_lines, write_lines
 
-_FIRST, _LAST = "ipu_dynamo program, form 1", "end"
+_FIRST, _LAST = "ipu_dynamo program, form 2", "end"
 T = TypeVar("T")
 
 

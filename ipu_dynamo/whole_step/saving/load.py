@@ -271,7 +271,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         }
     except (RuntimeError, AssertionError) as error:
         raise SavedProgramError(Reason.DEVICE, str(error)) from error
-    host = run_host_passes(program, host_passes(options))
+    host = run_host_passes(program, host_passes(options, devices=devices))
     compiled = Compiled(
         host=host,
         structure=entry.results,

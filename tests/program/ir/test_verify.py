@@ -1,5 +1,6 @@
 """Check that programs are verified: those that are emitted pass, broken ones name the fault."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -20,6 +21,7 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program import (
+    Accumulate,
     AllGather,
     AllReduce,
     Call,
@@ -34,6 +36,7 @@ from ipu_dynamo.program import (
     Store,
     TensorType,
     Update,
+    WriteBuffer,
 )
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.runtime.engines.engines import EagerEngine
@@ -170,6 +173,33 @@ def first(program, kind, number=0):
     return [i for i in program.walk() if isinstance(i, kind)][number]
 
 
+def twice(program, kind, **fields):
+    """A program in which a write stands once more, with other fields."""
+    (step,) = program.body
+    loop = first(program, Repeat, 1)
+    write = first(program, kind)
+    place = loop.body.index(write) + 1
+    inner = (*loop.body[:place], replace(write, **fields), *loop.body[place:])
+    return replace(
+        program,
+        body=(
+            replace(
+                step, body=tuple(replace(i, body=inner) if i is loop else i for i in step.body)
+            ),
+        ),
+    )
+
+
+def writing(function):
+    """The same function, which sets its first argument to zero."""
+    graph = copy.deepcopy(function.graph)
+    inputs = list(graph.graph.find_nodes(op="placeholder"))
+    with graph.graph.inserting_after(inputs[-1]):
+        node = graph.graph.call_function(torch.ops.aten.zero_.default, (inputs[0],))
+    node.meta["val"] = inputs[0].meta["val"]
+    return replace(function, graph=graph)
+
+
 def renamed(program, table, number, **fields):
     """A program in which an entry of one of its tables has other fields."""
     entries = list(getattr(program, table))
@@ -249,6 +279,47 @@ BROKEN = {
     "result of none": lambda p: (
         changed(p, Call, results=(None,) * len(first(p, Call).results)),
         "is called what @",
+    ),
+    "write of an unknown value": lambda p: (
+        changed(p, WriteBuffer, values=("z",) * 3),
+        "%z is no result of this stage pass",
+    ),
+    "values too few": lambda p: (
+        changed(p, Accumulate, values=first(p, Accumulate).values[1:]),
+        "values are written to",
+    ),
+    "variable too often": lambda p: (
+        changed(p, WriteBuffer, variables=("norm.running_mean",) * 3),
+        "a variable is written twice at once",
+    ),
+    "values exchanged": lambda p: (
+        changed(p, WriteBuffer, values=first(p, WriteBuffer).values[::-1]),
+        "and %norm.running_mean is f32[4]",
+    ),
+    "write of another stage": lambda p: (
+        changed(p, Accumulate, direction="weights"),
+        "a write stands behind a call of its stage pass",
+    ),
+    "accumulator as a buffer": lambda p: (
+        changed(p, WriteBuffer, variables=("first.weight.grad", "norm.bias", "norm.weight")),
+        "%first.weight.grad, of kind accumulator, is no buffer",
+    ),
+    "buffer as an accumulator": lambda p: (
+        changed(p, Accumulate, accumulators=("norm.running_mean", "last.bias.grad")),
+        "%norm.running_mean, of kind buffer, is no accumulator",
+    ),
+    "mean without a share": lambda p: (changed(p, Accumulate, rule="mean"), "has a share"),
+    "stored after a sum": lambda p: (
+        twice(p, Accumulate, rule="store"),
+        "is written before: store would lose that",
+    ),
+    "buffer twice": lambda p: (
+        twice(p, WriteBuffer),
+        "%norm.running_mean is written by another stage pass already",
+    ),
+    "no pure function": lambda p: (
+        replace(p, functions=tuple(map(writing, p.functions))),
+        "@forward0 writes its argument 0",
     ),
     "sum of nothing": lambda p: (
         put(p, AllReduce(("z",), 0), before=Update),

@@ -191,7 +191,7 @@ def test_nothing_is_run(tmp_path):
 def test_errors_say_what_is_wrong_and_where():
     text = training().text()
     for old, new, message in (
-        ("form 1", "form 2", "line 1: expected 'ipu_dynamo program, form 1'"),
+        ("form 2", "form 1", "line 1: expected 'ipu_dynamo program, form 2'"),
         ("aten.addmm.default", "aten.addmn.default", "no operator aten.addmn.default"),
         ("(%first_bias,", "(%second_bias,", "nothing is called %second_bias before this line"),
         ("ipu=0", "ipu=zero", "zero is not a value"),

@@ -1,0 +1,91 @@
+"""Rewrite functions of a HostProgram: copies, since those of the program stay as they are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+
+from torch import fx
+
+from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.program import Call, Function, HostProgram, Instruction, Program, Repeat
+from ipu_dynamo.program.ir.function import make_function
+
+
+def rewrite_functions(
+    host: HostProgram,
+    rewrite: Callable[[fx.Graph], None],
+    wanted: Callable[[fx.Graph], object],
+) -> HostProgram | bool:
+    """The HostProgram whose functions are rewritten where that is `wanted`; False: nowhere.
+
+    Args:
+        rewrite: changes a copy of a function's graph in place.
+        wanted: reads a function's graph only.
+    """
+    functions: dict[str, Function] = {}
+    for function in host.inlined.functions:
+        if wanted(function.graph.graph):
+            module = copy_of(function.graph)
+            rewrite(module.graph)
+            module.recompile()
+            functions[function.name] = make_function(function.name, module)
+    if not functions:
+        return False
+    calls = {
+        id(call): functions.get(call.function) or named(host.inlined, call.function)
+        for call in host.inlined.calls
+    }
+    return replace(host, inlined=with_functions(host.inlined, calls))
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy that can be rewritten; it shares the fake values."""
+    graph = fx.Graph()
+    result = graph.output(graph.graph_copy(module.graph, {}))
+    result.meta = dict(module.graph.output_node().meta)
+    return module_of(graph, module)
+
+
+def named(program: Program, name: str) -> Function:
+    """The function of a program that is called so."""
+    return next(function for function in program.functions if function.name == name)
+
+
+def with_functions(
+    program: Program,
+    functions: Mapping[int, Function],
+    replaced: Mapping[int, tuple[Instruction, ...]] | None = None,
+) -> Program:
+    """A program whose calls have other functions; equal ones are one, and keep a name of theirs.
+
+    Args:
+        functions: by the `id` of each call, or of a call that `replaced` brings in.
+        replaced: by the `id` of an instruction, what takes its place.
+    """
+    by_key: dict[str, Function] = {}
+
+    def body(instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+        made: list[Instruction] = []
+        for instruction in instructions:
+            if isinstance(instruction, Repeat):
+                made.append(replace(instruction, body=body(instruction.body)))
+                continue
+            for new in (replaced or {}).get(id(instruction), (instruction,)):
+                made.append(call_of(new) if isinstance(new, Call) else new)
+        return tuple(made)
+
+    def call_of(call: Call) -> Call:
+        function = functions[id(call)]
+        if function.key not in by_key:
+            name = _free(function.name, {known.name for known in by_key.values()})
+            by_key[function.key] = replace(function, name=name)
+        return replace(call, function=by_key[function.key].name)
+
+    return replace(program, body=body(program.body), functions=tuple(by_key.values()))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`name`, or with a number if another function has it."""
+    if name not in taken:
+        return name
+    return next(new for number in count(2) if (new := f"{name}_{number}") not in taken)
