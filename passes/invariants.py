@@ -14,6 +14,7 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.markers import begin_block, end_block, recomputation_checkpoint_op
 from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.program import graph_outputs
@@ -77,7 +78,7 @@ def _knows_loss(capture: Capture) -> Problems:
 
 def _functional(capture: Capture) -> Problems:
     for node in capture.graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
             yield f"%{node.name} = {node.target} writes an argument"
 
 

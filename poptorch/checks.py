@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from ipu_dynamo.ops.private.native import NormBase
 from ipu_dynamo.program import Program
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
@@ -44,7 +44,7 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         return
     for name, module in model.named_modules():
-        cumulative = isinstance(module, _NormBase) and module.momentum is None
+        cumulative = isinstance(module, NormBase) and module.momentum is None
         if cumulative and module.training and module.track_running_stats:
             raise createPoptorchError(
                 f"{name or type(module).__name__} has momentum=None: the number of batches is a "
@@ -121,7 +121,7 @@ def _check_buffers(program: Program, model: Any, options: Options) -> None:
     statistics = {
         f"{name}.{buffer}" if name else buffer
         for name, module in model.named_modules()
-        if isinstance(module, _NormBase)
+        if isinstance(module, NormBase)
         for buffer in module._buffers
     }
     changed = [

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-import torch
-
+from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.replica_slices import ReplicaSlices
 
@@ -137,7 +136,7 @@ class WeightsOnDevice:
             fetched = {id(tensors[name]) for name in names}
             with (
                 host_tensors(),
-                torch._C.DisableTorchFunctionSubclass(),
+                DisableTorchFunctionSubclass(),
                 self.slices.one_for_each_group(fetched),
             ):
                 core.read_weights(names)
@@ -148,7 +147,7 @@ class WeightsOnDevice:
         if names := self.newer_on_host:
             with (
                 host_tensors(),
-                torch._C.DisableTorchFunctionSubclass(),
+                DisableTorchFunctionSubclass(),
                 self.slices.one_for_each_group(),
             ):
                 core.write_weights(names)

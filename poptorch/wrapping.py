@@ -5,9 +5,9 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
+from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from poptorch import ownership
 from poptorch.errors import createPoptorchError
 from poptorch.ownership import WeightsOnDevice
@@ -36,7 +36,7 @@ class WrappedTensor:
         wrapped = [kind for kind in kinds if issubclass(kind, WrappedTensor)]
         for layer in dict.fromkeys(layer for kind in wrapped for layer in kind._layers):
             layer._device.refresh()
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.program import Overlap
 
 # Keys of node.meta, from the earliest writer to the last reader.

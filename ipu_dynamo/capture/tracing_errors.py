@@ -7,9 +7,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ipu_dynamo.errors import is_library, raised_at
+from ipu_dynamo.ops.private.graphs import pytree
 
 
 def explain(error: Exception, names: Mapping[int, str]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import pytree, unbacked_symbols
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.private.graphs import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _OWN = frozenset(
     {"aten", "prims", "prim", "ipu", "_c10d_functional", "higher_order", "mkldnn", "torch_nn"}
@@ -108,13 +109,13 @@ def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[t
             f"leave the tensor on {device}, or move this out of the compiled model",
         )
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         if target.name() not in _INLINED and not target.name().startswith("wrap"):
             yield (
                 "it holds a graph or an effect of its own, which programs cannot have yet",
                 "replace it (torch.cond by torch.where), or leave it out of the model",
             )
-    elif isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    elif isinstance(target, OpOverload | OpOverloadPacket):
         namespace = _name(node).partition(".")[0]
         if namespace not in _OWN:
             yield (
@@ -125,9 +126,9 @@ def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[t
 
 def _name(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return str(target.name())
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverload | OpOverloadPacket):
         return str(target)
     if node.op == "placeholder":
         return f"input {node.name}"

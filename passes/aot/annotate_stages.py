@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.ops.private.graphs import HigherOrderOperator
 from ipu_dynamo.passes.levels import Level
 
 _KEY = "ipu_stage"  # key of node.meta["custom"]
@@ -46,7 +46,7 @@ class AnnotateStages:
 
 def _inside(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
     """The nodes of the graphs that a higher-order operator such as a checkpoint runs."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         for held in node.all_input_nodes:
             if held.op == "get_attr":
                 for module in gm.get_submodule(str(held.target)).modules():

@@ -20,6 +20,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.counter_distributions import Drawing
 from ipu_dynamo.passes.levels import Level
 
@@ -216,7 +217,7 @@ def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
 def draws(node: fx.Node) -> bool:
     """Whether a node draws random numbers; attention without dropout does not."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False

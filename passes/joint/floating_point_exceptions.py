@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.float_check import Kind, check
 from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.private.graphs import OpOverload, pytree
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
 
@@ -65,7 +65,7 @@ def plan(graph: fx.Graph) -> list[_Check]:
     checks = []
     for node in graph.nodes:
         source = node.args[0] if node.target is getitem else node
-        if not isinstance(source.target, torch._ops.OpOverload) or node in checked:
+        if not isinstance(source.target, OpOverload) or node in checked:
             continue
         if is_view(node) or source.target in _TESTS | _UNFILLED or source.target is check:
             continue
@@ -106,7 +106,7 @@ class FloatingPointExceptions:
 
 def _kind(node: fx.Node) -> Kind:
     target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(target, OpOverload)
     if target in _COMPARISONS:
         return "comparison"
     if target in _DIVISIONS and all(_floats(operand) for operand in node.all_input_nodes):

@@ -22,7 +22,7 @@ from ipu_dynamo.capture.capture import (
     Placeholder,
 )
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
-from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.ops.private.graphs import OpOverload, module_of
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
@@ -61,7 +61,7 @@ class Draft:
             self.inputs[name] = node
         return self.inputs[name]
 
-    def call(self, target: torch._ops.OpOverload, *args: fx.Node | float, like: fx.Node) -> fx.Node:
+    def call(self, target: OpOverload, *args: fx.Node | float, like: fx.Node) -> fx.Node:
         """Append a call whose value and source line are those of `like`."""
         node = self.graph.call_function(target, args)
         node.meta = {k: like.meta[k] for k in ("val", "stack_trace") if k in like.meta}

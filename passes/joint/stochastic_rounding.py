@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.counter_distributions import Drawing
@@ -88,7 +89,7 @@ def computing_in_half(graph: fx.Graph) -> list[fx.Node]:
     return [
         node
         for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
+        if isinstance(node.target, OpOverload)
         and node.target.namespace == "aten"
         and node.all_input_nodes
         and not is_view(node)

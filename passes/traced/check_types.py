@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import Capture, Placeholder
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.levels import Level
 
 _MOST = 2**20  # elements of a trial, which takes a millisecond then
@@ -75,7 +76,7 @@ class CheckTypes:
 def _may_be_refused(node: fx.Node) -> bool:
     """Whether an operator of PyTorch mixes types, or has integers, and is small enough to try."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False

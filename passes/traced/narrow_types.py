@@ -22,6 +22,7 @@ from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.narrowing import NARROW
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.levels import Level
 
@@ -63,9 +64,9 @@ class _Narrowing:
         target = node.target
         node.args = map_aggregate(node.args, _narrow_dtype)
         node.kwargs = map_aggregate(node.kwargs, _narrow_dtype)
-        if target is not getitem and not isinstance(target, torch._ops.OpOverload):
+        if target is not getitem and not isinstance(target, OpOverload):
             return
-        if isinstance(target, torch._ops.OpOverload) and not _takes_any_integer(target):
+        if isinstance(target, OpOverload) and not _takes_any_integer(target):
             self.widen_arguments(node, target)
         before = node.meta["val"]
         if isinstance(before, Tensor) and before.dtype in NARROW and not _takes_positions(target):
@@ -74,7 +75,7 @@ class _Narrowing:
         if isinstance(before, Tensor) and before.dtype in NARROW:
             self.narrow_result(node)
 
-    def widen_arguments(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+    def widen_arguments(self, node: fx.Node, target: OpOverload) -> None:
         """Give an operator the 64-bit integers that it had before."""
         names = [argument.name for argument in target._schema.arguments]
         changes_argument = target._schema.is_mutable
@@ -176,7 +177,7 @@ def _changed_view(node: fx.Node) -> bool:
     return is_view(node) and _changes(node)
 
 
-def _takes_any_integer(target: torch._ops.OpOverload) -> bool:
+def _takes_any_integer(target: OpOverload) -> bool:
     return target in _MOVES_ONLY or torch.Tag.pointwise in target.tags or bool(target.is_view)
 
 

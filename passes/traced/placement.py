@@ -16,6 +16,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block, end_block
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.block_places import Blocks
@@ -185,7 +186,7 @@ def check_size(stages: int, num_ipus: int, micro_batches: int, training: bool) -
 
 def computes(node: fx.Node) -> bool:
     """An operator, or in Dynamo's graphs a call that gives tensors; switches of modes are none."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return True
     if node.target is getitem and not isinstance(_example(node.args[0]), torch.Tensor):
         return False  # takes a result out of a tuple

@@ -9,10 +9,9 @@ Source   programs are flat: a function of a program is one graph.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.graphs import HigherOrderOperator
 from ipu_dynamo.passes.levels import Level
 
 
@@ -26,7 +25,7 @@ class RefuseNestedGraphs:
 
     def __call__(self, capture: Capture) -> bool:
         for node in capture.graph.graph.nodes:
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if isinstance(node.target, HigherOrderOperator):
                 raise CompileError(
                     f"operator {node.target} holds a graph or an effect of its own, which programs "
                     f"cannot have yet",

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.private.native import (
     compiler_settings,
     cpp_compiler_names,
@@ -57,7 +58,7 @@ def _is_described(node: fx.Node) -> bool:
     """Whether what `node` computes is known from its text."""
     if node.target is operator.getitem:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _KNOWN
+    return isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN
 
 
 @cache

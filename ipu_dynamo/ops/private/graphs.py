@@ -8,7 +8,7 @@ from types import FunctionType
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
@@ -19,7 +19,9 @@ from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, r
 
 __all__ = [
     "FakeTensorMode",
+    "HigherOrderOperator",
     "OpOverload",
+    "OpOverloadPacket",
     "code_on_demand",
     "is_registered",
     "module_of",

@@ -16,6 +16,9 @@ if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
         f"{torch.__version__}: install torch>=2.13,<2.15"
     )
 
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+NormBase = torch.nn.modules.batchnorm._NormBase  # of all batch and instance norms
+
 fused_sgd_: Callable[..., None] = torch._fused_sgd_
 fused_adam_: Callable[..., None] = torch._fused_adam_
 fused_adamw_: Callable[..., None] = torch._fused_adamw_

@@ -4,6 +4,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.program.ir.types import TensorType
 
 
@@ -34,6 +35,6 @@ def _call_text(node: fx.Node) -> str:
     parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
     target = node.target
     name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
     return f"{name}({', '.join(parts)})"
