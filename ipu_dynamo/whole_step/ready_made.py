@@ -9,7 +9,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Update
-from ipu_dynamo.runtime.lower.figures import Figures
+from ipu_dynamo.tune.figures import Figures
 
 _HINT = "use the model, the options and the inputs that the program was compiled for"
 
