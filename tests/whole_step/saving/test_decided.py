@@ -9,10 +9,11 @@ from torch import nn
 from ipu_dynamo import compile_inference, load, save
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.runtime.engines.engines import EagerEngine, InductorEngine
-from ipu_dynamo.runtime.lower.convolution_times import ConvolutionShape
-from ipu_dynamo.runtime.lower.figures import Figures
+from ipu_dynamo.runtime.lower import make_recipe
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.tune import matmul_choice
+from ipu_dynamo.tune.convolution_shape import ConvolutionShape
+from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_classes import MEASURED
 from ipu_dynamo.whole_step.saving import decided
 
@@ -76,13 +77,14 @@ def test_a_loaded_program_computes_with_the_libraries_that_it_was_saved_with(tmp
     monkeypatch.delenv("IPU_DYNAMO_MATMUL", raising=False)
     called = []
 
-    original = InductorEngine._compile
+    original = make_recipe.choose_products
 
-    def seen(self, function, threads, *, packs):
-        called.extend(node.target for node in function.operators)
-        return original(self, function, threads, packs=packs)
+    def seen(*args):
+        chosen = original(*args)
+        called.extend(node.target for node in chosen.function.operators)
+        return chosen
 
-    monkeypatch.setattr(InductorEngine, "_compile", seen)
+    monkeypatch.setattr(make_recipe, "choose_products", seen)
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU())
     measure(monkeypatch, figures(2e-3, 1e-3))
     run = compile_inference(model, {"engine": "inductor"})
