@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import Copy, HostProgram, Plain
+from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -15,22 +15,21 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.batching import Batching, join
+from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
-from ipu_dynamo.runtime.execute.host_inputs import Receiving
-from ipu_dynamo.runtime.execute.micro_batch_loop import HostStreams, MicroBatchLoop
+from ipu_dynamo.runtime.execute.host_streams import HostLink
+from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.micro_batch_tasks import stages_of
-from ipu_dynamo.runtime.execute.rollback import transaction_of
-from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.execute.step_end import Numbers
 from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 from ipu_dynamo.runtime.lower.defer_accumulation import keep_apart, side_by_side
 from ipu_dynamo.runtime.lower.fuse_step import can_link
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
 
 
 class Executable:
@@ -98,7 +97,6 @@ class Executable:
         self.timeline: Timeline | None = None
         self.transfers: TransferTimes | None = None
         self.memory = StreamingMemory()
-        self._rounding = StochasticRounding()
         deferred = keep_apart(program) if apart else None
         program = deferred.program if deferred else program
         cut = sections(program)
@@ -111,11 +109,11 @@ class Executable:
             self.schedule = side_by_side(
                 as_call(calls), micro_batches=self._per_round, workers=workers or 1
             )
-        kept = [[k for row in batching.kept(o) for k in row] for o in self.program.outputs]
+        self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
         self._loop: MicroBatchLoop | None = None
         if engine.fuses and can_link(program) and self.devices[0].type == "cpu":
-            self.fused = FusedStep(program, engine, storage, kept, threads)
+            self.fused = FusedStep(program, engine, storage, self._link.kept, threads)
             self.fused.prepare(numbers)
         else:
             constants = constant_variables(program) if own_tensors else frozenset()
@@ -124,23 +122,21 @@ class Executable:
                 stages_of(program, engine, threads, constants),
                 storage,
                 self.schedule,
-                kept,
+                self._link.kept,
                 threads=threads,
                 devices=self.devices,
                 memory=self.memory,
                 deferred=deferred,
             )
-        self._receiving = Receiving(program, batching, self.devices)
-        self._begin = self._step_end([i for i in cut.before if not isinstance(i, Copy)])
-        self._end = self._step_end(cut.after)
-        self._transaction = transaction_of(
+        self._steps = TransactionalSteps(
             program,
-            batching.replicas,
-            storage.tensor,
-            self._end.lasting,
-            guard=guard_updates,
-            reload=self._end.reload_states,
+            storage,
+            batching.iterations,
+            devices=self.devices,
+            memory=self.memory,
+            guard_updates=guard_updates,
         )
+        self._transaction = self._steps.transaction
         self._signals = DeferredSignals()
         self._one_call = fork_safe_lock()
 
@@ -211,12 +207,12 @@ class Executable:
     @property
     def last_loss_scale(self) -> float | None:
         """What the loss scale was in the last step, if the program adjusts it."""
-        last = self._end.last_loss_scale
+        last = self._steps.end.last_loss_scale
         return None if last is None else last.item()
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
-        self._end.reload_states()
+        self._steps.end.reload_states()
 
     def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
         """Run one call.
@@ -248,67 +244,18 @@ class Executable:
         self._settle()
         self._transaction.check()
         self._storage.spread_changes()
-        host = next((tensor.device for tensor in inputs.values()), self.devices[0])
-        batching = self.batching
-        sent: list[list[Tensor | None]] = [
-            [None] * batching.micro_batches for _ in self.program.outputs
-        ]
-        times = self.transfers.begin(batching.micro_batches) if self.transfers else None
-        received = self._receiving(inputs, seed=self.seed, step=self.step)
-        streams = HostStreams(received, sent, times)
+        times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
+        streams = self._link.open(inputs, seed=self.seed, step=self.step, times=times)
         with torch.no_grad():
             try:
                 self._storage.expect_changes()
                 if self.fused:
                     self.fused(numbers, self._rounds, streams, self.timeline)
-                else:
-                    self._run_steps(numbers, streams)
+                elif self._loop:
+                    first, seed = self._first_step, self.seed
+                    self._steps(self._loop, numbers, streams, self.timeline, seed=seed, first=first)
             finally:
                 self._storage.own_changes()
         if self.transfers and times:
             self.transfers.last = times
-        return {
-            output.name: join(output, [v for v in values if v is not None], batching).to(host)
-            for output, values in zip(self.program.outputs, sent, strict=True)
-        }
-
-    def _run_steps(self, numbers: Numbers, streams: HostStreams) -> None:
-        """Run the steps of a call; all of its micro-batches, when there are none."""
-        assert self._loop is not None
-        for step in range(self._rounds):
-            try:
-                self._transaction.begin()
-                self._begin.prepare(numbers)
-                self._loop(step, streams, self.timeline)
-                self._commit(numbers)
-            except BaseException:
-                with self._signals:
-                    self._transaction.recover()
-                raise
-
-    def _commit(self, numbers: Numbers) -> None:
-        """Make a step complete, once its micro-batches have run."""
-        steps = self.batching.iterations // self._rounds
-        if not self._end.commits:
-            self._transaction.complete(steps)
-            return
-        self._rounding.begin(seed=self.seed, step=self.step)
-        self._end.prepare(numbers)
-        with self._signals:
-            self._transaction.commit()
-            try:
-                self._end.write()
-                self._end.clear()
-            except Exception as error:
-                raise self._transaction.failure(error) from error
-            self._transaction.complete(steps)
-
-    def _step_end(self, instructions: Sequence[Plain]) -> StepEnd:
-        return StepEnd(
-            self.program,
-            instructions,
-            self._storage.of_replicas(),
-            self.devices,
-            self._rounding,
-            self.memory,
-        )
+        return self._link.returned(streams, inputs)

@@ -16,7 +16,7 @@ from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.recipe import Stage
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
-from ipu_dynamo.runtime.execute.micro_batch_loop import HostStreams, Kept
+from ipu_dynamo.runtime.execute.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.micro_batch_tasks import Task, bind_instructions
 from ipu_dynamo.runtime.execute.step_end import Numbers
 from ipu_dynamo.runtime.execute.storage import Storage

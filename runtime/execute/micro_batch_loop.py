@@ -1,16 +1,15 @@
 """Run the micro-batches of a step by a schedule."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ipu_dynamo.program import Copy, Program, Receive
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.execute.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.micro_batch_tasks import (
     Stages,
     bind_instructions,
@@ -21,28 +20,9 @@ from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transfer_times import CallTimes
 from ipu_dynamo.runtime.execute.workers import run_side_by_side
 from ipu_dynamo.runtime.lower.defer_accumulation import Apart, Gradients
 from ipu_dynamo.tune.intra_op import intra_op_threads
-
-
-@dataclass(frozen=True, slots=True)
-class HostStreams:
-    """What passes between the host and the IPUs in a call.
-
-    Args:
-        received: for each receive, what every micro-batch gets, in the order [D, A, R].
-        sent: for each output stream, what was kept of every micro-batch.
-        times: records when; None: nobody wants to know.
-    """
-
-    received: Sequence[Sequence[Tensor]]
-    sent: Sequence[list[Tensor | None]]
-    times: CallTimes | None = None
-
-
-Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
 
 
 class MicroBatchLoop:

@@ -1,6 +1,7 @@
-"""Bring the tensors of a call to the IPUs: for each receive, what every micro-batch gets."""
+"""Bring the tensors of a call to the IPUs and back: what every micro-batch gets, what is kept."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,18 +9,36 @@ from torch import Tensor
 from ipu_dynamo.program import Input, Program, Receive
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.execute.batching import Batching
+from ipu_dynamo.runtime.execute.batching import Batching, join
+from ipu_dynamo.runtime.execute.transfer_times import CallTimes
+
+Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
 
 
-class Receiving:
-    """The receives of a program's loop.
+@dataclass(frozen=True, slots=True)
+class HostStreams:
+    """What passes between the host and the IPUs in a call.
+
+    Args:
+        received: for each receive, what every micro-batch gets, in the order [D, A, R].
+        sent: for each output stream, what was kept of every micro-batch.
+        times: records when; None: nobody wants to know.
+    """
+
+    received: Sequence[Sequence[Tensor]]
+    sent: Sequence[list[Tensor | None]]
+    times: CallTimes | None = None
+
+
+class HostLink:
+    """The receives of a program's loop, and its outputs.
 
     Args:
         batching: how a caller's tensor splits into micro-batches.
         devices: of the IPUs.
 
     Attributes:
-        results: what the program calls that which each receive brings.
+        kept: for each output, which device iterations and accumulation steps are.
     """
 
     def __init__(
@@ -28,18 +47,39 @@ class Receiving:
         self._receives = [i for i in sections(program).loop if isinstance(i, Receive)]
         self._streams = {stream.name: stream for stream in program.inputs}
         self._batching, self._devices = batching, devices
-        self.results = tuple(receive.result for receive in self._receives)
+        self._outputs = program.outputs
+        self.kept: Kept = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
 
-    def __call__(
-        self, inputs: Mapping[str, Tensor], *, seed: int, step: int
-    ) -> list[Sequence[Tensor]]:
-        """For each receive, what it brings to every micro-batch of a call.
+    def open(
+        self, inputs: Mapping[str, Tensor], *, seed: int, step: int, times: CallTimes | None
+    ) -> HostStreams:
+        """The streams of a call.
 
         Args:
             inputs: the caller's tensors by stream.
             seed: of the random streams.
             step: number of the call's first device iteration.
+            times: records when something passes.
+
+        Raises:
+            InputError: a tensor does not fit its stream.
         """
+        received = self._received(inputs, seed, step)
+        count = self._batching.micro_batches
+        return HostStreams(received, [[None] * count for _ in self._outputs], times)
+
+    def returned(self, streams: HostStreams, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The joined tensor of every output stream, where the inputs are."""
+        host = next((tensor.device for tensor in inputs.values()), self._devices[0])
+        return {
+            output.name: join(output, [v for v in values if v is not None], self._batching).to(host)
+            for output, values in zip(self._outputs, streams.sent, strict=True)
+        }
+
+    def _received(
+        self, inputs: Mapping[str, Tensor], seed: int, step: int
+    ) -> list[Sequence[Tensor]]:
+        """For each receive, what it brings to every micro-batch of a call."""
         found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
         received = []
         for receive in self._receives:
