@@ -24,11 +24,31 @@ _LIBRARY = tuple(
 
 
 class IpuError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        id: which kind of error this is; it stays the same from version to version, and
+            docs/errors.md has a section for each.
+    """
+
+    id: str = "call"
+
+    def __init__(self, text: str, *, id: str | None = None) -> None:
+        super().__init__(text)
+        if id is not None:
+            self.id = id
+        self.add_note(guide_note(self.id))
+
+
+def guide_note(id: str) -> str:
+    """Where the guide explains errors of a kind, as a note of the error."""
+    return f"error id {id}: see docs/errors.md#{id}"
 
 
 class OptionError(IpuError, ValueError):
     """An option does not exist or has a value that it cannot have."""
+
+    id = "option"
 
 
 class CompileError(IpuError):
@@ -39,10 +59,19 @@ class CompileError(IpuError):
         node: the operator at fault; its source line is quoted.
         where: the source line, when there is no node.
         hint: an action that the user can take today.
+        id: the kind of error, where it is none of the class.
     """
 
+    id = "model"
+
     def __init__(
-        self, problem: str, *, node: fx.Node | None = None, where: str = "", hint: str = ""
+        self,
+        problem: str,
+        *,
+        node: fx.Node | None = None,
+        where: str = "",
+        hint: str = "",
+        id: str | None = None,
     ) -> None:
         lines = [problem]
         if node is not None:
@@ -52,7 +81,7 @@ class CompileError(IpuError):
             lines.append(f"  from: {where}")
         if hint:
             lines.append(f"  try:  {hint}")
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(lines), id=id)
         self.problem = problem
 
 
@@ -63,6 +92,8 @@ class ProgramError(IpuError, ValueError):
         problem: one clause that names what is wrong.
         instruction: at fault; its text, and its source line if it has one, are quoted.
     """
+
+    id = "program"
 
     def __init__(self, problem: str, instruction: object = None) -> None:
         lines = [problem]
@@ -90,6 +121,8 @@ class InputError(IpuError):
         hint: an action that the user can take today.
     """
 
+    id = "input"
+
     def __init__(self, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{problem}\n  try:  {hint}" if hint else problem)
         self.problem = problem
@@ -105,6 +138,8 @@ class ExecutionError(IpuError):
         micro_batch: index of the micro-batch within the call, from 0.
         where: the source line behind the operator.
     """
+
+    id = "operator-failed"
 
     def __init__(
         self, problem: str, *, stage: int, instruction: str, micro_batch: int, where: str
@@ -126,6 +161,8 @@ class UpdateError(IpuError):
         problem: one clause that names what may have been written.
         hint: an action that the user can take today.
     """
+
+    id = "update-failed"
 
     def __init__(self, problem: str, *, hint: str) -> None:
         super().__init__(f"{problem}\n  try:  {hint}")

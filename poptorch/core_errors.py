@@ -12,7 +12,7 @@ from ipu_dynamo.passes.traced.overlap_io import OverlapError, OverlapRule
 from ipu_dynamo.passes.traced.placement import PipelineSizeError
 from ipu_dynamo.passes.traced.tag_convolution_groups import EmptyGroup, NestedGroups
 from poptorch.checks import check_ipus
-from poptorch.errors import Error, wrapped
+from poptorch.errors import Error, led_to_guide, wrapped
 from poptorch.options import Options
 
 
@@ -28,7 +28,7 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
         try:
             yield
         except BlockError as error:
-            raise AssertionError(str(error)) from error
+            raise led_to_guide(AssertionError(str(error)), error) from error
         except PipelineSizeError as error:
             check_ipus(error.num_ipus, options)
             raise Error(_pipeline_size(error)) from error

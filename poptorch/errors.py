@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import IpuError, guide_note
 
 PYTHON_ORIGIN = "poptorch_py_error"
+_Raised = TypeVar("_Raised", bound=Exception)
 _MODULE = "poptorch.poptorch_core"  # where PopTorch programs look for the classes
 
 
@@ -82,12 +83,24 @@ def wrapped(context: str = "") -> Iterator[None]:
     try:
         yield
     except IpuError as error:
-        lines = [*getattr(error, "__notes__", ()), *([context] if context else ())]
-        raise Error(str(error), location="\n".join(lines)) from error
+        guide = guide_note(error.id)
+        notes = [note for note in getattr(error, "__notes__", ()) if note != guide]
+        location = "\n".join([*notes, *([context] if context else ())])
+        raise led_to_guide(Error(str(error), location=location), error) from error
     except Error as error:
+        if isinstance(error.__cause__, IpuError):
+            led_to_guide(error, error.__cause__)
         if context:
             error.location = "\n".join(filter(None, [error.location, context]))
         raise
+
+
+def led_to_guide(error: _Raised, cause: IpuError) -> _Raised:
+    """`error` with a note, once, that names the guide's section about its cause."""
+    note = guide_note(cause.id)
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def _rebuild(cls: type[Error], message: str, state: dict[str, Any]) -> Error:

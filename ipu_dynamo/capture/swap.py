@@ -47,6 +47,7 @@ def swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
                 raise CompileError(
                     f"{kind} {full} is removed from the model when calling the forward method.",
                     hint="register it once, in the constructor, and keep it",
+                    id="in-place",
                 )
             if slot[name] is not swaps[id(tensor)]:
                 raise CompileError(
@@ -54,6 +55,7 @@ def swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
                     f"method. This is not supported. Consider using self.{full}.copy_(src) "
                     f"to copy data from a source tensor, where src is the name of the source "
                     f"tensor.",
+                    id="in-place",
                 )
     finally:
         for _, _, slot, name, tensor in slots:

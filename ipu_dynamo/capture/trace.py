@@ -170,6 +170,7 @@ def trace(
                     "which are not known when compiling",
                     where=raised_at(error.__traceback__),
                     hint="one_hot(x, num_classes=n)",
+                    id="value",
                 ) from error
             if operator := shape_of_values(error):
                 problem = f"the shape of what {operator} returns depends on the values of its input"
@@ -178,6 +179,7 @@ def trace(
                 f"{problem}, which is not known when compiling",
                 where=raised_at(error.__traceback__),
                 hint=f"{hint} (torch.where), or move the decision out of the model",
+                id="value",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote
             explain(error, names)

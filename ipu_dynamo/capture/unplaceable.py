@@ -50,6 +50,8 @@ class Unplaceable:
 class UnplaceableError(CompileError):
     """A graph holds operators that cannot be placed; `found` lists all of them."""
 
+    id = "operator"
+
     def __init__(self, found: Sequence[Unplaceable]) -> None:
         count = sum(one.count for one in found)
         what = "operator" if count == 1 else "operators"

@@ -33,6 +33,8 @@ class SavedProgramError(IpuError):
         hint: an action that the user can take today.
     """
 
+    id = "saved-program"
+
     def __init__(
         self,
         reason: Reason,

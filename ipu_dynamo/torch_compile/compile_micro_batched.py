@@ -159,18 +159,21 @@ def split_inputs(
         raise CompileError(
             f"batch_inputs names {unknown[0]!r}, which is no input that has a dimension",
             hint=f"these are: {', '.join(rows) or 'none'}",
+            id="micro-batches",
         )
     batch = {name: size for name, size in rows.items() if (name in named if named else size != 1)}
     if not batch:
         raise CompileError(
             "there is no batch to split: no input of the graph has several rows",
             hint="leave out micro_batches",
+            id="micro-batches",
         )
     if len(set(batch.values())) > 1:
         sizes = ", ".join(f"{name} has {size}" for name, size in batch.items())
         raise CompileError(
             f"it is not clear what the batch is: dim 0 of the inputs differs ({sizes})",
             hint=f"name the inputs that are cut, for example batch_inputs={[next(iter(batch))]}",
+            id="micro-batches",
         )
     size = next(iter(batch.values()))
     if size % n:
@@ -178,6 +181,7 @@ def split_inputs(
             f"a batch of {size} rows (dim 0 of {', '.join(batch)}) does not divide into "
             f"{n} micro-batches",
             hint=f"pad it to a multiple of {n}, drop the last batch, or change micro_batches",
+            id="micro-batches",
         )
     return {inputs[name]: Shard(0) for name in batch}
 

@@ -14,12 +14,13 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
     Args:
         frame: where the traceback that the user sees begins.
     """
-    notes = tuple(getattr(error, "__notes__", ()))
+    notes = list(getattr(error, "__notes__", ()))
     if isinstance(error, GuardOnDataDependentSymNode):
         error = CompileError(
             f"a size or a branch depends on the values of a tensor: {str(error).splitlines()[0]}",
             hint="programs have static shapes: pass the number as a Python int, or move what "
             "needs it out of the compiled model",
+            id="value",
         )
     if not isinstance(error, IpuError):
         error = CompileError(
@@ -27,7 +28,9 @@ def readable(error: Exception, frame: FrameType | None) -> ShortenTraceback:
             where=raised_at(error.__traceback__),
             hint="this is not expected: please report it with the model; backend='aot_eager' "
             "tells whether PyTorch alone can compile it",
+            id="internal",
         )
+    notes += [note for note in error.__notes__ if note not in notes]
     ours: Any = type(error)
     kind = _through_dynamo(ours)
     result = kind.__new__(kind)

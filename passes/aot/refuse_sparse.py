@@ -33,5 +33,6 @@ class RefuseSparse:
                     f"ones",
                     node=node,
                     hint="use sparse=False, or a dense tensor",
+                    id="operator",
                 )
         return False

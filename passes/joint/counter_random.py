@@ -136,6 +136,7 @@ def _integers(d: Drawing, low: int, high: int) -> tuple[fx.Node, ...]:
             f"a random integer of {high - low} values; the machine draws among at most 2**24",
             node=d.node,
             hint="draw a smaller range",
+            id="operator",
         )
     scaled = d.op(aten.mul.Tensor, d.fraction(_shape(d)), float(high - low))
     whole = d.op(aten._to_copy.default, d.op(aten.floor.default, scaled), dtype=torch.int64)
@@ -250,6 +251,7 @@ class CounterRandom:
                     f"the random operator {node.target} has no counter-based form",
                     node=node,
                     hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
+                    id="operator",
                 )
             with graph.inserting_before(node):
                 results = draw(Drawing(graph, key, node, number))

@@ -132,6 +132,7 @@ class _Planner:
                 f"reads a part of the batch, so that this cannot run on {self.split.n} of them",
                 node=node,
                 hint="use other operators, or leave out micro_batches",
+                id="micro-batches",
             )
         op = Operator(node, self.split.n, self.split.at)
         row = RULES[node.target](op) if node.target in RULES else None
@@ -229,7 +230,9 @@ def _refuse_nothing(split: Split, meetings: list[fx.Node]) -> None:
         problem += f" that {split.n} micro-batches could do"
     else:
         problem = "no operator of the graph works on a part of the batch"
-    raise CompileError(problem, node=meetings[0] if meetings else None, hint=_HINT)
+    raise CompileError(
+        problem, node=meetings[0] if meetings else None, hint=_HINT, id="micro-batches"
+    )
 
 
 def _refuse_layers(capture: Capture, split: Split, meetings: list[fx.Node]) -> None:
@@ -257,4 +260,5 @@ def _refuse(n: int, cause: fx.Node, node: fx.Node, who: str) -> NoReturn:
         f"({source_line(node)}), so it cannot work on {n} micro-batches",
         node=cause,
         hint=_HINT,
+        id="micro-batches",
     )

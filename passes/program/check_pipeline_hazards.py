@@ -42,4 +42,5 @@ def refuse_stale_reads(partitioned: Partitioned) -> None:
                         f"micro-batch then",
                         hint="put what reads and writes it into one stage, or use the sharded "
                         "strategy",
+                        id="pipeline",
                     )

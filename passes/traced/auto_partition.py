@@ -150,6 +150,7 @@ def operators_of(capture: Capture) -> list[fx.Node]:
             f"block {node.args[0]!r} begins here, but the strategy cuts the model by itself",
             node=node,
             hint="take the blocks out, or leave strategy.ipus out",
+            id="block",
         )
     return [node for node in capture.graph.graph.nodes if computes(node)]
 

@@ -16,6 +16,8 @@ from ipu_dynamo.options import StageSpec, Strategy
 class BlockError(CompileError, AssertionError):
     """A block's id or IPU does not fit the strategy."""
 
+    id = "block"
+
 
 class Place(NamedTuple):
     """Where a block runs; `number` is its phase in a phased strategy, else its stage."""
@@ -87,6 +89,7 @@ class Blocks:
                 f"block '{name}' of phase {phase} has no IPU",
                 node=marker,
                 hint="give its stage an IPU (Stage.ipu, Phase.ipus), or the block an ipu_id",
+                id="block",
             )
         if self.strategy.kind == "parallel_phased" and ipu % 2 != phase % 2:
             raise CompileError(
@@ -94,6 +97,7 @@ class Blocks:
                 f"phases on odd IPUs. Block '{name}' of phase {phase} is on IPU {ipu}",
                 node=marker,
                 hint="choose another IPU, or the serial phased strategy",
+                id="block",
             )
         return Place(phase, ipu)
 
@@ -110,4 +114,5 @@ class Blocks:
             f"have the blocks {known}",
             node=marker,
             hint="name the block in one of the strategy's phases",
+            id="block",
         )

@@ -69,6 +69,7 @@ class CheckTypes:
                 f"{operator} cannot compute with {what}: {wrong.problem}",
                 node=wrong.node,
                 hint="convert it first, as with x.float(), or pass floating-point numbers",
+                id="types",
             )
         return False
 

@@ -94,12 +94,14 @@ def _check_loss(capture: Capture, loss: fx.Node) -> None:
             f"the loss has dtype {value.dtype}, which has no gradient",
             node=loss,
             hint="compute the loss in floating point",
+            id="loss",
         )
     if not any(p.trainable for p in capture.placeholders):
         raise CompileError(
             "the model has no parameter that requires a gradient",
             node=loss,
             hint="set requires_grad on what is to be trained, or compile for inference",
+            id="gradient",
         )
 
 
@@ -124,6 +126,7 @@ def _export(capture: Capture) -> fx.GraphModule:
                 f"PyTorch cannot differentiate the model: {error}",
                 node=capture.loss,
                 hint="if a tensor was changed in place, write x = x + y in place of x += y",
+                id="gradient",
             ) from error
 
 
@@ -169,6 +172,7 @@ def _check_gradients(capture: Capture) -> None:
         "the loss depends on no parameter that requires a gradient",
         node=capture.loss,
         hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
+        id="gradient",
     )
 
 
@@ -200,12 +204,14 @@ def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.No
             f"registered in the model",
             node=value,
             hint="make it a buffer with register_buffer, or pass it as an input",
+            id="in-place",
         )
     if roles[role.name].trainable:
         raise CompileError(
             f"forward changes parameter {role.name} in place, which the optimiser updates",
             node=value,
             hint="make it a buffer, or change it outside the model",
+            id="in-place",
         )
 
 
@@ -220,4 +226,5 @@ def _refuse_shared_memory(role: OutputRole, capture: Capture, value: fx.Node) ->
                 f"forward changes {role.name}, which shares its memory with {name}",
                 node=value,
                 hint="register one of them, and take the other from it as a view in forward",
+                id="in-place",
             )

@@ -78,6 +78,7 @@ class IdentityLoss:
                 f"the loss is to be output {self.output}, but the model returns "
                 f"{len(returned)} tensors",
                 hint="count the returned tensors from 0, nested ones in order",
+                id="loss",
             )
         loss = returned[self.output]
         assert loss is not None
@@ -89,6 +90,7 @@ class IdentityLoss:
             raise CompileError(
                 "Couldn't find a loss in graph!",
                 hint="use a torch loss inside the model, or wrap the value in identity_loss",
+                id="loss",
             )
         if len(final) > 1:
             names = ", ".join(f"%{node.name}" for node in final)
@@ -97,6 +99,7 @@ class IdentityLoss:
                 f"Wrap final graph loss in poptorch.identity_loss. Found {names}",
                 node=final[-1],
                 hint='identity_loss(loss1 + loss2, "none")',
+                id="loss",
             )
         return final[0]
 

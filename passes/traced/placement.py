@@ -38,6 +38,8 @@ class PipelineSizeError(CompileError):
         num_ipus: IPUs that the model wants.
     """
 
+    id = "pipeline"
+
     def __init__(
         self, *, stages: int, required: int, given: int, training: bool, num_ipus: int
     ) -> None:
@@ -94,6 +96,7 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
                     f"virtual graph ids",
                     node=node,
                     hint="give blocks of one stage one IPU, or use AutoStage.AutoIncrement",
+                    id="block",
                 )
         elif node.target is end_block:
             markers.append(node)
@@ -104,6 +107,7 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
                     "No active Block, all the ops must belong to a Block",
                     node=node,
                     hint="begin another block before this operator",
+                    id="block",
                 )
             ranks[node] = current
         elif node.target is getitem and node.args[0] in ranks:
@@ -229,6 +233,7 @@ def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:
                     hint=f"number {what}s along the data flow"
                     + (" (AutoStage.AutoIncrement)" if what == "pipeline stage" else "")
                     + ", or use ShardedExecution",
+                    id="block",
                 )
 
 
@@ -247,4 +252,5 @@ def _check_weights(capture: Capture) -> None:
                 f"graph. It is read on IPUs {sorted(readers)}",
                 node=readers[max(readers)],
                 hint="put the layers that share it on one IPU",
+                id="block",
             )

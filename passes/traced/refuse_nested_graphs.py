@@ -31,5 +31,6 @@ class RefuseNestedGraphs:
                     f"cannot have yet",
                     node=node,
                     hint="replace it (torch.cond by torch.where), or leave it out of the model",
+                    id="operator",
                 )
         return False

@@ -354,7 +354,7 @@ def test_a_broken_invariant_is_blamed_on_the_pass_that_breaks_it():
     steps = with_pass(whole_step(Options(), training=True), WritesArgument(), after="RoundScalars")
     with pytest.raises(AssertionError, match=r"not functional: .* = aten\.relu_") as it:
         lower(captured(Net()), steps)
-    assert it.value.__notes__ == ["in pass WritesArgument"]
+    assert it.value.__notes__[-1] == "in pass WritesArgument"
 
 
 def test_an_error_is_noted_with_its_pass():
@@ -363,7 +363,7 @@ def test_an_error_is_noted_with_its_pass():
 
     with pytest.raises(CompileError, match="Couldn't find a loss") as caught:
         lower(captured(model), whole_step(Options(), training=True))
-    assert caught.value.__notes__ == ["in pass IdentityLoss"]
+    assert caught.value.__notes__[-1] == "in pass IdentityLoss"
 
 
 def test_the_manager_counts_and_times():

@@ -1,0 +1,61 @@
+"""Check that every kind of error has a section in the guide, and every section an error."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+from ipu_dynamo.errors import CompileError, IpuError
+from tests.docs.guide import FOLDER
+
+ROOT = FOLDER.parent
+SECTIONS = re.findall(r"^## (\S+)$", (FOLDER / "errors.md").read_text(encoding="utf-8"), re.M)
+SOURCES = [
+    path
+    for folder in ("ipu_dynamo", "passes", "runtime", "poptorch")
+    for path in (ROOT / folder).rglob("*.py")
+    if "ipu_dynamo/passes" not in path.as_posix() and "ipu_dynamo/runtime" not in path.as_posix()
+]
+
+
+def ids(path: Path) -> set[str]:
+    """The ids that the errors of a file have: of classes, and of `id=` where one is raised."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef) and any("Error" in ast.unparse(b) for b in node.bases):
+            bodies = [line for line in node.body if isinstance(line, ast.Assign | ast.AnnAssign)]
+            for line in bodies:
+                target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+                if ast.unparse(target) == "id" and isinstance(line.value, ast.Constant):
+                    found.add(line.value.value)
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.endswith(("Error", "UnknownClasses")):
+                found |= {
+                    keyword.value.value
+                    for keyword in node.keywords
+                    if keyword.arg == "id" and isinstance(keyword.value, ast.Constant)
+                }
+    return found
+
+
+def test_every_id_has_a_section_and_every_section_an_id():
+    found = {IpuError.id}.union(*(ids(path) for path in SOURCES))
+    assert sorted(found) == sorted(SECTIONS)
+
+
+def test_an_error_leads_to_its_section():
+    error = CompileError("a problem", id="value")
+    assert error.id == "value"
+    assert error.__notes__ == ["error id value: see docs/errors.md#value"]
+
+
+def test_the_errors_of_poptorch_lead_there_too():
+    executor = poptorch.inferenceModel(lambda x: x if x.sum() > 0 else -x)
+    with pytest.raises(poptorch.Error) as caught:
+        executor(torch.ones(2))
+    assert caught.value.__notes__ == ["error id value: see docs/errors.md#value"]
+    assert "errors.md" not in caught.value.location
