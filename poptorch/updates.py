@@ -70,13 +70,9 @@ def check_supported(reading: Reading) -> None:
         poptorch.Error: naming the optimizer's attribute.
     """
     settings = reading.settings
-    missing = {
-        "max_grad_norm": not math.isinf(settings["max_grad_norm"]),
-        "use_tf_variant": reading.kind == "rmsprop" and settings["use_tf_variant"],
-    }
-    for name in (name for name, wanted in missing.items() if wanted):
+    if not math.isinf(settings["max_grad_norm"]):
         raise createPoptorchError(
-            f"this version cannot do the update of an optimizer with {name} yet: leave it out"
+            "this version cannot do the update of an optimizer with max_grad_norm yet: leave it out"
         )
 
 
@@ -143,6 +139,7 @@ def _kind(reading: Reading) -> str:
         details.insert(0, variant if momentum else "no momentum")
     if reading.kind == "rmsprop":
         details.insert(0, "centered" if groups[0].values["centered"] else "plain")
+        details += ["TensorFlow's"] * settings["use_tf_variant"]
     if not settings["bias_correction"]:
         details.append("no bias correction")
     return f"{_CLASS_NAMES.get(reading.kind, reading.kind)}({', '.join(details)})"
@@ -177,6 +174,7 @@ def _rule(reading: Reading, group: GroupReading, with_momentum: bool) -> Rule:
             return RMSprop(
                 centered=group.values["centered"],
                 momentum=_has_momentum(group),
+                tensorflow=settings["use_tf_variant"],
                 square_avg_dtype=first,
                 grad_avg_dtype=first,
                 momentum_dtype=torch.float32,

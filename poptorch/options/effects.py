@@ -21,7 +21,6 @@ class Effect(StrEnum):
 
 
 _MACHINE_MODEL = "the machine model"
-_PREFETCH = "inputs that are prepared while the program runs"
 _LOOKING_INSIDE = "looking inside programs"
 _SAVED_PROGRAMS = "saved programs"
 _TWO_PASSES = "normalisations in two passes"
@@ -33,7 +32,8 @@ PENDING = {
     "TensorLocationSettings.useIOTilesToLoad": _MACHINE_MODEL,
     "TensorLocationSettings.useIOTilesToStore": _MACHINE_MODEL,
     "_Popart.cachePath": _SAVED_PROGRAMS,
-    "_Popart.defaultPrefetchBufferingDepth": _PREFETCH,
+    "_Popart.defaultBufferingDepth": _MACHINE_MODEL,
+    "_Popart.defaultPrefetchBufferingDepth": _MACHINE_MODEL,
     "_Popart.enableEngineCaching": _SAVED_PROGRAMS,
     "_Popart.enableStableNorm": _TWO_PASSES,
     "_Popart.engineOptions": _MACHINE_MODEL,

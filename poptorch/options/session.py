@@ -85,8 +85,8 @@ _EFFECTS = {
         syntheticDataMode updatableNamedBuffers
     """,
     Effect.MACHINE: """
-        autoRecomputation defaultPrefetchBufferingDepth enableOutlining engineOptions
-        instrumentWithHardwareCycleCounter numIOTiles
+        autoRecomputation defaultBufferingDepth defaultPrefetchBufferingDepth enableOutlining
+        engineOptions instrumentWithHardwareCycleCounter numIOTiles
     """,
     Effect.HOST: "cachePath enableEngineCaching",
 }

@@ -43,7 +43,10 @@ class RMSpropUpdate:
     ) -> None:
         lr = float(lr)
         momentum = momentum if self._rule.momentum else 0.0
-        if self._rule.centered or alpha >= 1.0:
+        if self._rule.tensorflow:
+            self._prepare_gradients(weight_decay)
+            self._step_of_tensorflow(lr, alpha, eps, momentum)
+        elif self._rule.centered or alpha >= 1.0:
             self._prepare_gradients(weight_decay)
             self._step_by_operators(lr, alpha, eps, momentum)
         elif momentum > 0.0:
@@ -103,8 +106,21 @@ class RMSpropUpdate:
             grad_scale=grad_scale,
         )
 
-    def _step_by_operators(self, lr: float, alpha: float, eps: float, momentum: float) -> None:
-        """The operators of `torch.optim.RMSprop`, in its order."""
+    def _step_of_tensorflow(self, lr: float, alpha: float, eps: float, momentum: float) -> None:
+        """With eps under the root, and the rate in the momentum."""
+        gradients, roots = self._batch.gradients, self._averages(alpha)
+        foreach_add_(roots, eps)
+        foreach_sqrt_(roots)
+        if momentum > 0.0:
+            buffers = self._batch.states["momentum_buffer"]
+            foreach_scale_(buffers, momentum)
+            foreach_addcdiv_(buffers, gradients, roots, value=lr)
+            foreach_add_(self._batch.parameters, buffers, alpha=-1.0)
+        else:
+            foreach_addcdiv_(self._batch.parameters, gradients, roots, value=-lr)
+
+    def _averages(self, alpha: float) -> list[Tensor]:
+        """Update the averages; the d of the equations, which may be overwritten."""
         gradients, states = self._batch.gradients, self._batch.states
         squares = states["square_avg"]
         foreach_scale_(squares, alpha)
@@ -113,6 +129,12 @@ class RMSpropUpdate:
         if self._rule.centered:
             foreach_lerp_(states["grad_avg"], gradients, 1.0 - alpha)
             foreach_addcmul_(roots, states["grad_avg"], states["grad_avg"], value=-1)
+        return roots
+
+    def _step_by_operators(self, lr: float, alpha: float, eps: float, momentum: float) -> None:
+        """The operators of `torch.optim.RMSprop`, in its order."""
+        gradients, states = self._batch.gradients, self._batch.states
+        roots = self._averages(alpha)
         foreach_sqrt_(roots)
         foreach_add_(roots, eps)
         if momentum > 0.0:

@@ -149,11 +149,13 @@ class RMSprop(Rule):
     d = a                                   centered:   b <- alpha*b + (1 - alpha)*s,  d = a - b*b
     x = s / (sqrt(d) + eps)
     w <- w - lr*x                           momentum:   v <- momentum*v + x,  w <- w - lr*v
+    tensorflow: a begins at 1,  x = s / sqrt(d + eps),  v <- momentum*v + lr*x,  w <- w - v
     """
 
     centered: bool = False
     momentum: bool = False
     maximize: bool = False
+    tensorflow: bool = False
     square_avg_dtype: torch.dtype | None = None
     grad_avg_dtype: torch.dtype | None = None
     momentum_dtype: torch.dtype | None = None
@@ -165,7 +167,9 @@ class RMSprop(Rule):
         """`step` (torch counts it, no equation reads it), the averages and the momentum."""
         states = [
             StateSpec("step", "scalar", 0.0, torch.float32),
-            StateSpec("square_avg", "like_parameter", 0.0, self.square_avg_dtype),
+            StateSpec(
+                "square_avg", "like_parameter", float(self.tensorflow), self.square_avg_dtype
+            ),
         ]
         if self.momentum:
             states.append(StateSpec("momentum_buffer", "like_parameter", 0.0, self.momentum_dtype))
