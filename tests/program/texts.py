@@ -29,7 +29,9 @@ class Net(nn.Module):
 
     def forward(self, x, y):
         with Block("a", 0):
-            h = F.dropout(self.norm(self.first(x)), 0.5) * torch.tensor([1.0, 2.0, -0.0, 4.0])
+            h = F.dropout(self.norm(self.first(x)), 0.5) * torch.tensor(
+                [1.0, 2.0, -0.0, 4.0], dtype=x.dtype
+            )
         with Block("b", 1):
             left, right = h.split(2, 1)
             h = torch.cat((right, left), 1).masked_fill(h > 1, float("inf")).clamp(max=3.0)
