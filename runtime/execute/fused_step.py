@@ -109,8 +109,8 @@ class FusedStep:
         """
         now = self.prepare(numbers)
         storage, linked, task = self._storage, now.linked, now.task
-        homes = [storage.home(name) for name in linked.state]
-        constants = [storage.home(name) for name in linked.constants]
+        homes = [storage.tensor(name) for name in linked.state]
+        constants = [storage.tensor(name) for name in linked.constants]
         frame: list[Any] = [*homes, *constants, *self._hyperparameters]
         frame += [None] * (now.registers - len(frame))
         if timeline is not None:
@@ -179,7 +179,7 @@ class FusedStep:
         ) -> Exception:
             known: Mapping[str, Tensor] = dict(zip(names, arguments or (), strict=False))
             storage = self._storage
-            given = [known[n] if n in known else storage.home(n) for n in call.arguments]
+            given = [known[n] if n in known else storage.tensor(n) for n in call.arguments]
             return explain(error, call, function, given, step)
 
         return failed

@@ -56,7 +56,7 @@ class MicroBatchLoop:
         stay = [*(v.name for v in program.variables), *(copy.result for copy in copies)]
         self._gradients: Gradients | None = None
         if deferred is not None:
-            homes = {v.name: storage.home(v.name) for v in program.variables}
+            homes = {v.name: storage.tensor(v.name) for v in program.variables}
             self._gradients = Gradients(deferred, registers, homes)
             stay += deferred.gradients
         receives = [i.result for i in cut.loop if isinstance(i, Receive)]
