@@ -12,7 +12,12 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
-from ipu_dynamo.ops.markers import begin_block, end_block, recomputation_checkpoint_op
+from ipu_dynamo.ops.markers import (
+    begin_block,
+    end_block,
+    gradient_op,
+    recomputation_checkpoint_op,
+)
 from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.counter_random import draws
@@ -169,6 +174,9 @@ INVARIANTS = (
     ),
     Invariant("the loss known", ("traced",), ("IdentityLoss",), _knows_loss),
     Invariant("functional", ("joint",), ("Differentiate", "CallChecks"), _functional),
+    Invariant(
+        "without marks of gradients", ("joint",), ("AnchorGradients",), _without(gradient_op)
+    ),
     Invariant("of static shapes", ("joint",), ("FixSizes",), _static),
     Invariant("one graph of operators", ("joint",), ("LiftConstants",), _one_graph),
     Invariant("every direction known", ("joint",), ("Differentiate", "ReadStages"), _directed),

@@ -29,6 +29,7 @@ from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
 from ipu_dynamo.passes.host.fuse_loss import FuseLoss
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
+from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.floating_point_exceptions import FloatingPointExceptions
@@ -38,6 +39,7 @@ from ipu_dynamo.passes.joint.recompute import Recompute
 from ipu_dynamo.passes.joint.round_scalars import RoundScalars
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
+from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.stochastic_rounding import StochasticRounding
@@ -52,11 +54,13 @@ from ipu_dynamo.passes.program.outline import Outline
 from ipu_dynamo.passes.program.own_results import OwnResults
 from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
+from ipu_dynamo.passes.traced.anchor_values import AnchorValues
 from ipu_dynamo.passes.traced.auto_partition import AutoPartition
 from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants
+from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
 from ipu_dynamo.passes.traced.placement import Placement
@@ -115,6 +119,7 @@ def traced_passes(
     if strategy.ipus is not None:
         cutting = [AutoPartition(strategy, count, options.recomputes != "off")]
     return [
+        NameValues(),
         LiftConstants("traced", warn),
         CheckTypes(),
         OverlapIO(options),
@@ -126,6 +131,7 @@ def traced_passes(
         SumLoss(),
         RefuseNestedGraphs(),
         RemoveIdleDropout(),
+        AnchorValues(options.anchors),
         AnnotateStages(),
         Differentiate(may_train_nothing),
     ]
@@ -134,6 +140,7 @@ def traced_passes(
 def joint_passes(options: Options) -> list[Pass]:
     """From the graph that autograd made to one in which all is decided but the cut into stages."""
     return [
+        AnchorGradients(options.anchors),
         ReadStages(),
         CallChecks(),
         RefuseSparse(),
@@ -157,6 +164,7 @@ def joint_passes(options: Options) -> list[Pass]:
         StochasticRounding(options.stochastic_rounding),
         Recompute(options.recomputes, options.recompute_budget),
         FloatingPointExceptions(options.floating_point_exceptions),
+        SeparateAnchors(),
     ]
 
 

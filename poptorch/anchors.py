@@ -1,52 +1,148 @@
-"""Bring inner tensors of a program back to the host: so far the loss scale of the last step."""
+"""Bring inner tensors of a program to the host, by PopTorch's names."""
 
-import torch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from ipu_dynamo.options.anchors import Anchor, AnchorKind, AnchorReturns
+from ipu_dynamo.program import Output, TensorType
+from ipu_dynamo.runtime.execute.batching import join
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch._logging import logger
 from poptorch.enums import OutputMode
 from poptorch.errors import createPoptorchError, require
+from poptorch.optimizer_state import StateOnDevice
 from poptorch.options import Options
+from poptorch.tensor_names import (
+    FINAL_LOSS_SCALE,
+    GRADIENT,
+    UPDATED,
+    input_names,
+    is_of_optimizer,
+)
 
-FINAL_LOSS_SCALE = "finalLossScale"
+_RETURNS: dict[int, AnchorReturns] = {
+    OutputMode.All: "all",
+    OutputMode.EveryN: "every",
+    OutputMode.Final: "final",
+    OutputMode.Sum: "sum",
+}
+_LOGGED = {"all": "ALL", "every": "EVERYN", "final": "FINAL", "sum": "Sum"}
 
 
-def check_anchors(options: Options, core: CompiledModel) -> None:
-    """Refuse anchors of the loss scale that a compiled model cannot bring back.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A tensor, and of which micro-batches it is wanted."""
+
+    name: str
+    returns: AnchorReturns
+    period: int
+
+
+class Anchors:
+    """The anchors of one compilation.
+
+    Args:
+        options: of the executor.
+        arguments: names of the tensors among the call's arguments, in order.
+        states: what the core calls states that are the same in PopTorch, by PopTorch's names.
+        loss_scale: what the core calls a loss scale that follows the gradients; None: none does.
+
+    Attributes:
+        of_core: those that the core knows, by short name.
 
     Raises:
-        poptorch.Error: the scale is not automatic, or more than the last one is wanted.
+        poptorch.Error: there is no loss scale that follows the gradients, and one is wanted.
     """
-    for short, (name, _, mode, _) in options.anchored_tensors.items():
-        if name != FINAL_LOSS_SCALE:
-            continue
-        if core.last_loss_scale is None:
+
+    def __init__(
+        self,
+        options: Options,
+        arguments: Iterable[str],
+        states: Mapping[str, str],
+        loss_scale: str | None,
+    ) -> None:
+        asked = {
+            short: _asked(options, *wanted) for short, wanted in options.anchored_tensors.items()
+        }
+        self._asked, self._last = asked, dict[str, Tensor]()
+        values = {**input_names(arguments), **states}
+        if loss_scale is not None:
+            values[FINAL_LOSS_SCALE] = loss_scale
+        elif any(one.name == FINAL_LOSS_SCALE for one in asked.values()):
             raise createPoptorchError(
-                f"anchorTensor {short}: there is no tensor {name} without automatic loss scaling: "
-                "set Training.setAutomaticLossScaling(True)"
+                f"there is no tensor {FINAL_LOSS_SCALE} without automatic loss scaling: set "
+                "Training.setAutomaticLossScaling(True)"
             )
-        wanted = options.output_mode if mode is None else mode
-        if wanted != OutputMode.Final:
-            raise createPoptorchError(
-                f"anchorTensor {short}: of {name} this version brings the last value only: use "
-                "poptorch.OutputMode.Final"
-            )
+        own = {s for s, one in asked.items() if is_of_optimizer(one.name)}
+        self._of_optimizer = {s for s in own if asked[s].name not in values}
+        self.of_core = {
+            short: _anchor(one, values)
+            for short, one in asked.items()
+            if short not in self._of_optimizer
+        }
+
+    def check(self, state: StateOnDevice | None) -> None:
+        """Log the anchors of a compiled model.
+
+        Raises:
+            poptorch.Error: the optimizer has no such tensor, or not of every micro-batch.
+        """
+        numbers = state.numbers_now() if state is not None else {}
+        tensors = state.tensors_now() if state is not None else {}
+        for short, one in self._asked.items():
+            if short in self._of_optimizer and one.name not in {**numbers, **tensors}:
+                raise createPoptorchError(
+                    f"anchorTensor {short}: the program has no tensor {one.name}; getTensorNames() "
+                    "of the compiled model lists those that it has"
+                )
+            if short in self._of_optimizer and one.name in tensors and one.returns != "final":
+                raise createPoptorchError(
+                    f"anchorTensor {short}: {one.name} can be had as it is when a call ends: use "
+                    "poptorch.OutputMode.Final"
+                )
+            logger.debug("anchor ( %s %s/%s )", one.name, _LOGGED[one.returns], one.period)
+
+    def follow(self, core: CompiledModel, state: StateOnDevice | None) -> None:
+        """Take the values of a call that is complete."""
+        values = {short: core.anchored(short) for short in self.of_core}
+        if self._of_optimizer and state is not None:
+            tensors = {**state.numbers_now(), **state.tensors_now()}
+            for short in self._of_optimizer:
+                values[short] = _repeated(
+                    tensors[self._asked[short].name], self._asked[short], core
+                )
+        self._last = values
+
+    def value(self, short: str) -> Tensor:
+        """The value that an anchor had in the last call.
+
+        Raises:
+            AssertionError: there is no such anchor, or was no call.
+        """
+        require(short in self._last, f"No tensor with name {short} found.")
+        return self._last[short]
 
 
-def anchored(options: Options, core: CompiledModel, short: str) -> Tensor:
-    """The value that an anchor had in the last call.
+def _asked(options: Options, name: str, default: bool, mode: int, period: int) -> _Asked:
+    if default:
+        mode, period = options.output_mode, options.output_return_period
+    return _Asked(name, _RETURNS[mode], period)
 
-    Raises:
-        AssertionError: there is no such anchor.
-        poptorch.Error: this version cannot bring it back.
-    """
-    if short not in options.anchored_tensors:
-        known = ", ".join(options.anchored_tensors) or "none"
-        require(False, f"No tensor with name {short} found. Anchors: {known}")
-    name = options.anchored_tensors[short][0]
-    if name != FINAL_LOSS_SCALE:
-        raise createPoptorchError(
-            f"getAnchoredTensor {short}: this version can bring back {FINAL_LOSS_SCALE} only, not "
-            f"{name}"
-        )
-    return torch.tensor(core.last_loss_scale)
+
+def _anchor(one: _Asked, values: Mapping[str, str]) -> Anchor:
+    """What an anchor is in the core."""
+    kinds: dict[str, AnchorKind] = {GRADIENT: "gradient", UPDATED: "update"}
+    for prefix, kind in kinds.items():
+        if one.name.startswith(prefix):
+            return Anchor(one.name.removeprefix(prefix), kind, one.returns, one.period)
+    return Anchor(values.get(one.name, one.name), "value", one.returns, one.period)
+
+
+def _repeated(value: Tensor, one: _Asked, core: CompiledModel) -> Tensor:
+    """A value that is the same in all micro-batches of a call, as an output of them would be."""
+    batching, type_ = core.executable.batching, TensorType.of(value)
+    output = Output(one.name, type_, one.returns, one.period)
+    count = sum(map(sum, batching.kept(output))) * batching.replicas
+    return join(output, [value.clone() for _ in range(count)], batching)

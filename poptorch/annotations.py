@@ -1,7 +1,9 @@
-"""Annotate the operators of a part of a model. Both contexts are without effect in this version."""
+"""Annotate the operators of a part of a model: name them, or give them attributes."""
 
-from typing import Self
+from contextlib import AbstractContextManager
+from typing import Any, Self
 
+from ipu_dynamo.capture.scopes import name_scope
 from poptorch.errors import require
 
 
@@ -30,20 +32,20 @@ class Attribute:
 
 
 class NameScope:
-    """A context that puts `name/` before the names of the operators inside; recorded only.
-
-    Operators have no names that PopTorch programs can ask for, until looking inside programs is
-    possible.
-    """
+    """A context that puts `name/` before the names of the operators inside, in a trace."""
 
     def __init__(self, name: str) -> None:
         require(isinstance(name, str), f"Parameter to NameScope must be a string, got {name!r}")
         self._name = name
+        self._entered: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
+        self._entered.append(name_scope(self._name))
+        self._entered[-1].__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
 __all__ = ["Attribute", "NameScope"]

@@ -15,7 +15,7 @@ from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.ready_made import ReadyMade
 from poptorch._logging import logger
-from poptorch.anchors import anchored, check_anchors
+from poptorch.anchors import Anchors
 from poptorch.arguments import (
     Call,
     ExpectedCall,
@@ -30,6 +30,7 @@ from poptorch.enums import CommGroupType, ConnectionType, MeanReductionStrategy
 from poptorch.errors import createPoptorchError, require
 from poptorch.executable import Executable, ExecutableInputs, inputs_of
 from poptorch.executor_module import ExecutorModule
+from poptorch.inspection import Inspection
 from poptorch.missing import executor_member
 from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.options import Options, check_session, mean_reduction_strategy
@@ -55,7 +56,7 @@ from poptorch.unwrapping import rewrap_model
 from poptorch.wrapping import Wrapping
 
 
-class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
+class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection):
     """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
 
     Args:
@@ -86,6 +87,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
         self._parameters = parameters_of(model)
         self.per_replica_params: dict[str, Grouping] = {}
         self._adapter: TracedModel | None = None
+        self._anchors: Anchors | None = None
         self._expected: ExpectedCall | None = None
         self._warned_about_layout = self._warned_about_mode = False
         self._executable: Executable | None = None
@@ -211,10 +213,6 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
 
         return self._weights.alone(run, long=True)
 
-    def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """The tensor that `Options.anchorTensor` calls so, from the last call."""
-        return anchored(self._options, self._ready(), short_name)
-
     def _debugGetPopartIR(self) -> str:
         """What was compiled, as JSON: see `program_json`."""
         return program_json(self._ready().program)
@@ -227,6 +225,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
             if self._update is not None:
                 self._update.connect(None)
             self._core = self._adapter = self._expected = self._executable = None
+            self._anchors = None
             self._compile_seconds = None
             self._detach()
             if self._wrapping is not None:
@@ -262,18 +261,19 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
             compilation_bar(show=self._options._show_progress_bar),
             core_errors(f"compiling {self._name()}", self._options),
         ):
-            core = self._new_core(adapter, ready)
+            anchors = self._read_anchors(self._options, adapter, named)
+            core = self._new_core(adapter, anchors, ready)
             with self._weights.slices.one_for_each_group():
                 core.compile(**dict(zip(named, inputs, strict=True)))
             core.executable.transfers = TransferTimes()
             buffers = [name for name, _ in adapter.named_buffers()]
             check_program(core.program, self._traced, self._options, buffers)
-            check_anchors(self._options, core)
+            anchors.check(self._state_of(core))
         self._compile_seconds = time.perf_counter() - started
         if self._update is not None and self._options.connection_type != ConnectionType.Never:
             self._update.connect(core, self._weights)
         self._weights.compiled(core)
-        self._adapter, self._expected = adapter, ExpectedCall(call)
+        self._adapter, self._expected, self._anchors = adapter, ExpectedCall(call), anchors
         self._executable = Executable(
             self._name(), core.program, self._training, self._options.replication_factor
         )
@@ -284,7 +284,9 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
         export_program(core.program)
 
-    def _new_core(self, adapter: TracedModel, ready: ReadyMade | None) -> CompiledModel:
+    def _new_core(
+        self, adapter: TracedModel, anchors: Anchors, ready: ReadyMade | None
+    ) -> CompiledModel:
         update = self._update
         options = core_options(
             self._options,
@@ -295,7 +297,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
         )
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
         self._weights.slices = slices_of_model(adapter, self.per_replica_params, options.replicas)
-        options = replace(options, replica_groups=groups)
+        options = replace(options, replica_groups=groups, anchors=anchors.of_core)
         if update is None:
             return CompiledModel(
                 adapter,
@@ -320,6 +322,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
     def _run(self, call: Call) -> Any:
         assert self._core is not None
         assert self._adapter is not None
+        assert self._anchors is not None
         assert self._expected is not None
         inputs = self._prepared(self._expected.tensors(call))
         self._say_changed_mode(self._core)
@@ -330,6 +333,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters):
             self._update.steps_begin()
         with core_errors(f"running {self._name()}", self._options):
             leaves = self._core.run(inputs)
+            self._anchors.follow(self._core, self._state)
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 refuse_backward(leaf)

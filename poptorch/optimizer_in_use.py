@@ -61,6 +61,11 @@ class OptimizerInUse:
         """Whether gradients and the optimizer's state share their tensors."""
         return bool(self.reading.settings["use_combined_accum"])
 
+    @property
+    def device(self) -> StateOnDevice | None:
+        """Its state on the device, where there is a program."""
+        return self._device
+
     def groups(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
     ) -> tuple[Group, ...]:

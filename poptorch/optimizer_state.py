@@ -4,7 +4,7 @@ Between two steps accumulators are zero, and the velocity of SGD is the one that
 hold: multiplied by the loss scale; or, where it shares the accumulator, prepared for the next step.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
 from poptorch.ownership import WeightsOnDevice
 from poptorch.replica_slices import first_of_groups
+from poptorch.tensor_names import LOSS_SCALING, SPECIFIC, UPDATE_FACTOR
 
-_FACTOR = "lossScaleUpdateFactor"
 _STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
     "sgd": {"momentum_buffer": "Accl1"},
     "adam": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
@@ -36,6 +36,14 @@ _NUMBERS = {  # attribute of a group -> PopTorch's name
 }
 _NUMBERS |= {"adamw": _NUMBERS["adam"]}
 _NUMBERS["lamb"] = {**_NUMBERS["adam"], "max_weight_norm": "maxWeightNorm"}
+
+
+def states_as_in_core(reading: Reading, parameters: Iterable[str]) -> dict[str, str]:
+    """The core's names of the states that are the same tensors in PopTorch, by PopTorch's."""
+    if reading.kind == "sgd":
+        return {}
+    names = _STATES[reading.kind].items()
+    return {f"{theirs}___{p}": f"{p}.{own}" for own, theirs in names for p in parameters}
 
 
 class StateOnDevice:
@@ -60,18 +68,18 @@ class StateOnDevice:
         """Copies of everything, by name, after the step that may be running."""
 
         def read() -> dict[str, Any]:
-            tensors = {name: value.clone() for name, value in self._tensors().items()}
+            tensors = {name: value.clone() for name, value in self.tensors_now().items()}
             return {"ipu_state": tensors, "ipu_param": self._parameters()}
 
         return self._weights.alone(read)
 
     def write(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite the device's state; what is missing keeps its value, with a warning."""
-        missing = [name for name in self._tensors() if name not in state]
+        missing = [name for name in self.tensors_now() if name not in state]
         if missing:
             logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))
-        if _FACTOR in state and self._core.options.automatic_loss_scaling is not None:
-            self._core.set_loss_scale(float(state[_FACTOR]) * self._loss_scaling)
+        if UPDATE_FACTOR in state and self._core.options.automatic_loss_scaling is not None:
+            self._core.set_loss_scale(float(state[UPDATE_FACTOR]) * self._loss_scaling)
         held = self._core.states()
         for group, name in self._trained():
             for own, theirs in self._names().items():
@@ -81,6 +89,17 @@ class StateOnDevice:
                     _check_shape(f"{theirs}___{name}", value, held[name][own])
                     held[name][own].copy_(self._taken(value, group, name))
         self._core.reload_states()
+
+    def numbers_now(self) -> dict[str, Tensor]:
+        """The numbers in force by name, of every parameter for itself."""
+        trained = [name for _, name in self._trained()]
+        found = {}
+        for key, number in self._parameters().items():
+            if key == LOSS_SCALING or SPECIFIC in key:
+                found[key] = number
+            else:
+                found |= {f"{key}{SPECIFIC}{name}": number for name in trained}
+        return found
 
     # names
 
@@ -102,7 +121,8 @@ class StateOnDevice:
 
     # values
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors_now(self) -> dict[str, Tensor]:
+        """The state by name, while no step runs: the device's tensors, or made from them."""
         held, found = self._core.states(), {}
         several = self._core.options.gradient_accumulation > 1
         for group, name in self._trained():
@@ -118,7 +138,7 @@ class StateOnDevice:
                     torch.zeros_like(like, dtype=dtype), name
                 )
         if self._core.options.automatic_loss_scaling is not None:
-            found[_FACTOR] = torch.tensor(self._core.loss_scale / self._loss_scaling)
+            found[UPDATE_FACTOR] = torch.tensor(self._core.loss_scale / self._loss_scaling)
         return found
 
     def _slices(self, name: str) -> tuple[int, ...]:
@@ -180,8 +200,8 @@ class StateOnDevice:
                 found[key] = torch.tensor(next(iter(by_parameter.values())))
                 continue
             for name, value in by_parameter.items():
-                found[f"{key}___specific___{name}"] = torch.tensor(value)
-        return {**found, "lossScaling_FLOAT": torch.tensor(self._loss_scaling)}
+                found[f"{key}{SPECIFIC}{name}"] = torch.tensor(value)
+        return {**found, LOSS_SCALING: torch.tensor(self._loss_scaling)}
 
     def _numbers(self, group: GroupReading) -> dict[str, float]:
         kind, values = self.reading.kind, group.values

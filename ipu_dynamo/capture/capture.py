@@ -11,6 +11,9 @@ from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.program import Overlap
 
 # Keys of node.meta, from the earliest writer to the last reader.
+NAME = "ipu.name"  # str: what a user's operator makes, by module and operator; set by NameValues
+MATMUL_NAME = "ipu.matmul_name"  # str: what a linear layer has before its bias; likewise
+WANTED_GRADIENTS = "ipu.wanted_gradients"  # frozenset: names of the node's of which it is anchored
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
 START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by StartBackward
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; after autograd
@@ -118,6 +121,9 @@ class Capture:
         overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
             set by `OverlapIO`.
         loss_scale: the factor on the loss, if it is an input; set by `ScaleLoss`.
+        names: of the values that `AnchorValues` can return.
+        gradients: of the parameters and values with a gradient; set by `Differentiate`.
+        anchors: the output stream of each anchored value.
         attributes: name and tensor of plain attributes of modules, by the identity of the copy that
             the graph holds; read by `LiftConstants`.
     """
@@ -138,6 +144,9 @@ class Capture:
     aliases: bool = False
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     loss_scale: LossScale | None = None
+    names: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    anchors: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
 
     @property

@@ -31,6 +31,7 @@ from ipu_dynamo.capture.private.tracing import (
     trace_once,
 )
 from ipu_dynamo.capture.recurrent_dropout import RecurrentDropout
+from ipu_dynamo.capture.scopes import SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
     attributes_swapped,
@@ -100,6 +101,7 @@ def trace(
     mixed_precision: bool = False,
     grouped: Collection[str] = (),
     device: torch.device | None = None,
+    module_names: bool = True,
 ) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
@@ -112,6 +114,7 @@ def trace(
             replicas, which forward does not see.
         device: where the model's tensors and inputs are thought to be, and where tensors are made
             that ask for no device. None: where they are.
+        module_names: note which module calls each operator.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -142,6 +145,7 @@ def trace(
                 RecurrentDropout(),
                 MixedPrecision() if mixed_precision else nullcontext(),
                 ComposedLosses() if training else nullcontext(),
+                module_scopes(model) if module_names else nullcontext(),
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
@@ -200,6 +204,7 @@ def trace(
     _finish_outputs(capture)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
+        node.meta.setdefault(SCOPE, "")
     capture.graph.recompile()
     return capture
 

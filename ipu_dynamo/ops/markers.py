@@ -1,8 +1,8 @@
-"""Define the `ipu::` operators that annotate a model: blocks, the loss, values to keep, functions.
+"""Define the `ipu::` operators that annotate a model: blocks, the loss, values, functions.
 
 They exist between tracing and the passes that consume them (`placement`, `identity_loss`,
-`differentiate`, `recompute`). Outside a trace the block markers do nothing and `identity_loss` is
-its reduction.
+`differentiate`, `anchor_gradients`, `recompute`). Outside a trace the block markers do nothing and
+`identity_loss` is its reduction.
 """
 
 import itertools
@@ -21,6 +21,7 @@ _library.define("begin_block(str name, int ipu) -> ()")
 _library.define("end_block() -> ()")
 _library.define("identity_loss(Tensor x, str reduction) -> Tensor")
 _library.define("recomputation_checkpoint(Tensor x) -> ()")
+_library.define("gradient(Tensor x, str name) -> Tensor")
 _library.define("autograd_function(Tensor[] tensors, int handle) -> Tensor[]")
 
 
@@ -42,6 +43,11 @@ def _recomputation_checkpoint(x: Tensor) -> None:
     """Mark a value. There is no result: a model may change the marked value in place."""
 
 
+def _gradient(x: Tensor, name: str) -> Tensor:
+    """Mark the gradient of the value that is called `name`."""
+    return x.clone()
+
+
 _functions: WeakValueDictionary[int, CustomCall] = WeakValueDictionary()
 _handles = itertools.count()
 
@@ -55,12 +61,14 @@ _library.impl("end_block", _end_block, "CompositeExplicitAutograd")
 _library.impl("identity_loss", _identity_loss, "CompositeImplicitAutograd")
 _library.impl("recomputation_checkpoint", _recomputation_checkpoint, "CompositeExplicitAutograd")
 _library.impl("recomputation_checkpoint", _recomputation_checkpoint, "Meta")
+_library.impl("gradient", _gradient, "CompositeExplicitAutograd")
 _library.impl("autograd_function", _autograd_function, "CompositeImplicitAutograd")
 
 begin_block = torch.ops.ipu.begin_block.default
 end_block = torch.ops.ipu.end_block.default
 identity_loss_op = torch.ops.ipu.identity_loss.default
 recomputation_checkpoint_op = torch.ops.ipu.recomputation_checkpoint.default
+gradient_op = torch.ops.ipu.gradient.default
 autograd_function_op = torch.ops.ipu.autograd_function.default
 has_side_effect(begin_block)
 has_side_effect(end_block)

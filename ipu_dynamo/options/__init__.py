@@ -1,6 +1,7 @@
 """Hold the options of the core, checked once where they enter."""
 
 from ipu_dynamo.errors import OptionError as OptionError
+from ipu_dynamo.options.anchors import Anchor as Anchor
 from ipu_dynamo.options.checks import check_choice as check_choice
 from ipu_dynamo.options.checks import check_names as check_names
 from ipu_dynamo.options.locations import Location as Location

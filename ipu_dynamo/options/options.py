@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from ipu_dynamo.errors import OptionError
+from ipu_dynamo.options.anchors import Anchor
 from ipu_dynamo.options.checks import check_choice, check_names
 from ipu_dynamo.options.devices import Device, read_devices
 from ipu_dynamo.options.locations import Locations
@@ -49,6 +50,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": (int, type(None)),
     "side_by_side": (bool, type(None)),
     "without": Sequence,
+    "anchors": Mapping,
+    "module_names": bool,
 }
 
 
@@ -123,6 +126,9 @@ class Options:
             replica, in order; all of one kind. None: the device of the model.
         without: names of passes to leave out, to see what they do or to get around a fault; the
             environment variable IPU_DYNAMO_WITHOUT adds to them. Some cannot be left out.
+        anchors: values inside the program that each call brings to the host, by a name for each:
+            `CompiledModel.anchored(name)` has that of the last call. Nothing else changes.
+        module_names: values are named by the path of the module that computes them.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -161,6 +167,8 @@ class Options:
     side_by_side: bool | None = None
     devices: Device | Sequence[Device] | None = None
     without: Sequence[str] = ()
+    anchors: Mapping[str, Anchor] = field(default_factory=dict, hash=False)
+    module_names: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -208,6 +216,7 @@ class Options:
             )
         object.__setattr__(self, "without", tuple(names))
         self._check_replica_groups()
+        self._check_anchors()
         self._check_devices()
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
@@ -226,6 +235,11 @@ class Options:
                     f"option replica_groups has groups of {groups.size} for {name}; their size "
                     f"must divide the {self.replicas} replicas"
                 )
+
+    def _check_anchors(self) -> None:
+        for name, anchor in self.anchors.items():
+            if not isinstance(anchor, Anchor):
+                raise OptionError(f"option anchors has {anchor!r} for {name}; give an Anchor")
 
     def _check_devices(self) -> None:
         if self.devices is not None:

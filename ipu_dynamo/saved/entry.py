@@ -42,6 +42,9 @@ class Entry:
         arguments: of a call; their tensors tell their dtypes only.
         results: how outputs make up what a call returns.
         input_names: the program's names of the caller's tensors, in order.
+        values: names of the values that operators make, and which of them, and of the parameters,
+            have a gradient.
+        anchors: the output stream of each anchor that is one.
         options: as they were given.
         own_weights: nobody else writes the tensors that the program computes on.
         groups: of the optimiser, when training.
@@ -56,6 +59,8 @@ class Entry:
     arguments: Arguments
     results: Structure
     input_names: tuple[str, ...]
+    values: tuple[tuple[str, ...], tuple[str, ...]]
+    anchors: Mapping[str, str]
     options: Options
     own_weights: bool
     groups: tuple[SavedGroup, ...]
@@ -81,6 +86,8 @@ def write_entry(entry: Entry) -> dict[str, Any]:
         "names": list(entry.arguments.names),
         "results": write_value(results, "what the model returns"),
         "inputs": list(entry.input_names),
+        "values": [list(names) for names in entry.values],
+        "anchors": dict(entry.anchors),
         "options": write_options(entry.options),
         "own_weights": entry.own_weights,
         "groups": [
@@ -107,12 +114,12 @@ def read_entry(written: Any) -> Entry:
         SavedProgramError: it is none.
     """
     (
-        positional, keywords, names, results, inputs, options, own_weights, groups, variables, seed,
-        step, loss_scale, devices, decided,
+        positional, keywords, names, results, inputs, values, anchors, options, own_weights, groups,
+        variables, seed, step, loss_scale, devices, decided,
     ) = fields_of(
         written, "the entry", positional=list, keywords=list, names=list, results=_ANY, inputs=list,
-        options=dict, own_weights=bool, groups=list, variables=dict, seed=(int, type(None)),
-        step=int, loss_scale=float, devices=list, decided=dict,
+        values=list, anchors=dict, options=dict, own_weights=bool, groups=list, variables=dict,
+        seed=(int, type(None)), step=int, loss_scale=float, devices=list, decided=dict,
     )  # fmt: skip
     arguments = _arguments(positional, keywords, names)
     structure = _structure(results)
@@ -126,6 +133,8 @@ def read_entry(written: Any) -> Entry:
         arguments=arguments,
         results=structure,
         input_names=_strings(inputs, "inputs"),
+        values=_values(values),
+        anchors=_anchors(anchors, read_options(options)),
         options=read_options(options),
         own_weights=own_weights,
         groups=tuple(map(_group, groups)),
@@ -139,6 +148,21 @@ def read_entry(written: Any) -> Entry:
 
 
 _ANY = (dict, str, bool, type(None))
+
+
+def _values(written: list[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if len(written) != 2 or not all(type(names) is list for names in written):
+        raise SavedProgramError(Reason.CONTENT, "its values are not two lists of names")
+    operators, gradients = (_strings(names, "values") for names in written)
+    return operators, gradients
+
+
+def _anchors(written: dict[str, Any], options: Options) -> dict[str, str]:
+    if not all(type(stream) is str for stream in written.values()):
+        raise SavedProgramError(Reason.CONTENT, "an anchor is no output")
+    if unknown := written.keys() - options.anchors.keys():
+        raise SavedProgramError(Reason.CONTENT, f"its options have no anchor {sorted(unknown)}")
+    return written
 
 
 def _example(dtype: torch.dtype) -> Tensor:

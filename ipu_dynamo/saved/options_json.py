@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
+from ipu_dynamo.options import Anchor, Location, Locations, Options, StageSpec, Strategy
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.saved.json_text import expect
@@ -32,6 +32,8 @@ def _written(value: Any) -> Any:
             return {"blocks": list(value.blocks), "ipu": value.ipu}
         case ReplicaGroups():
             return str(value)
+        case Anchor():
+            return {field.name: getattr(value, field.name) for field in fields(value)}
         case Strategy() | Locations() | Location() | AutomaticLossScaling():
             return _changed(value)
         case list() | tuple():
@@ -88,6 +90,11 @@ def _location(written: Any) -> Location:
     return location
 
 
+def _anchors(written: Any) -> dict[str, Anchor]:
+    given = expect(written, dict, "anchors")
+    return {name: _read(Anchor, one, {}) for name, one in given.items()}
+
+
 _STRATEGY: dict[str, Convert] = {
     "stages": _stages,
     "phases": lambda phases: tuple(map(_stages, expect(phases, list, "phases"))),
@@ -96,6 +103,7 @@ _LOCATIONS: dict[str, Convert] = {field.name: _location for field in fields(Loca
 _OPTIONS: dict[str, Convert] = {
     "strategy": lambda one: _read(Strategy, one, _STRATEGY),
     "locations": lambda one: _read(Locations, one, _LOCATIONS),
+    "anchors": _anchors,
     "automatic_loss_scaling": lambda one: _read(AutomaticLossScaling, one, {}),
     "replica_groups": lambda one: {
         name: ReplicaGroups.parse(expect(text, str, "a group"))

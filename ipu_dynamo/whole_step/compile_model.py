@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ class Compiled:
         passes: what each pass did.
         host_changes: plain tensors of the model that forward changes in place, with the values that
             its one run gives them.
+        names: of the values that operators make.
+        gradients: which of them, and of the parameters, have a gradient.
+        anchors: the output stream of each anchor that is one.
     """
 
     host: HostProgram
@@ -55,6 +58,9 @@ class Compiled:
     costs: Costs = ()
     passes: tuple[PassRun, ...] = ()
     host_changes: Sequence[tuple[Tensor, Tensor]] = ()
+    names: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    anchors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -98,6 +104,7 @@ def compile_model(
             mixed_precision=options.narrow,
             grouped=options.replica_groups,
             device=devices[0],
+            module_names=options.module_names,
         )
         host_changes = changed_attributes(capture)
         if training:
@@ -128,6 +135,9 @@ def compile_model(
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
         host_changes=host_changes,
+        names=capture.names,
+        gradients=capture.gradients,
+        anchors=capture.anchors,
     )
 
 

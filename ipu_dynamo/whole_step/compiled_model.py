@@ -21,8 +21,10 @@ from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.step_records import StepRecords
 from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
 from ipu_dynamo.tune.figures import Figures
+from ipu_dynamo.whole_step.anchored_values import ValueNames, value_names, wanted_variables
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation
@@ -111,6 +113,7 @@ class CompiledModel:
         self._lossy_inputs: set[str] = set()  # of which a warning told that numbers are lost
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
         self._unchanged: UnchangedModel | None = None
+        self._anchored: dict[str, Tensor] = {}  # of the last complete call
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
@@ -169,6 +172,22 @@ class CompiledModel:
         times = None if executable.transfers is None else executable.transfers.last
         returned = {str(i) for i in range(len(compiled.structure.tensors))}
         return transfers_of(compiled.program, executable.batching, times, returned)
+
+    @property
+    def value_names(self) -> ValueNames:
+        """The names of what is inside the program, once compiled."""
+        return value_names(self._ready()[0])
+
+    def anchored(self, name: str) -> Tensor:
+        """What the anchor `name` of the options was in the last complete call.
+
+        Raises:
+            InputError: there is no such anchor, or no call yet.
+        """
+        if name not in self._anchored:
+            known = ", ".join(self.options.anchors) or "none"
+            raise InputError(f"there is no value of an anchor {name} yet; anchors: {known}")
+        return self._anchored[name]
 
     @property
     def functions_compiled(self) -> int:
@@ -256,6 +275,9 @@ class CompiledModel:
         for output in compiled.program.outputs:
             if output.mutates:
                 tensors[names.index(output.name)].copy_(results[output.name])
+        self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
+        if executable.records is not None:
+            self._anchored |= executable.records.last
         positions = range(len(compiled.structure.tensors))
         return compiled.structure.rebuild([results[str(i)] for i in positions])
 
@@ -443,8 +465,15 @@ class CompiledModel:
         expected: ExpectedArguments,
     ) -> None:
         """Run this program from now on."""
+        if wanted := wanted_variables(compiled, self.options.anchors):
+            trains = compiled.program.kind == "training"
+            steps = executable.batching.iterations if trains else 1
+            held = {variable.name for variable in compiled.program.variables}
+            unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
+            executable.records = StepRecords(wanted, executable.batching, steps, unread)
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
+        self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
         with torch.no_grad(), outside_modes():

@@ -53,15 +53,20 @@ def outputs(capture: Capture, changed: Collection[str], options: Options) -> lis
     """The streams to the host; `changed` are the inputs that get a new value."""
     mode: Returns = options.returns(capture.training)  # type: ignore[assignment]
     varying = _varying(capture, options.replica_groups)
+    anchors = {stream: options.anchors[short] for short, stream in capture.anchors.items()}
     found = []
     for node, role in zip(capture.returned, capture.outputs, strict=True):
         if node is None:
             continue
         type_ = TensorType.of(node.meta["val"])
         if role.kind == "value":
-            returns = mode if node in varying else "once"
+            anchor = anchors.get(role.name)
+            rule, period = mode, options.return_period
+            if anchor is not None:
+                rule, period = anchor.returns, anchor.period
+            returns = rule if node in varying else "once"
             overlap = capture.overlaps.get(("output", role.name), "no_overlap")
-            found.append(Output(role.name, type_, returns, options.return_period, overlap=overlap))
+            found.append(Output(role.name, type_, returns, period, overlap=overlap))
         elif role.name in changed:
             found.append(Output(role.name, type_, "all", mutates=True))
     return found

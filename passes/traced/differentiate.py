@@ -7,12 +7,22 @@ Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder, unused
+from ipu_dynamo.capture.capture import (
+    BACKWARD,
+    MATMUL_NAME,
+    NAME,
+    WANTED_GRADIENTS,
+    Capture,
+    OutputRole,
+    Placeholder,
+    unused,
+)
 from ipu_dynamo.capture.private.tracing import (
     BackwardTokenAOTInput,
     ForwardTokenAOTInput,
@@ -26,6 +36,7 @@ from ipu_dynamo.capture.private.tracing import (
     fake_mode_of,
 )
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
@@ -41,13 +52,40 @@ class _Replay(nn.Module):
         super().__init__()
         self.graph = module_of(capture.graph.graph, capture.graph)  # no constants made inputs
         self.training_pass = capture.training
+        self.differentiable: dict[str, None] = {}  # names of values that require a gradient
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        results = fx.Interpreter(self.graph).run(*tensors)
+        results = _Interpreter(self.graph, self.differentiable).run(*tensors)
         if not self.training_pass:
             return tuple(results)
         loss, *returned = results
         return (loss, *[value.detach() for value in returned])
+
+
+class _Interpreter(fx.Interpreter):
+    """Run a traced graph, note which values require a gradient, and mark gradients as wanted."""
+
+    def __init__(self, graph: fx.GraphModule, differentiable: dict[str, None]) -> None:
+        super().__init__(graph)
+        self._differentiable = differentiable
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if isinstance(result, Tensor) and result.requires_grad:
+            self._differentiable.update(dict.fromkeys(_names(node)))
+            for name in sorted(node.meta.get(WANTED_GRADIENTS, ())):
+                result.register_hook(partial(_mark, name))
+        return result
+
+
+def _mark(name: str, gradient: Tensor) -> Tensor:
+    marked: Tensor = gradient_op(gradient, name)
+    return marked
+
+
+def _names(node: fx.Node) -> list[str]:
+    """What the value of a node is called: one before a bias has the gradient of the one after."""
+    return [node.meta[key] for key in (NAME, MATMUL_NAME) if key in node.meta]
 
 
 @dataclass(frozen=True)
@@ -75,9 +113,14 @@ class Differentiate:
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
-        _describe(capture, _export(capture), names)
+        replay, loss = _Replay(capture), capture.loss
+        before = _leading_to(loss) if loss is not None else set()
+        joint = _export(capture, replay)
+        _describe(capture, joint, names)
         if capture.training and not self.may_train_nothing:
             _check_gradients(capture)
+        trained = [role.name for role in capture.outputs if role.kind == "gradient"]
+        capture.gradients = (*trained, *(n for n in replay.differentiable if n in before))
         capture.loss, capture.level = None, "joint"
         for node in capture.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
@@ -105,7 +148,17 @@ def _check_loss(capture: Capture, loss: fx.Node) -> None:
         )
 
 
-def _export(capture: Capture) -> fx.GraphModule:
+def _leading_to(loss: fx.Node) -> set[str]:
+    """The names of the values that the loss is computed from, and its own."""
+    todo, seen = [loss], {loss}
+    while todo:
+        sources = set(todo.pop().all_input_nodes) - seen
+        seen |= sources
+        todo += sources
+    return {name for node in seen for name in _names(node)}
+
+
+def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
     """The functional graph, joint when training."""
     nodes = capture.placeholder_nodes
     mode = fake_mode_of([node.meta["val"] for node in nodes])
@@ -120,7 +173,7 @@ def _export(capture: Capture) -> fx.GraphModule:
         ]
     with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
         try:
-            return export_joint(_Replay(capture), examples, mode)
+            return export_joint(replay, examples, mode)
         except RuntimeError as error:
             raise CompileError(
                 f"PyTorch cannot differentiate the model: {error}",

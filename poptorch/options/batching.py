@@ -6,7 +6,7 @@ from poptorch._logging import logger
 from poptorch.enums import CommGroupType, OutputMode
 from poptorch.errors import require
 from poptorch.options.container import OptionsDict
-from poptorch.options.effects import Effect, has_effect, setter, warn_if_pending
+from poptorch.options.effects import Effect, has_effect, setter
 
 
 class BatchingOptions(OptionsDict):
@@ -102,8 +102,6 @@ class BatchingOptions(OptionsDict):
         """
         period = output_return_period if output_mode == OutputMode.EveryN else 1
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, period]
-        if long_name != "finalLossScale":
-            warn_if_pending("anchorTensor")
 
     @setter(Effect.COMPUTES)
     def randomSeed(self, random_seed: int) -> None:

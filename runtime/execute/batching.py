@@ -143,6 +143,8 @@ def join(output: Output, values: Sequence[Tensor], batching: Batching) -> Tensor
     the value of the first replica of each group is kept.
     """
     replicas = batching.replicas
+    if not values:
+        return torch.empty((0, *output.type.shape[1:]), dtype=output.type.dtype)
     if output.returns == "once":
         return values[0].clone()
     if output.returns == "sum":

@@ -22,6 +22,7 @@ from ipu_dynamo.runtime.execute.host_streams import HostLink
 from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.step_records import StepRecords
 from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -66,6 +67,7 @@ class Executable:
         schedule: which worker runs what, in which order.
         timeline: set it to record when every task runs; nothing else changes. A step that is one
             function with its update is one task.
+        records: set it to keep what variables hold in the steps of a call; nothing else changes.
         transfers: set it to record when tensors come from the host and go there; nothing else
             changes.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
@@ -96,6 +98,7 @@ class Executable:
         self._first_step = 0  # counted before the first step of this executable
         self.timeline: Timeline | None = None
         self.transfers: TransferTimes | None = None
+        self.records: StepRecords | None = None
         self.memory = StreamingMemory()
         deferred = keep_apart(program) if apart else None
         program = deferred.program if deferred else program
@@ -244,18 +247,30 @@ class Executable:
         self._settle()
         self._transaction.check()
         self._storage.spread_changes()
+        if self.records:
+            self.records.begin()
         times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
         streams = self._link.open(inputs, seed=self.seed, step=self.step, times=times)
         with torch.no_grad():
             try:
                 self._storage.expect_changes()
                 if self.fused:
-                    self.fused(numbers, self._rounds, streams, self.timeline)
+                    self.fused(numbers, self._rounds, streams, self.timeline, self.records)
                 elif self._loop:
                     first, seed = self._first_step, self.seed
-                    self._steps(self._loop, numbers, streams, self.timeline, seed=seed, first=first)
+                    self._steps(
+                        self._loop,
+                        numbers,
+                        streams,
+                        self.timeline,
+                        self.records,
+                        seed=seed,
+                        first=first,
+                    )
             finally:
                 self._storage.own_changes()
+        if self.records:
+            self.records.end()
         if self.transfers and times:
             self.transfers.last = times
         return self._link.returned(streams, inputs)

@@ -19,6 +19,7 @@ from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.micro_batch_tasks import Task, bind_instructions
 from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.step_records import StepRecords
 from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -97,12 +98,18 @@ class FusedStep:
         return self._now
 
     def __call__(
-        self, numbers: Numbers, steps: int, streams: HostStreams, timeline: Timeline | None
+        self,
+        numbers: Numbers,
+        steps: int,
+        streams: HostStreams,
+        timeline: Timeline | None,
+        records: StepRecords | None = None,
     ) -> None:
         """Run `steps` steps.
 
         Args:
             timeline: records every step as a task, whose name is the fused function's.
+            records: keeps what variables hold before and after each step.
 
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
@@ -118,8 +125,16 @@ class FusedStep:
         received, sent, times = streams.received, streams.sent, streams.times
         size, first = len(homes), now.made
         end = first + size
+        places = {name: place for place, name in enumerate(linked.state)}
+
+        def read(name: str, replica: int) -> Tensor:
+            held: Tensor = frame[places[name]] if name in places else storage.tensor(name, replica)
+            return held
+
         try:
             for step in range(steps):
+                if records is not None:
+                    records.note("before", step, read)
                 if times is not None:
                     times.received[step] = perf_counter(), perf_counter()
                 task(frame, step, received, sent)
@@ -127,6 +142,8 @@ class FusedStep:
                 storage.rebind(homes, values)
                 if times is not None:
                     times.sent[step] = perf_counter(), perf_counter()
+                if records is not None:
+                    records.note("after", step, read)
         finally:
             try:
                 storage.write_home()

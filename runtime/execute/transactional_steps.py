@@ -11,6 +11,7 @@ from ipu_dynamo.runtime.execute.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.rollback import transaction_of
 from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.execute.step_records import StepRecords
 from ipu_dynamo.runtime.execute.storage import Storage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -42,6 +43,7 @@ class TransactionalSteps:
         guard_updates: bool,
     ) -> None:
         cut, self._rounding = sections(program), StochasticRounding()
+        self._storage = storage
         self._steps, self._iterations = cut.steps, iterations // cut.steps
 
         def prepared(instructions: Sequence[Plain]) -> StepEnd:
@@ -66,6 +68,7 @@ class TransactionalSteps:
         numbers: Numbers,
         streams: HostStreams,
         timeline: Timeline | None,
+        records: StepRecords | None = None,
         *,
         seed: int,
         first: int,
@@ -74,6 +77,7 @@ class TransactionalSteps:
 
         Args:
             loop: the micro-batches.
+            records: keeps what variables hold before and after each update.
             seed: of the random streams.
             first: number of the first device iteration that `transaction` counts.
         """
@@ -82,7 +86,11 @@ class TransactionalSteps:
                 self.transaction.begin()
                 self._begin.prepare(numbers)
                 loop(step, streams, timeline)
+                if records is not None:
+                    records.note("before", step, self._storage.tensor)
                 self._commit(numbers, seed, first)
+                if records is not None:
+                    records.note("after", step, self._storage.tensor)
             except BaseException:
                 with self._signals:
                     self.transaction.recover()

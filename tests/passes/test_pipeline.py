@@ -447,6 +447,7 @@ def test_the_dump_of_a_model_that_fails_ends_before_the_pass(dumped):
     assert dumped() == {
         "000_inference": [
             "traced",
+            "NameValues",
             "LiftConstants",
             "CheckTypes",
             "OverlapIO",

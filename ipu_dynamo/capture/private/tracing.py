@@ -37,7 +37,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.function import _SingleLevelFunction as FunctionBase
 from torch.autograd.graph import _engine_run_backward as run_backward
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     free_unbacked_symbols,
@@ -76,6 +76,7 @@ __all__ = [
     "fake_mode_of",
     "flatten",
     "flatten_with_path",
+    "graph_being_traced",
     "is_fake",
     "key_text",
     "marked_dynamic",
@@ -163,6 +164,12 @@ def trace_once(
     )
     with tracing_here(), mode:
         return tracer(*tensors)
+
+
+def graph_being_traced() -> fx.Graph | None:
+    """The graph that a trace of this thread writes; None outside of one."""
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
 
 
 def export_joint(

@@ -46,8 +46,11 @@ def check_entry(entry: Entry, program: Program) -> None:
 
 def _check_streams(entry: Entry, program: Program) -> None:
     values = [output.name for output in program.outputs if not output.mutates]
-    if values != [str(index) for index in range(len(entry.results.tensors))]:
-        raise _wrong(f"{len(values)} outputs for {len(entry.results.tensors)} results")
+    returned, anchored = len(entry.results.tensors), len(entry.anchors)
+    if values != [str(index) for index in range(returned + anchored)]:
+        raise _wrong(f"{len(values)} outputs for {returned} results and {anchored} anchors")
+    if sorted(entry.anchors.values()) != sorted(values[returned:]):
+        raise _wrong("its anchors are other outputs")
     names = entry.input_names
     changed = {output.name for output in program.outputs if output.mutates}
     fed = {stream.name for stream in program.inputs if stream.source == "host"}

@@ -19,6 +19,7 @@ from ipu_dynamo.saved.operator_list import check_operators, check_program
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.tensors import read_tensors
 from ipu_dynamo.saved.weights import with_views
+from ipu_dynamo.whole_step.anchored_values import UnknownValue
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.initial_state import fresh_seed, new_accumulator
@@ -127,7 +128,10 @@ def read_models(
             program = _program(archive, name, entry, tensors, operators)
             check_entry(entry, program)
             check_tensors(entry, program, tensors)
-            models[name] = _bring_up(program, entry, placed, table)
+            try:
+                models[name] = _bring_up(program, entry, placed, table)
+            except UnknownValue as error:
+                raise SavedProgramError(Reason.CONTENT, str(error)) from error
     return models
 
 
@@ -281,6 +285,9 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         devices=devices,
         loss_scale=entry.loss_scale,
         costs=options.strategy.costs,
+        names=entry.values[0],
+        gradients=entry.values[1],
+        anchors=entry.anchors,
     )
     engine = make_engine(options.stage_engine)
     figures = read_decided(entry.decided, engine)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import named_tensors
+from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Streamed, write_archive
 from ipu_dynamo.saved.entry import Entry, SavedGroup, write_entry
 from ipu_dynamo.saved.json_text import write_json
@@ -116,6 +117,7 @@ class _Saver:
     def entry(self, compiled: CompiledModel, *, random_state: bool) -> Entry:
         """What is saved of a compiled model beside its program and tensors."""
         parts, executable = compiled.parts, compiled.executable
+        _refuse_unread_anchors(executable)
         variables: dict[str, tuple[str, ...]] = {}
         for variable in compiled.program.variables:
             if variable.kind == "accumulator":
@@ -131,6 +133,8 @@ class _Saver:
             arguments=parts.arguments,
             results=parts.compiled.structure,
             input_names=parts.compiled.input_names,
+            values=(parts.compiled.names, parts.compiled.gradients),
+            anchors=parts.compiled.anchors,
             options=compiled.options,
             own_weights=parts.own_weights,
             groups=tuple(
@@ -178,6 +182,16 @@ class _Saver:
             f"{part}.safetensors": TensorMember(held) for part, held in tensors.items()
         }
         return members | {"weights.json": write_json({"views": views, "names": names})}
+
+
+def _refuse_unread_anchors(executable: Executable) -> None:
+    """Refuse anchors of tensors that only the model has."""
+    records = executable.records
+    wanted = {} if records is None else records.wanted
+    unread = {} if records is None else records.unread
+    if short := next((s for s, one in wanted.items() if one.variable in unread), ""):
+        problem = f"anchor {short} is of {wanted[short].variable}, which the program does not read"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint="leave the anchor out")
 
 
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

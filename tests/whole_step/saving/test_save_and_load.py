@@ -2,6 +2,7 @@
 
 import collections
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ipu_dynamo import (
     load_entries,
     save,
 )
+from ipu_dynamo.options import Anchor
 from ipu_dynamo.saved.archive import Archive, write_archive
 from ipu_dynamo.saved.operator_list import check_operators
 
@@ -74,6 +76,23 @@ def test_a_loaded_model_answers_as_the_model(model, path):
     assert isinstance(loaded, LoadedModel)
     assert isinstance(loaded, ipu_dynamo.CompiledModel)
     assert str(loaded.program) == str(run.program)
+
+
+def test_names_and_anchors_of_values_are_kept(model, path):
+    anchors = {
+        "inner": Anchor("layer/Add:0", returns="all"),
+        "gradient": Anchor("layer.weight", "gradient"),
+        "before": Anchor("layer.bias", returns="sum"),
+    }
+    run = trained(model, anchors=anchors, device_iterations=2)
+    save(run, path)
+    loaded = load(path)
+    variables = tuple(name for name in run.value_names.variables if name != "unread")
+    assert loaded.value_names == replace(run.value_names, variables=variables)
+    given = torch.randn(4, 3), torch.tensor([0, 1, 1, 1])
+    run(*given), loaded(*given)
+    for name in anchors:
+        assert torch.equal(loaded.anchored(name), run.anchored(name))
 
 
 def test_calls_have_to_fit(model, path):

@@ -1,0 +1,43 @@
+"""Say which values inside a program each call brings to the host, beside the model's results."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ipu_dynamo.errors import OptionError
+from ipu_dynamo.options.checks import check_choice
+
+AnchorKind = Literal["value", "gradient", "update"]
+AnchorReturns = Literal["all", "every", "final", "sum"]
+_CHOICES = {"of": ("value", "gradient", "update"), "returns": ("all", "every", "final", "sum")}
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A value inside a program that comes to the host.
+
+    Args:
+        name: what `CompiledModel.value_names` calls it: a parameter or buffer, an input, the result
+            of an operator (`fc1/MatMul:0`), a state of the optimiser (`fc1.weight.exp_avg`), or
+            `loss_scale`.
+        of: the `value` itself; the `gradient` of a micro-batch with respect to it, of the loss with
+            its scale; or what the `update` of the step makes of a parameter.
+        returns: of which micro-batches, as `Options.output_mode` has it. What lasts is taken as it
+            is in a micro-batch, before the step's update; the `final` one after the last update.
+        period: with `every`, that of each n-th device iteration; there may be none.
+
+    Raises:
+        OptionError: for a value that a field cannot have.
+    """
+
+    name: str
+    of: AnchorKind = "value"
+    returns: AnchorReturns = "final"
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise OptionError(f"the name of an anchor is {self.name!r}; it is a text")
+        for field, choices in _CHOICES.items():
+            check_choice(field, getattr(self, field), choices)
+        if type(self.period) is not int or self.period < 1:
+            raise OptionError(f"the period of anchor {self.name} is {self.period!r}; from 1 on")

@@ -1,0 +1,100 @@
+"""Name what is inside a compiled model, and find what its anchors are of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import Anchor
+from ipu_dynamo.program import Output, Program, TensorType
+from ipu_dynamo.runtime.execute.step_records import Wanted, When
+from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.initial_state import updates
+
+
+class UnknownValue(CompileError):
+    """An anchor is of a value that the program does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueNames:
+    """The names of what is inside a program; an anchor can be of each of them.
+
+    Args:
+        variables: parameters, buffers, states of the optimiser, the loss scale.
+        inputs: arguments.
+        operators: results of operators, `module/Operator:result`.
+        gradients: parameters and results of operators that have a gradient.
+        updates: parameters that are updated.
+    """
+
+    variables: tuple[str, ...]
+    inputs: tuple[str, ...]
+    operators: tuple[str, ...]
+    gradients: tuple[str, ...]
+    updates: tuple[str, ...]
+
+
+def value_names(compiled: Compiled) -> ValueNames:
+    """The names of what is inside a compiled model."""
+    kinds: dict[str, str] = {role.name: role.kind for role in compiled.roles.values()}
+    kinds |= {variable.name: variable.kind for variable in compiled.program.variables}
+    held = [name for name, kind in kinds.items() if kind in ("parameter", "buffer", "loss_scale")]
+    trained = [name for update in updates(compiled.program) for name in update.parameters]
+    return ValueNames(
+        variables=tuple(dict.fromkeys([*held, *_states(compiled.program)])),
+        inputs=compiled.input_names,
+        operators=compiled.names,
+        gradients=compiled.gradients,
+        updates=tuple(trained),
+    )
+
+
+def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[str, Wanted]:
+    """What the runtime has to keep for the anchors that are no streams of the program.
+
+    Raises:
+        UnknownValue: there is nothing of an anchor's name.
+    """
+    names, states = value_names(compiled), _states(compiled.program)
+    types = {name: TensorType.of(tensor) for name, tensor in compiled.tensors.items()}
+    types |= {variable.name: variable.type for variable in compiled.program.variables}
+    wanted = {}
+    for short, anchor in anchors.items():
+        if short in compiled.anchors:
+            continue
+        known = {
+            "value": (*names.variables, *names.inputs, *names.operators),
+            "gradient": names.gradients,
+            "update": names.updates,
+        }[anchor.of]
+        variable = states.get(anchor.name, anchor.name)
+        if anchor.name not in known or variable not in types:
+            raise _unknown(short, anchor, known)
+        lasts = anchor.returns == "final" and variable not in _in_force(compiled)
+        when: When = "after" if anchor.of == "update" or lasts else "before"
+        output = Output(short, types[variable], anchor.returns, anchor.period)
+        wanted[short] = Wanted(variable, when, output)
+    return wanted
+
+
+def _states(program: Program) -> dict[str, str]:
+    """The variables of the optimiser's states, by parameter and name of the state."""
+    return {
+        f"{parameter}.{state}": variable
+        for update in updates(program)
+        for state, variables in update.states
+        for parameter, variable in zip(update.parameters, variables, strict=True)
+    }
+
+
+def _in_force(compiled: Compiled) -> set[str]:
+    """The numbers of a step, of which the last one is that of the last step."""
+    return {v.name for v in compiled.program.variables if v.kind == "loss_scale"}
+
+
+def _unknown(short: str, anchor: Anchor, known: tuple[str, ...]) -> UnknownValue:
+    what = "value" if anchor.of == "value" else f"{anchor.of} of a value"
+    near = get_close_matches(anchor.name, known, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "look at CompiledModel.value_names"
+    return UnknownValue(f"anchor {short}: there is no {what} called {anchor.name}", hint=hint)

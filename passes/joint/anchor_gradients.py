@@ -1,0 +1,57 @@
+"""Return gradients inside the model to the host, of parameters and of results of operators.
+
+Before   %mark = ipu.gradient(%g, "fc1/Add:0");  %gw = aten.mm(%mark, %x);  return (%loss, %gw)
+After    %gw = aten.mm(%g, %x);  return (%loss, %gw, %g)
+Keeps    every other operator: without the mark the graph is as it would have been.
+Source   PopTorch user guide, "poptorch.Options.anchorTensor".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.markers import gradient_op
+from ipu_dynamo.options import Anchor
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.anchor_values import anchor_value
+
+
+@dataclass(frozen=True)
+class AnchorGradients:
+    """The pass."""
+
+    name: ClassVar[str] = "AnchorGradients"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "marks of gradients are no operators"
+
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)
+
+    def __call__(self, capture: Capture) -> bool:
+        marks = capture.graph.graph.find_nodes(op="call_function", target=gradient_op)
+        wanted = plan(capture, list(marks), self.anchors)
+        for short, node in wanted.items():
+            anchor_value(capture, short, node)
+        for mark in marks:
+            mark.replace_all_uses_with(mark.args[0])
+            capture.graph.graph.erase_node(mark)
+        if marks or wanted:
+            capture.graph.recompile()
+        return bool(marks or wanted)
+
+
+def plan(
+    capture: Capture, marks: list[fx.Node], anchors: Mapping[str, Anchor]
+) -> dict[str, fx.Node]:
+    """The gradient that each anchor of one is of. Reads the graph only."""
+    gradients: dict[object, fx.Node] = {mark.args[1]: mark for mark in marks}
+    for node, role in zip(capture.returned, capture.outputs, strict=True):
+        if role.kind == "gradient" and node is not None:
+            gradients[role.name] = node
+    return {
+        short: gradients[anchor.name]
+        for short, anchor in anchors.items()
+        if anchor.of == "gradient" and anchor.name in gradients and short not in capture.anchors
+    }

@@ -1,0 +1,74 @@
+"""Compute anchored values by operators of their own, at the end of their part.
+
+Before   %g = aten.mm(%a, %b);  return (%loss, %g, %g)                    the last one is an anchor
+After    %g = aten.mm(%a, %b);  ...;  %g_1 = aten.mm(%a, %b);  return (%loss, %g, %g_1)
+Keeps    every value, to the bit. What later passes recognise stays as it is, so that the program
+         computes all else as it does without anchors: a product that adds itself to an accumulator
+         goes on doing so.
+Source   PopTorch user guide, "poptorch.Options.anchorTensor".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.graph_queries import only_looks, writes
+from ipu_dynamo.ops.operator_costs import ANCHORED
+from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class SeparateAnchors:
+    """The pass."""
+
+    name: ClassVar[str] = "SeparateAnchors"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        anchored = set(capture.anchors.values())
+        if not anchored:
+            return False
+        returned, copies = capture.returned, dict[fx.Node, fx.Node]()
+        for place, role in enumerate(capture.outputs):
+            node = returned[place]
+            if role.kind == "value" and role.name in anchored and node is not None:
+                returned[place] = _separated(node, copies)
+        before = capture.returned
+        if returned == before:
+            return False
+        capture.set_returned(returned, list(capture.outputs))
+        for node in before:
+            if node is not None and not node.users and node.op == "call_function":
+                capture.graph.graph.erase_node(node)
+        capture.graph.recompile()
+        return True
+
+
+def _separated(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A copy of what computes `node`, or of what it is a clone of; itself where there is none."""
+    if ANCHORED in node.meta:
+        return node
+    source = node.args[0] if node.target is aten.clone.default else node
+    assert isinstance(source, fx.Node)
+    copy = _copy(source, copies)
+    return node if copy is source else copy
+
+
+def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A copy of `node` at the end of the graph, with the views between it and what computes it."""
+    looks = only_looks(node)
+    plain = node.op == "call_function" and (looks or isinstance(node.target, OpOverload))
+    if not plain or writes(node):
+        return node
+    if node not in copies:
+        sources = {node.all_input_nodes[0]: _copy(node.all_input_nodes[0], copies)} if looks else {}
+        with node.graph.inserting_before(node.graph.output_node()):
+            copies[node] = node.graph.node_copy(node, lambda n: sources.get(n, n))
+        copies[node].meta = {**node.meta, ANCHORED: True}
+    return copies[node]

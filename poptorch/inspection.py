@@ -1,0 +1,64 @@
+"""Answer an executor's questions about the tensors inside its program."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ipu_dynamo.capture.capture import Placeholder, unused
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch.anchors import Anchors
+from poptorch.errors import require
+from poptorch.optimizer_in_use import OptimizerInUse
+from poptorch.optimizer_state import StateOnDevice, states_as_in_core
+from poptorch.options import Options
+from poptorch.ownership import WeightsOnDevice
+from poptorch.tensor_names import tensor_names
+from poptorch.translate import automatic_loss_scaling
+
+
+class Inspection:
+    """The part of an executor that knows names and anchors of tensors."""
+
+    _core: CompiledModel | None
+    _anchors: Anchors | None
+    _update: OptimizerInUse | None
+    _weights: WeightsOnDevice
+
+    def getTensorNames(self) -> list[str]:
+        """The names of all tensors of the program, sorted."""
+        require(self._core is not None, "Model must be compiled before calling getTensorNames")
+        assert self._core is not None
+        state = self._state
+        own = () if state is None else (*state.numbers_now(), *state.tensors_now())
+        return tensor_names(self._core, own)
+
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """The tensor that `Options.anchorTensor` calls so, from the last call."""
+        require(self._anchors is not None, f"No tensor with name {short_name} found.")
+        assert self._anchors is not None
+        return self._anchors.value(short_name)
+
+    def _state_of(self, core: CompiledModel) -> StateOnDevice | None:
+        """The optimizer's state in a program that is not in use yet, if it trains."""
+        if self._update is None:
+            return None
+        return StateOnDevice(core, self._update.reading, self._weights)
+
+    @property
+    def _state(self) -> StateOnDevice | None:
+        """The optimizer's state on the device, if there is one."""
+        return None if self._update is None else self._update.device
+
+    def _read_anchors(self, options: Options, model: Any, arguments: Iterable[str]) -> Anchors:
+        """The anchors of a compilation, of a model that is called with some tensors."""
+        arguments, update = list(arguments), self._update
+        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+        states: Mapping[str, str] = {}
+        scale = None
+        if update is not None:
+            states = states_as_in_core(update.reading, names)
+            if automatic_loss_scaling(options) is not None:
+                roles = [Placeholder(name, "input") for name in (*names, *arguments)]
+                scale = unused("loss_scale", roles)
+        return Anchors(options, arguments, states, scale)
