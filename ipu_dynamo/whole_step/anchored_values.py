@@ -69,7 +69,7 @@ def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[
             "update": names.updates,
         }[anchor.of]
         variable = states.get(anchor.name, anchor.name)
-        if anchor.name not in known or variable not in types:
+        if anchor.of == "gradient" or anchor.name not in known or variable not in types:
             raise _unknown(short, anchor, known)
         lasts = anchor.returns == "final" and variable not in _in_force(compiled)
         when: When = "after" if anchor.of == "update" or lasts else "before"

@@ -159,6 +159,9 @@ def _of_ready(
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         host_changes=host_changes,
+        names=ready.names,
+        gradients=ready.gradients,
+        anchors=ready.anchors,
     )
 
 

@@ -1,7 +1,7 @@
 """Use a program that was compiled before for a model that is traced again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,12 +22,16 @@ class ReadyMade:
         host: the program, and what this computer does for it.
         constants: values of its variables that are none of the model's tensors.
         input_names: the program's names of the caller's tensors, in order.
+        names, gradients, anchors: of values, as `Compiled` has them.
         figures: that decide how functions are compiled; None: those of this machine.
     """
 
     host: HostProgram
     constants: Mapping[str, Tensor]
     input_names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    anchors: Mapping[str, str] = field(default_factory=dict)
     figures: Figures | None = None
 
 
@@ -55,7 +59,8 @@ def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup])
     if inputs != ready.input_names:
         problem = f"the program takes {', '.join(ready.input_names)}, the model {', '.join(inputs)}"
         raise CompileError(problem, hint=_HINT)
-    returned = sum(not output.mutates for output in program.outputs)
+    anchored = set(ready.anchors.values())
+    returned = sum(not o.mutates and o.name not in anchored for o in program.outputs)
     if returned != len(capture.structure.tensors):
         problem = f"the program returns {returned} tensors, the model "
         raise CompileError(f"{problem}{len(capture.structure.tensors)}", hint=_HINT)

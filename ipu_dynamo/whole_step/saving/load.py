@@ -216,6 +216,9 @@ class Opened:
                 if variable.kind == "constant"
             },
             input_names=self.entry.input_names,
+            names=self.entry.values[0],
+            gradients=self.entry.values[1],
+            anchors=self.entry.anchors,
             figures=read_decided(self.entry.decided, engine),
         )
 
