@@ -35,7 +35,7 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
-from ipu_dynamo.runtime.engines.recipe import Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.lower.make_recipe import stage_of
 
 _RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy

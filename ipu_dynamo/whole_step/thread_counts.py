@@ -10,7 +10,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.planning import independent
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
-from ipu_dynamo.runtime.lower.defer_accumulation import can_keep_apart
+from ipu_dynamo.runtime.lower.defer_accumulation import why_not_deferred
 
 _WORTH_A_THREAD = 2e-4  # seconds of a stage's call, from which handing it over costs little
 _WORTH_APART = 2e-3  # seconds of a micro-batch; a thread lives for one step and is started for it
@@ -53,7 +53,7 @@ def micro_batches_apart(program: Program, options: Options) -> bool:
     several = program.kind == "training" and options.gradient_accumulation > 1
     if wanted is False or not several:
         return False
-    if not can_keep_apart(program):
+    if why_not_deferred(program) is not None:
         if wanted:
             raise CompileError(
                 "micro-batches cannot run side by side: a step is more than one stage on one IPU "

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.private.inductor import (
     MachineCode,
     compile_artifact,
     inductor_folder,
     load_artifact,
 )
-from ipu_dynamo.runtime.engines.recipe import Recipe
 from ipu_dynamo.tune.artifact_store import Entry, StageStore, open_store
 
 log = logging.getLogger(__name__)

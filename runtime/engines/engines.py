@@ -13,12 +13,13 @@ from torch.autograd.graph import increment_version
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.native import cpp_compiler_names
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.inductor_noise import mute
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
 from ipu_dynamo.runtime.engines.packed_weights import packing
 from ipu_dynamo.runtime.engines.parts import in_parts
-from ipu_dynamo.runtime.engines.recipe import Recipe, Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.tune.figures import Figures
 
 log = logging.getLogger(__name__)

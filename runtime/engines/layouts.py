@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, fx
 
 from ipu_dynamo.program import graph_outputs
-from ipu_dynamo.runtime.engines.recipe import Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 
 Layout = tuple[int, ...] | None  # strides; None: no tensor
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import onednn_pack
-from ipu_dynamo.runtime.engines.recipe import Packed, Stage
+from ipu_dynamo.program.recipe import Packed
+from ipu_dynamo.runtime.engines.stage import Stage
 
 
 def packing(run: Stage, packed: Sequence[Packed]) -> Stage:

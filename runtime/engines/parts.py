@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.runtime.engines.recipe import Parts, Recipe, Stage
+from ipu_dynamo.program.recipe import Parts, Recipe
+from ipu_dynamo.runtime.engines.stage import Stage
 
 
 def in_parts(parts: Parts, inputs: int, compile_: Callable[[Recipe], Stage]) -> Stage:

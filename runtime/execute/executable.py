@@ -1,6 +1,7 @@
 """Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
+from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
 from ipu_dynamo.runtime.execute.host_streams import HostLink
 from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
@@ -30,7 +32,7 @@ from ipu_dynamo.runtime.execute.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
 from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 from ipu_dynamo.runtime.lower.defer_accumulation import keep_apart, side_by_side
-from ipu_dynamo.runtime.lower.fuse_step import can_link
+from ipu_dynamo.runtime.lower.fuse_step import why_not_fused
 
 
 class Executable:
@@ -55,13 +57,13 @@ class Executable:
         devices: the torch device of every IPU, where the tensors of its variables are.
         numbers: what calls will probably have, so that what they need is compiled now.
         apart: micro-batches run side by side, and add their gradients in turn; only for a program
-            that `can_keep_apart`.
+            that `why_not_deferred`.
         own_tensors: nobody writes the tensors without their version counters' notice, as a user
             can with `weight.data`; what only inference reads may be kept in another order, too.
         guard_updates: keep copies of what updates write until they are complete.
 
     Attributes:
-        program, host_program: what every IPU does, and what is done for it here.
+        program: what every IPU does.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the seed was set, over all calls.
         schedule: which worker runs what, in which order.
@@ -90,7 +92,7 @@ class Executable:
         guard_updates: bool = False,
     ) -> None:
         verify(host.program)
-        self.program, self.host_program = host.program, host
+        self.program, self._host, self._engine = host.program, host, engine
         program = host.inlined
         self.batching = batching = Batching.of(program, group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
@@ -115,7 +117,9 @@ class Executable:
         self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
         self._loop: MicroBatchLoop | None = None
-        if engine.fuses and can_link(program) and self.devices[0].type == "cpu":
+        fits = why_not_fused(program) is None and self.devices[0].type == "cpu"
+        self._deferred, self._threads = deferred is not None, threads
+        if engine.fuses and fits:
             self.fused = FusedStep(program, engine, storage, self._link.kept, threads)
             self.fused.prepare(numbers)
         else:
@@ -144,6 +148,22 @@ class Executable:
         self._one_call = fork_safe_lock()
 
     @property
+    def host_program(self) -> HostProgram:
+        """What is done for the program here; printed, with every decision and its reason."""
+        form = self.fused or self._loop
+        assert form is not None
+        plan = plan_of(
+            self._host.inlined,
+            self._engine,
+            form,
+            self.schedule,
+            self.devices,
+            self._threads,
+            deferred=self._deferred,
+        )
+        return replace(self._host, plan=plan)
+
+    @property
     def step(self) -> int:
         """Device iterations completed since the seed was set, over all calls."""
         return self._first_step + self._completed
@@ -160,7 +180,7 @@ class Executable:
     def schedule_for(self, workers: int | None) -> Schedule:
         """How this many workers would run a step; None is one for each IPU of every replica."""
         return schedule_of(
-            self.host_program.inlined,
+            self._host.inlined,
             micro_batches=self._per_round,
             replicas=self.batching.replicas,
             workers=workers,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Program, Receive, Send, Update
+from ipu_dynamo.program import Call, Plain, Program, Receive, Send, Update
 from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.engines.recipe import Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_streams import HostStreams, Kept
@@ -36,6 +36,7 @@ class FusedFunction:
         task: takes variables, hyperparameters and what is received from registers, in this order,
             and leaves the new values of those that change in the registers from `made` on.
         registers: how many there are.
+        instructions, binding: what `task` does, and with what.
     """
 
     linked: Linked
@@ -44,10 +45,12 @@ class FusedFunction:
     task: Task
     registers: int
     made: int
+    instructions: tuple[Plain, ...]
+    binding: Binding
 
 
 class FusedStep:
-    """The steps of a program that `can_link`.
+    """The steps of a program that nothing keeps from it, see `why_not_fused`.
 
     Invariant: within a call the variables' homes hold their values from before it. A step is
     complete as soon as its results take the place of the variables.
@@ -71,6 +74,12 @@ class FusedStep:
         self._values: list[list[float]] = []
         self._hyperparameters: list[Tensor] = []
         self._now: FusedFunction | None = None
+
+    @property
+    def now(self) -> FusedFunction:
+        """The function for the hyperparameters of the last call, or of the first."""
+        assert self._now is not None
+        return self._now
 
     @property
     def completed(self) -> int:
@@ -181,8 +190,12 @@ class FusedStep:
             received={receive.result: place for place, receive in enumerate(receives)},
             sent={o.name: (i, self._kept[i]) for i, o in enumerate(self._program.outputs)},
         )
-        task = bind_instructions(binding, [*taken, fused, *sends])
-        return FusedFunction(linked, stage, fused, task, len(registers), registers[new[0]])
+        instructions: tuple[Plain, ...] = (*taken, fused, *sends)
+        task = bind_instructions(binding, instructions)
+        first = registers[new[0]]
+        return FusedFunction(
+            linked, stage, fused, task, len(registers), first, instructions, binding
+        )
 
     def _failure(
         self, names: Sequence[str]

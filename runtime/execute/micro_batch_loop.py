@@ -36,6 +36,9 @@ class MicroBatchLoop:
         devices: of the IPUs.
         memory: where stored values go.
         deferred: where gradients are returned by calls, and added in the order of micro-batches.
+
+    Attributes:
+        binding: what instructions stand for.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class MicroBatchLoop:
             devices=devices,
             memory=memory,
         )
+        self.binding = binding
         self._tasks = bind_passes(binding)
         self._copy_weights = bind_instructions(binding, copies)
         self._storage, self._replicas = storage, program.replicas

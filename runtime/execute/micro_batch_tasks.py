@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from ipu_dynamo.program import Plain, Program
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.engines.recipe import Recipe, Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.task_code import Binding, Failed, TaskWriter
 from ipu_dynamo.runtime.lower.constant_inputs import constant_inputs

@@ -38,10 +38,12 @@ from ipu_dynamo.program import (
     Update,
     WriteBuffer,
 )
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
 from ipu_dynamo.program.schedule.stage_passes import is_fetch
-from ipu_dynamo.runtime.engines.recipe import Recipe, Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.task_text import task_text
 
 Failed = Callable[[int, Exception, Sequence[Any] | None, int], Exception]
 
@@ -131,6 +133,7 @@ class TaskWriter:
 
     Attributes:
         names: what the functions know by name.
+        lines: of each function.
     """
 
     def __init__(self, binding: Binding, passes: Sequence[Sequence[Plain]]) -> None:
@@ -145,10 +148,27 @@ class TaskWriter:
         self.names: dict[str, Any] = {"memory": binding.memory, "failed": binding.failed}
         self.names |= {f"device{ipu}": device for ipu, device in enumerate(binding.devices)}
         position = iter(bound)
+        self._passes = [[next(position) for _ in of] for of in passes]
+        self._ends = ends
         self.lines = [
-            [line for _ in of for one in [next(position)] for line in self._lines(one, ends)]
-            for of in passes
+            [line for one in of for line in self._lines(one, ends)] for of in self._passes
         ]
+
+    def texts(self) -> list[list[str]]:
+        """What each function does, in words: a line for each instruction."""
+        recipes = {name: recipe for name, (recipe, _) in self._binding.stages.items()}
+        registers = self._binding.registers
+        texts = []
+        for of in self._passes:
+            texts.append(list[str]())
+            for bound in of:
+                instruction, dead = bound.instruction, sorted(self._ends[id(bound)])
+                given, results = bound.registers, list[int | None]()
+                if isinstance(instruction, Call):
+                    given = bound.arguments
+                    results = [registers[n] if n else None for n in instruction.results]
+                texts[-1].append(task_text(instruction, given, results, dead, recipes))
+        return texts
 
     def function(self, name: str, arguments: str, lines: Sequence[str]) -> Callable[..., Any]:
         """The function of some lines."""

@@ -18,7 +18,7 @@ from torch import fx
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_product
 from ipu_dynamo.program import Function, make_function
-from ipu_dynamo.runtime.engines.recipe import Packed
+from ipu_dynamo.program.recipe import Packed
 from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
 from ipu_dynamo.tune.matmul_classes import ProductClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way

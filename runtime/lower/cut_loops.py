@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
 from ipu_dynamo.program import Function, graph_outputs
-from ipu_dynamo.runtime.engines.recipe import Part, Parts, Recipe
+from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
 LOOPS = frozenset(
     {

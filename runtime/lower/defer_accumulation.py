@@ -51,25 +51,32 @@ class Apart:
     accumulators: tuple[str, ...]
 
 
-def can_keep_apart(program: Program) -> bool:
-    """Whether the micro-batches of a step depend on each other only by sums of gradients.
+def why_not_deferred(program: Program) -> str | None:
+    """What keeps the micro-batches of a step from running side by side, in words; None: nothing,
+    as they depend on each other by sums of gradients only.
 
-    They run one stage on one IPU of one replica, which changes nothing but accumulators, and draws
-    no number from torch's generator.
+    They have to run one stage on one IPU of one replica, which changes nothing but accumulators,
+    and draws no number from torch's generator.
     """
-    if program.kind != "training" or program.replicas > 1 or program.num_ipus > 1:
-        return False
+    if program.kind != "training":
+        return "nothing is trained"
+    if program.replicas > 1:
+        return f"{program.replicas} replicas"
+    if program.num_ipus > 1:
+        return f"{program.num_ipus} IPUs"
     loop = sections(program).loop
-    if len(stage_passes(program.calls)) != 1:
-        return False
+    if (count := len(stage_passes(program.calls))) != 1:
+        return f"{count} stage passes a micro-batch"
     if not all(isinstance(i, Receive | Call | Send) for i in loop):
-        return False
-    if draws(program) or not all(map(_only_adds, program.functions)):
-        return False
+        return "variables or values are off the chip"
+    if draws(program):
+        return "numbers are drawn from torch's generator"
     sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
     places = {function.name: _places(function) for function in program.functions}
     added = [call.arguments[place] for call in program.calls for place in places[call.function]]
-    return bool(added) and sums.issuperset(added)
+    if not added or not sums.issuperset(added) or not all(map(_only_adds, program.functions)):
+        return "micro-batches change other variables than sums of gradients"
+    return None
 
 
 def _only_adds(function: Function) -> bool:
@@ -104,7 +111,7 @@ def _places(function: Function) -> list[int]:
 
 
 def keep_apart(program: Program) -> Apart:
-    """The program with gradients as results; see `can_keep_apart`."""
+    """The program with gradients as results; see `why_not_deferred`."""
     places = {function.name: _places(function) for function in program.functions}
     accumulators: list[str] = []
     parts: list[str] = []

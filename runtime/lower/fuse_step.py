@@ -55,26 +55,40 @@ class Linked:
     sent: tuple[str, ...]
 
 
-def can_link(program: Program) -> bool:
-    """Whether a program's step is one call and a small update of float32 numbers by known rules."""
-    if program.kind != "training" or program.replicas > 1 or program.num_ipus > 1:
-        return False
+def why_not_fused(program: Program) -> str | None:
+    """What keeps a step and its update from being one function, in words; None: nothing does.
+
+    It has to be one call, and a small update of float32 numbers by known rules.
+    """
+    if program.kind != "training":
+        return "nothing is trained"
+    if program.replicas > 1:
+        return f"{program.replicas} replicas"
+    if program.num_ipus > 1:
+        return f"{program.num_ipus} IPUs"
     cut = sections(program)
     calls = [i for i in cut.loop if isinstance(i, Call)]
-    plain = all(isinstance(i, Receive | Call | Send) for i in cut.loop)
-    if cut.before or len(calls) != 1 or not plain or cut.micro_batches != 1:
-        return False
+    if len(calls) != 1 or cut.micro_batches != 1:
+        return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
+    if cut.before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
+        return "variables or values are off the chip"
     updates = [i for i in cut.after if isinstance(i, Update)]
     if not updates or len(updates) != len(cut.after):
-        return False
+        return "a step does not end with updates alone"
     sizes = {v.name: prod(v.type.shape) for v in program.variables}
-    if sum(sizes[name] for update in updates for name in update.parameters) >= LARGE_UPDATE:
-        return False
-    fits = all(
-        isinstance(u.rule, RULES) and u.rounding == "nearest" and u.loss_scale is None
-        for u in updates
-    )
-    return fits and _all_float(program, updates) and _only_copies(_function(program))
+    size = sum(sizes[name] for update in updates for name in update.parameters)
+    if size >= LARGE_UPDATE:
+        return f"{size} weights, and from {LARGE_UPDATE} on PyTorch's own updates are as fast"
+    for update in updates:
+        if not isinstance(update.rule, RULES):
+            return f"the rule {update.rule}"
+        if update.rounding != "nearest" or update.loss_scale is not None:
+            return "updates round at random, or are divided by a loss scale"
+    if not _all_float(program, updates):
+        return "not all weights and states are float32"
+    if not _only_copies(_function(program)):
+        return "the function writes a variable in another way than by one copy"
+    return None
 
 
 def _function(program: Program) -> Function:
@@ -106,7 +120,7 @@ def _only_copies(function: Function) -> bool:
 
 
 def link(program: Program, zeros: Zeros) -> Linked:
-    """The step as one function, for numbers of which `zeros` are left out; see `can_link`."""
+    """The step as one function, for numbers of which `zeros` are left out; see `why_not_fused`."""
     return _Linker(program).link(zeros)
 
 

@@ -1,6 +1,7 @@
 """Decide how a function becomes a callable on this machine."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection
 from functools import partial
 
@@ -13,8 +14,9 @@ from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import RECOMPUTED, Function, make_function
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.engines import Engine, InductorEngine
-from ipu_dynamo.runtime.engines.recipe import Recipe, Stage
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import stage_key
 from ipu_dynamo.runtime.lower.choose_convolutions import choose_convolutions
 from ipu_dynamo.runtime.lower.choose_matmuls import choose_products
@@ -36,6 +38,7 @@ _MATMULS = {
     accumulate_product,
     accumulate_rows,
 }
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def recipe_of(
@@ -75,7 +78,7 @@ def recipe_of(
     if not any(map(_worth_compiling, lowered.operators)):
         return recipe(engine="eager", reason="Inductor would make no code of its own")
     settings = _settings(threads, packs=bool(packed))
-    why = "with this machine's matmuls and convolutions" if lowered is not function else "as it is"
+    why = _changes(function, lowered)
     if has_loop(lowered.graph.graph):
         parts = parts_of(lowered, partial(_part, threads, settings))
         return recipe(engine="inductor", reason=f"{why}, cut at its loops", parts=parts)
@@ -97,6 +100,17 @@ def _part(
         return of(engine="eager", reason="it loops by itself")
     key = stage_key(function, dict(settings))
     return of(engine="inductor", reason="between loops", settings=settings, key=key)
+
+
+def _changes(function: Function, lowered: Function) -> str:
+    """What was chosen for this machine, in words."""
+    before, after = (Counter(n.target for n in f.operators) for f in (function, lowered))
+    counts = {
+        "matmuls by oneDNN": after[onednn.matmul] + after[onednn.batched],
+        "matmuls with packed weights": after[onednn.packed],
+        "convolutions as matmuls": sum(before[t] - after[t] for t in _CONVOLUTIONS),
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "as it is"
 
 
 def _settings(threads: int | None, *, packs: bool) -> Settings:

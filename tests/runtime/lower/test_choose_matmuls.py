@@ -14,7 +14,7 @@ from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.private.graphs import FakeTensorMode
 from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.program import make_function
-from ipu_dynamo.runtime.engines.recipe import Packed
+from ipu_dynamo.program.recipe import Packed
 from ipu_dynamo.runtime.engines.stage_key import stage_key
 from ipu_dynamo.runtime.lower.choose_matmuls import choose_products, plan
 from ipu_dynamo.tune.matmul_choice import MATMUL, ProductChoice

@@ -1,14 +1,9 @@
 """Say how a function becomes a callable on this machine: what an engine gets."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from ipu_dynamo.program import Function
-
-Stage = Callable[[list[Tensor]], Sequence[Tensor | None]]
+from ipu_dynamo.program.ir.function import Function
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""Describe how a program runs on this computer: what was decided, and what follows from it."""
+
+from dataclasses import dataclass
+from textwrap import fill
+
+from ipu_dynamo.program.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What was decided for a program, as text where the objects are the runtime's.
+
+    Args:
+        engine: its name.
+        devices: the torch devices of the IPUs, each once.
+        threads: intra-op threads of each worker; None is torch's number.
+        decisions: forms of a step that were considered, each with the reason.
+        recipes: how functions become callables.
+        registers: names, by number; on one device a copy is in the register of what it copies.
+        passes: what runs for every micro-batch: a title for each stage pass, and its lines.
+        before: what runs once before the micro-batches.
+        commit: what runs after them, when the step can no more be undone.
+        undone: variables that are put back when a step fails before its commit.
+        workers: which thread runs what, in which order.
+    """
+
+    engine: str
+    devices: tuple[str, ...]
+    threads: int | None
+    decisions: tuple[str, ...]
+    recipes: tuple[Recipe, ...]
+    registers: tuple[tuple[str, ...], ...]
+    passes: tuple[tuple[str, tuple[str, ...]], ...]
+    before: tuple[str, ...]
+    commit: tuple[str, ...]
+    undone: tuple[str, ...]
+    workers: str
+
+    def __str__(self) -> str:
+        """All of it; the last section, the workers, changes no result."""
+        threads = "torch's number of threads" if self.threads is None else f"threads {self.threads}"
+        lines = [f"host program: {self.engine} on {', '.join(self.devices)}, {threads} each"]
+        lines += [f"  {decision}" for decision in self.decisions]
+        lines += [f"  recipe {recipe}" for recipe in self.recipes]
+        names = (f"{number} {' '.join(of)}" for number, of in enumerate(self.registers))
+        lines += _wrapped(f"registers: {', '.join(names)}")
+        for title, body in (("before the micro-batches", self.before), *self.passes):
+            if body:
+                lines += [f"  {title}:", *(f"    {line}" for line in body)]
+        if self.commit:
+            lines += ["  commit, signals held:", *(f"    {line}" for line in self.commit)]
+        if self.undone:
+            lines += _wrapped(f"roll-back before the commit: {', '.join(self.undone)}")
+        if self.workers:
+            lines += ["  workers:", *(f"    {line}" for line in self.workers.splitlines())]
+        return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    return fill(text, 100, initial_indent="  ", subsequent_indent="    ").splitlines()

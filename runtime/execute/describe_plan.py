@@ -1,0 +1,101 @@
+"""Say how an executable runs its program."""
+
+from collections.abc import Sequence
+
+from ipu_dynamo.program import Copy, Program
+from ipu_dynamo.program.host_plan import HostPlan
+from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.schedule.dependencies import changed_variables
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.fused_step import FusedStep
+from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
+from ipu_dynamo.runtime.execute.task_code import Binding, TaskWriter
+from ipu_dynamo.runtime.lower.defer_accumulation import why_not_deferred
+from ipu_dynamo.runtime.lower.fuse_step import why_not_fused
+
+
+def plan_of(
+    program: Program,
+    engine: Engine,
+    form: FusedStep | MicroBatchLoop,
+    schedule: Schedule,
+    devices: Sequence[object],
+    threads: int | None,
+    *,
+    deferred: bool,
+) -> HostPlan:
+    """The plan of an executable.
+
+    Args:
+        program: what runs; before gradients were deferred, if they are.
+        form: how a step runs.
+    """
+    kinds = tuple(dict.fromkeys(map(str, devices)))
+    decisions = _decisions(
+        program, engine, kinds, fused=isinstance(form, FusedStep), deferred=deferred
+    )
+    cut = sections(program)
+    if isinstance(form, FusedStep):
+        now = form.now
+        writer = TaskWriter(now.binding, [now.instructions])
+        (lines,) = writer.texts()
+        new = f"variables become what r{now.made} and those behind it hold, which is the commit"
+        return HostPlan(
+            engine.name, kinds, threads, decisions, _recipes(now.binding),
+            _names(now.binding), (("fused step", (*lines, new)),), (), (), (), "",
+        )  # fmt: skip
+    ran = form.binding.program
+    loop = sections(ran).loop
+    passes = stage_passes(ran.calls)
+    texts = TaskWriter(form.binding, instructions_of_passes(loop)).texts()
+    titles = [
+        f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
+        for number, calls in enumerate(passes)
+    ]
+    copies = [i for i in cut.before if isinstance(i, Copy)]
+    (copied,) = TaskWriter(form.binding, [copies]).texts()
+    others = [str(i) for i in cut.before if not isinstance(i, Copy)]
+    changed = changed_variables(ran)
+    sums = [v.name for v in program.variables if v.kind == "accumulator"]
+    undone = [f"clear {name}" for name in sums]
+    undone += [f"put back {v.name}" for v in program.variables if v.name in changed - {*sums}]
+    return HostPlan(
+        engine.name, kinds, threads, decisions, _recipes(form.binding), _names(form.binding),
+        tuple(zip(titles, map(tuple, texts), strict=True)), (*others, *copied),
+        tuple(map(str, cut.after)), tuple(undone), str(schedule),
+    )  # fmt: skip
+
+
+def _decisions(
+    program: Program, engine: Engine, devices: Sequence[str], *, fused: bool, deferred: bool
+) -> tuple[str, ...]:
+    """What form a step has, and why it has no other."""
+    if fused:
+        return ("fused: a step and its update are one function",)
+    why = why_not_fused(program)
+    if why is None and not engine.fuses:
+        why = f"engine {engine.name} calls operator by operator"
+    elif why is None:
+        why = f"its device is {devices[0]}"
+    found = [f"not fused: {why}"]
+    if deferred:
+        found.append("deferred accumulation: micro-batches side by side, sums in their order")
+    elif program.kind == "training":
+        reason = why_not_deferred(program) or "it is not wanted, or not worth threads"
+        found.append(f"not deferred: {reason}")
+    return tuple(found)
+
+
+def _recipes(binding: Binding) -> tuple[Recipe, ...]:
+    return tuple(recipe for recipe, _ in binding.stages.values())
+
+
+def _names(binding: Binding) -> tuple[tuple[str, ...], ...]:
+    """The names of every register."""
+    names: dict[int, list[str]] = {}
+    for name, register in binding.registers.items():
+        names.setdefault(register, []).append(name)
+    return tuple(tuple(names[register]) for register in sorted(names))
