@@ -1,5 +1,6 @@
 """Say in the core's options what PopTorch's options ask for."""
 
+import functools
 import os
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -7,6 +8,7 @@ from typing import Any
 
 from ipu_dynamo import options as core
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling, Watched
+from poptorch._logging import logger
 from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
@@ -138,12 +140,24 @@ def core_locations(options: Options, *, combined_accumulator: bool = False) -> c
         settings = given[kind]
         on_chip = bool(settings.get("onChip", not phased))
         away = core.Location(not on_chip, settings.get("minElementsForOffChip", 0))
-        if kind in ("accumulator", "activation") or not settings.get("useReplicatedTensorSharding"):
+        if not settings.get("useReplicatedTensorSharding"):
+            return away
+        if kind in ("accumulator", "activation"):
+            _say_not_sharded(kind)
             return away
         above = settings.get("minElementsForReplicatedTensorSharding", _NOT_SHARDED)
         return replace(away, sharded=True, min_sharded=above + 1)
 
     return core.Locations(*map(location, given))
+
+
+@functools.cache  # once for each in a process
+def _say_not_sharded(kind: str) -> None:
+    logger.warning(
+        "useReplicatedTensorSharding is recorded only for %ss: these differ between replicas, and "
+        "each replica keeps its own whole",
+        kind,
+    )
 
 
 def core_io_tiles(options: Options) -> int:

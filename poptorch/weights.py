@@ -89,11 +89,11 @@ class DeviceWeights:
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that `Options.updatableNamedBuffers` names to the device."""
         self._ready()
-        names = self._options._Popart.options.get("updatableNamedBuffers", ())
-        if not names:
+        names = self._options._Popart.options.get("updatableNamedBuffers")
+        if names is None:
             raise createPoptorchError(
-                "No buffer may be copied alone: name those that change in "
-                "poptorch.Options.updatableNamedBuffers()"
+                "No named buffers marked as updatable via updatableNamedBuffers option: name "
+                "those that change in poptorch.Options.updatableNamedBuffers()"
             )
 
         def copy() -> None:

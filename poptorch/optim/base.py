@@ -110,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def has_state(self) -> bool:
         """Whether there is a state that came from a device or a checkpoint."""
-        return any(self._ipu[key] for key in _KEYS)
+        return all(self._ipu[key] is not None for key in _KEYS)
 
     def get_state_dict(self) -> State:
         """The device's state, read from it where that is newer; Nones where there is none."""
@@ -122,17 +122,22 @@ class Optimizer(torch.optim.Optimizer):
         return dict(self._ipu)
 
     def set_state_dict(self, state: State) -> None:
-        """Replace the device's state; the executor uploads it before its next call."""
+        """Replace the device's state; the executor uploads it before its next call.
+
+        With None for either, as before a compilation, the device keeps what it has.
+
+        Raises:
+            RuntimeError: the dictionary is empty, or lacks either.
+        """
+        if not state:
+            raise RuntimeError("Cannot load optimizer state dictionary because it is empty.")
         if not all(key in state for key in _KEYS):
             raise RuntimeError(
                 "Only IPU optimizer states can be loaded onto the IPU. The dictionary lacks "
                 f"{' or '.join(key for key in _KEYS if key not in state)}"
             )
-        if not any(state[key] for key in _KEYS):
-            raise RuntimeError(
-                "Cannot load optimizer state dictionary because it is empty. It was made before "
-                "the model was compiled"
-            )
+        if any(state[key] is None for key in _KEYS):
+            return
         self._ipu = {key: state[key] for key in _KEYS}
         self._versions.host_changes()
 
@@ -141,9 +146,15 @@ class Optimizer(torch.optim.Optimizer):
         return {**super().state_dict(), **self.get_state_dict()}
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Restore torch's part at once, and the device's part before the next call of a model."""
+        """Restore torch's part at once, and the device's part before the next call of a model.
+
+        Raises:
+            RuntimeError: the dictionary is empty, or of an optimizer of torch's own; of that
+                torch's part is in force then.
+        """
+        if state_dict:
+            super().load_state_dict({k: v for k, v in state_dict.items() if k not in _KEYS})
         self.set_state_dict(state_dict)
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in _KEYS})
 
     # copying and pickling
 

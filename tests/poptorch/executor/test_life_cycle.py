@@ -278,3 +278,18 @@ def test_ipus_on_demand_are_reserved_after_compiling():
     second.destroy()
     second.compile(ONE)
     assert second.isAttachedToDevice()
+
+
+def test_named_buffers_need_the_option_and_an_empty_list_uploads_none():
+    executor = poptorch.inferenceModel(nn.BatchNorm1d(2).eval())
+    executor.compile(torch.ones(2, 2))
+    with pytest.raises(poptorch.Error, match="No named buffers marked as updatable via updatable"):
+        executor.copyNamedBuffersToDevice()
+    options = poptorch.Options()
+    options.updatableNamedBuffers([])
+    model = nn.BatchNorm1d(2).eval()
+    executor = poptorch.inferenceModel(model, options)
+    before = executor(torch.ones(2, 2))
+    model.running_mean.fill_(5.0)
+    executor.copyNamedBuffersToDevice()
+    assert torch.equal(executor(torch.ones(2, 2)), before)

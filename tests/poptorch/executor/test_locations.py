@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 import poptorch
 from ipu_dynamo.program import Load, ReduceScatter, Store
 from poptorch import TensorLocationSettings as Settings
+from poptorch import translate
 from tests.poptorch.executor.models import Classifier, batch
 
 KINDS = {
@@ -167,3 +169,15 @@ def test_the_states_of_adam_are_moved_around_the_update():
     update = names.index("Update")
     assert names.index("Load") < update < names.index("Store")
     assert names.count("Load") == names.count("Store") == 2 * 4 + 1  # two averages, and a step
+
+
+def test_shards_of_accumulators_are_said_to_be_recorded_only(capfd):
+    translate._say_not_sharded.cache_clear()
+    shards = Settings().useReplicatedTensorSharding(True)
+    options = poptorch.Options()
+    options.TensorLocations.setAccumulatorLocation(shards).setWeightLocation(shards)
+    for _ in range(2):
+        poptorch.inferenceModel(nn.Linear(2, 2), options).compile(torch.ones(1, 2))
+    said = capfd.readouterr().err
+    assert said.count("useReplicatedTensorSharding is recorded only for accumulators") == 1
+    assert "for weights" not in said

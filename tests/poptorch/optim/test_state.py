@@ -108,14 +108,29 @@ def test_a_dictionary_of_torchs_is_refused(optimizer, missing):
         optimizer.load_state_dict(state)
 
 
-@pytest.mark.parametrize("nothing", [None, {}])
-def test_an_empty_dictionary_is_refused_and_changes_nothing(optimizer, nothing):
-    state = optimizer.state_dict() | {"ipu_state": nothing, "ipu_param": nothing}
+def test_what_was_saved_before_compiling_restores_torchs_part(optimizer):
+    state = optimizer.state_dict()
+    assert state["ipu_state"] is state["ipu_param"] is None
     state["param_groups"][0]["lr"] = 0.5
-    with pytest.raises(RuntimeError, match="Cannot load optimizer state dictionary because it is"):
-        optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert not optimizer.has_state()
     assert not optimizer.ipu_state_is_dirty
+
+
+def test_a_dictionary_without_device_keeps_what_the_device_has(optimizer):
+    optimizer.load_state_dict(optimizer.state_dict() | STATE)
+    before = optimizer.state_dict()
+    optimizer.load_state_dict(before | {"ipu_state": None, "ipu_param": None})
+    assert optimizer.state_dict()["ipu_state"] == before["ipu_state"]
+
+
+def test_an_empty_dictionary_is_refused(optimizer):
+    for load in (optimizer.load_state_dict, optimizer.set_state_dict):
+        with pytest.raises(
+            RuntimeError, match=r"optimizer state dictionary because it is empty\.$"
+        ):
+            load({})
 
 
 def test_a_copy_takes_the_newest_state_and_no_device(optimizer):
