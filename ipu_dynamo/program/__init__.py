@@ -7,7 +7,6 @@ from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
     make_function,
-    written_inputs,
 )
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
@@ -74,5 +73,4 @@ __all__ = [
     "WriteBuffer",
     "graph_outputs",
     "make_function",
-    "written_inputs",
 ]

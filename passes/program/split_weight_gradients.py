@@ -82,8 +82,12 @@ def _split(part: Part, read: Collection[str]) -> list[Part]:
         first.outputs.setdefault(name, first.copies[node])
         second.copies[node] = second.take(name, node.meta["val"])
 
+    late_values = {outputs[write.value] for write in sums if write.parameter} - {
+        outputs[write.value] for write in looped
+    }
     for node in nodes:
-        if node.op not in ("placeholder", "output") and node not in early:
+        late = node.op not in ("placeholder", "output") and node not in early
+        if late or node in late_values:
             bring(node)
     for write in sums:
         node = outputs[write.value]
@@ -92,9 +96,9 @@ def _split(part: Part, read: Collection[str]) -> list[Part]:
             first.writes.append(write)
         else:
             bring(node)
-            late = write if write.value not in first.outputs else _renamed(write, part.stage)
-            second.outputs[late.value] = second.copies[node]
-            second.writes.append(late)
+            own = write if write.value not in first.outputs else _renamed(write, part.stage)
+            second.outputs[own.value] = second.copies[node]
+            second.writes.append(own)
     first.writes += buffers
     if {write.target for write in buffers} & second.inputs.keys():
         return [part]  # it would read a variable after its change

@@ -1,5 +1,6 @@
 """Check that functions of programs are pure, and that joined with their writes they do the same."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,6 +19,7 @@ from ipu_dynamo import (
     compile_training,
     identity_loss,
 )
+from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Accumulate, HostProgram, Program, WriteBuffer
@@ -35,6 +37,8 @@ from ipu_dynamo.testing import (
     options_for,
     recipes,
 )
+from ipu_dynamo.whole_step.compile_model import compile_model
+from ipu_dynamo.whole_step.torch_optimizers import describe
 from tests.properties.running import calls, draw_placement, slow
 
 aten = torch.ops.aten
@@ -75,6 +79,24 @@ def test_drawn_programs_are_pure_and_what_runs_writes_the_same(recipe, training,
     assert changed_variables(runs) == changed_variables(program)
     assert dependencies(runs) == dependencies(program)
     assert program.stash == runs.stash
+
+
+@pytest.mark.examples(15)
+@given(recipe=recipes(random=True), data=st.data())
+def test_the_text_of_a_program_depends_on_no_engine_and_no_worker(recipe, data):
+    placement = draw_placement(data, recipe)
+    options = data.draw(options_for(placement=placement))
+    texts = set()
+    for engine, workers in (("eager", 1), ("inductor", 4)):
+        model = placement.place(recipe.build())
+        groups = describe(slow(model), dict(model.named_parameters()))
+        chosen = replace(options, engine=engine, workers=workers)
+        example = read_arguments(model, recipe.data(1), {})
+        program = compile_model(model, example, chosen, groups, training=True).program
+        verify(program)
+        assert not any(function.written for function in program.functions)
+        texts.add(program.text())
+    assert len(texts) == 1
 
 
 def test_a_program_without_writes_stays_as_it_is():
