@@ -9,7 +9,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.passes.levels import Model, Partitioned
+from ipu_dynamo.passes.levels import Directions, Model, Partitioned
 from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
@@ -21,6 +21,8 @@ def text_of(model: Model) -> str:
     """A model as text: operators with types, stages and the user's lines."""
     if isinstance(model, Capture):
         return "\n".join(_capture_lines(model))
+    if isinstance(model, Directions):
+        return "\n".join(_directions_lines(model))
     if isinstance(model, Partitioned):
         return "\n".join(_parts_lines(model))
     if isinstance(model, HostProgram):
@@ -33,6 +35,8 @@ def operators_in(model: Model) -> int:
     """How many operators a model has; a function of a program counts once."""
     if isinstance(model, Capture):
         return _count(model.graph)
+    if isinstance(model, Directions):
+        return _count(model.forward) + _count(model.backward)
     if isinstance(model, Partitioned):
         return sum(_count(part.graph) for part in model.parts)
     if isinstance(model, HostProgram):
@@ -90,6 +94,16 @@ def _capture_lines(capture: Capture) -> Iterator[str]:
     for returned, result in zip(capture.returned, capture.outputs, strict=True):
         name = f"%{returned.name}" if isinstance(returned, fx.Node) else str(returned)
         yield f"return {result.kind} {result.name} = {name}"
+
+
+def _directions_lines(directions: Directions) -> Iterator[str]:
+    for name, graph in (("forward", directions.forward), ("backward", directions.backward)):
+        taken = ", ".join(node.name for node in graph.graph.find_nodes(op="placeholder"))
+        returned = ", ".join(node.name for node in graph.graph.output_node().all_input_nodes)
+        yield f"{name}: ({taken}) -> ({returned})"
+        for node in graph.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                yield f"  {_line(node)}"
 
 
 def _parts_lines(partitioned: Partitioned) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Define the levels that a model goes down, and what a pass is.
 
     traced    a Capture of the user's operators, before autograd
-    joint     a Capture of forward and backward in one functional graph
+    joint     a Capture of forward and backward in one functional graph, or of one of the two
+    directions  forward and backward apart, where autograd calls them
     parts     one flat graph for each stage and direction
     program   what every IPU does
     host      what this computer does for that
@@ -17,7 +18,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture
 from ipu_dynamo.program import Accumulation, Direction, HostProgram, Program
 
-Level = Literal["traced", "joint", "parts", "program", "host"]
+Level = Literal["traced", "joint", "directions", "parts", "program", "host"]
 
 
 class Pass(Protocol):
@@ -127,7 +128,15 @@ class Partitioned:
     capture: Capture = field(repr=False, compare=False)
 
 
-Model = Capture | Partitioned | Program | HostProgram
+@dataclass(frozen=True)
+class Directions:
+    """A joint graph that was cut in two; what backward reads of forward is a result of that."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+Model = Capture | Directions | Partitioned | Program | HostProgram
 
 
 def level_of(model: Model) -> Level:
@@ -136,4 +145,6 @@ def level_of(model: Model) -> Level:
         return "host"
     if isinstance(model, Program):
         return "program"
+    if isinstance(model, Directions):
+        return "directions"
     return "parts" if isinstance(model, Partitioned) else model.level

@@ -2,10 +2,13 @@
 
 compile_training, compile_inference    whole_step = traced_passes, joint_passes, program_passes,
                                        then host_passes
-torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, then
-                                       for each flat graph: flat_passes, program_passes
-with micro_batches                     flat_passes, split_passes, then for each piece:
-                                       numeric_passes, program_passes
+torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, which
+                                       asks for the joint graph to be cut: aot_passes,
+                                       cutting_passes; then for each of the two: flat_passes,
+                                       placed_passes, numeric_passes
+without gradients                      the same but for cutting_passes, on one graph
+with micro_batches                     placed_passes, split_passes, then for each piece:
+                                       numeric_passes
 """
 
 from collections.abc import Sequence
@@ -13,16 +16,21 @@ from collections.abc import Sequence
 import torch
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import Cutting
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
 from ipu_dynamo.passes.aot.avoid_reading_values import AvoidReadingValues
 from ipu_dynamo.passes.aot.call_checks import CallChecks
 from ipu_dynamo.passes.aot.copy_source_lines import CopySourceLines
 from ipu_dynamo.passes.aot.fix_sizes import FixSizes
+from ipu_dynamo.passes.aot.keep_changed import KeepChanged
+from ipu_dynamo.passes.aot.keep_draws import KeepDraws
 from ipu_dynamo.passes.aot.read_stages import ReadStages
 from ipu_dynamo.passes.aot.refuse_sparse import RefuseSparse
 from ipu_dynamo.passes.aot.remove_dead_code import RemoveDeadCode
 from ipu_dynamo.passes.aot.remove_detach import RemoveDetach
+from ipu_dynamo.passes.aot.remove_numbers import RemoveNumbers
+from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
@@ -219,8 +227,11 @@ def placement_passes(options: Options) -> list[Pass]:
     )
 
 
-def flat_passes(options: Options) -> list[Pass]:
-    """Those on a forward or backward graph of AOTAutograd; then it can be split.
+def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
+    """Those on the joint graph of AOTAutograd, or on that of inference.
+
+    Args:
+        micro_batches: the batch is to be split, and a loop over rows cannot be.
 
     Raises:
         OptionError: for stochastic rounding, whose random stream such a program does not have.
@@ -232,11 +243,37 @@ def flat_passes(options: Options) -> list[Pass]:
         )
     return left_out(
         [
-            CallChecks(),
-            RefuseNestedGraphs("joint"),
             AvoidReadingValues(),
             FixSizes(),
             RemoveDetach(),
+            ReadStages(),
+            *([] if micro_batches else [SerializeLoss()]),
+            SerializeMatmul(),
+            RoundScalars(),
+        ],
+        options,
+    )
+
+
+def cutting_passes(
+    options: Options, cutting: Cutting = "minimum", results: int = 0, lasting: Sequence[int] = ()
+) -> list[Pass]:
+    """Those that make a forward and a backward graph of the joint one; see `SplitDirections`."""
+    steps: list[Pass] = [
+        KeepDraws(),
+        KeepChanged(),
+        SplitDirections(cutting, results, tuple(lasting)),
+    ]
+    return left_out(steps, options)
+
+
+def flat_passes(options: Options) -> list[Pass]:
+    """Those on a forward or backward graph, or on that of inference: an input for each tensor."""
+    return left_out(
+        [
+            CallChecks(),
+            RefuseNestedGraphs("joint"),
+            RemoveNumbers(),
             LiftConstants("joint", warn=False),
         ],
         options,
@@ -245,16 +282,7 @@ def flat_passes(options: Options) -> list[Pass]:
 
 def placed_passes(options: Options) -> list[Pass]:
     """Those on a flat graph whose inputs and outputs are described; then it can be split."""
-    return left_out(
-        [
-            ReadStages(),
-            SerializeLoss(),
-            SerializeMatmul(),
-            RoundScalars(),
-            AssignGradientStages(),
-        ],
-        options,
-    )
+    return left_out([AssignGradientStages()], options)
 
 
 def split_passes() -> list[Pass]:
@@ -313,6 +341,10 @@ def all_passes() -> list[Pass]:
         SeparateRecurrentLayers(),
         AvoidReadingValues(),
         FixSizes(),
+        KeepDraws(),
+        KeepChanged(),
+        SplitDirections(),
+        RemoveNumbers(),
         *split_passes(),
     ]
     return list({step.name: step for step in steps}.values())

@@ -31,8 +31,13 @@ _KEYS = "random keys are made from the step, not from the call and the iteration
 
 _GRAPHS: frozenset[Kind] = frozenset({"graphs"})
 _EARLY = "the call for gradients of weights begins with those that the backward pass has made"
+_JOINT = (
+    "detach is removed from the joint graph, before it is cut in two, and no value is kept under "
+    "two names; with the eager engine, too, backward repeats cheap operators"
+)
 
 EXPECTED: tuple[Expected, ...] = (
+    Expected("torch_compile/*", _GRAPHS, _JOINT),
     Expected("training/dropout/*", _BITS, _KEYS),
     Expected("poptorch/dropout/*", _BITS, _KEYS),
     *(

@@ -15,6 +15,7 @@ from ipu_dynamo.options import (
 )
 
 Fallback = Literal["error", "warn", "allow"]
+Recomputing = Literal["auto", "off", "cheap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class BackendOptions:
         workers: at most so many threads run the IPUs of a pipeline side by side, as in
             `ipu_dynamo.Options`.
         outline: as in `ipu_dynamo.Options`.
+        recompute: what the backward pass computes again in place of keeping it: operators that cost
+            little beside the memory of their results (`cheap`), or nothing (`off`). `auto` is
+            `cheap`, and `off` with micro-batches: what they add up is not there to be repeated.
         without: names of passes to leave out, as in `ipu_dynamo.Options`.
 
     Raises:
@@ -47,10 +51,12 @@ class BackendOptions:
     fallback: Fallback = "error"
     workers: int | None = None
     outline: Outlining = "auto"
+    recompute: Recomputing = "auto"
     without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
+        check_choice("recompute", self.recompute, ("auto", "off", "cheap"))
         n = self.micro_batches
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError(f"option micro_batches is {n!r}; it counts from 1")
@@ -82,6 +88,11 @@ class BackendOptions:
         if self.micro_batches == 1:
             raise OptionError("option batch_inputs has no meaning without micro_batches")
         object.__setattr__(self, "batch_inputs", tuple(names))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass repeats cheap operators."""
+        return self.recompute == "cheap" or (self.recompute == "auto" and self.micro_batches == 1)
 
     def core(self) -> Options:
         """The options of a program; one for micro-batches is a pipeline."""

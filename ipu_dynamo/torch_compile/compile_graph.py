@@ -13,6 +13,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import STAGE, Placeholder
 from ipu_dynamo.capture.dynamo import close_pass, describe_graph, open_pass, specialise
 from ipu_dynamo.capture.private.tracing import (
+    Cutting,
     allow_retain_graph,
     aot_cache_forced,
     compile_passes,
@@ -22,9 +23,13 @@ from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.levels import Directions, Pass
 from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import (
+    aot_passes,
     captured_passes,
+    cutting_passes,
     flat_passes,
     left_out,
     lower,
@@ -62,7 +67,7 @@ class Record:
     programs: list[Program] = field(default_factory=list)
 
     def runs_of(self, kind: str) -> list[PassRun]:
-        """What passes did to the captured, forward, backward or inference graph."""
+        """What passes did to the captured, joint, forward, backward or inference graph."""
         return self.passes.setdefault(kind, [])
 
 
@@ -127,10 +132,10 @@ def _compile_alone(
         return compile_passes(
             gm,
             examples,
+            joint=region.split,
             forward=partial(region.compile, kind="forward"),
             backward=partial(region.compile, kind="backward"),
             inference=partial(region.compile, kind="inference"),
-            recompute=engine.name != "eager",
         )
     except UnplaceableError as error:
         return _fall_back(gm, options, error, record)
@@ -157,6 +162,7 @@ class _Region:
         ipus: of each stage.
         seen: roles of the forward graph's placeholders, by node name.
         homes: where the forward program keeps its variables.
+        done: passes that ran on the joint graph.
     """
 
     roles: list[Placeholder]
@@ -167,6 +173,32 @@ class _Region:
     record: Record
     seen: dict[str, Placeholder] = field(default_factory=dict)
     homes: dict[str, int] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+
+    def split(
+        self, graph: fx.GraphModule, results: int, lasting: Sequence[int]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Rewrite the joint graph, and cut it into a forward and a backward one.
+
+        Args:
+            results: how many of its results are forward's.
+            lasting: which inputs are the same tensors in every call.
+        """
+        core = self.options.core()
+        manager = PassManager("joint", first="joint", runs=self.record.runs_of("joint"))
+        with outside_tracing():
+            capture = open_pass(graph, self.roles, {}, None).capture
+            capture.ipus = self.ipus
+            manager.run(self._aot_passes(core), capture)
+        cutting: Cutting = "minimum" if self.options.recomputes else "none"
+        steps = cutting_passes(core, cutting, results, lasting)
+        directions = manager.run(steps, capture)
+        assert isinstance(directions, Directions), "the last pass cuts"
+        self.done = manager.done
+        return directions.forward, directions.backward
+
+    def _aot_passes(self, core: Options) -> list[Pass]:
+        return aot_passes(core, micro_batches=self.micro_batches is not None)
 
     def compile(
         self,
@@ -183,7 +215,11 @@ class _Region:
             core, flat = self.options.core(), open_pass(graph, self.roles, self.seen, alone)
             capture = flat.capture
             capture.ipus, capture.homes = self.ipus, self.homes
-            manager = PassManager(kind, first="flat", runs=self.record.runs_of(kind))
+            manager = PassManager(
+                kind, first="flat", runs=self.record.runs_of(kind), done=set(self.done)
+            )
+            if kind == "inference":
+                manager.run(self._aot_passes(core), capture)
             manager.run(flat_passes(core), capture)
             close_pass(flat)
             self.seen |= {node.name: role for node, role in capture.roles().items()}

@@ -1,8 +1,8 @@
 """Put numbers in place of symbolic sizes, in values and arguments; the capture has fixed them.
 
 Before   %s: Sym(s0) = placeholder;  %y: f32[s0, 4] = aten.view(%x, [%s, 4])
-After    %y: f32[8, 4] = aten.view(%x, [8, 4])
-Keeps    values, source lines. A size that depends on the values of a tensor is refused.
+After    %s: Sym(s0) = placeholder, read by nobody;  %y: f32[8, 4] = aten.view(%x, [8, 4])
+Keeps    values, source lines, inputs. A size that depends on the values of a tensor is refused.
 Source   programs have static shapes.
 """
 
@@ -25,16 +25,13 @@ class FixSizes:
 
     name: ClassVar[str] = "FixSizes"
     level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "programs have static shapes, and take tensors only"
+    needed: ClassVar[str] = "programs have static shapes"
 
     def __call__(self, capture: Capture) -> bool:
         changed = _fix(capture.graph.graph)
-        inputs = capture.placeholder_nodes
-        numbers = [n for n in inputs if not isinstance(n.meta["val"], Tensor) and not n.users]
-        capture.remove_inputs(numbers)
-        if changed or numbers:
+        if changed:
             capture.graph.recompile()
-        return changed or bool(numbers)
+        return changed
 
 
 def _fix(graph: fx.Graph) -> bool:
@@ -44,13 +41,16 @@ def _fix(graph: fx.Graph) -> bool:
     changed = False
     for node in list(graph.nodes):
         before = node.meta.get("val")
-        value = node.meta["val"] = static(before)
-        changed |= value is not before
+        value = static(before)
+        if node.op != "placeholder" or isinstance(value, Tensor):
+            node.meta["val"] = value
+            changed |= value is not before
         if value is None and before is not None:
             new = unbacked_symbols(before) - known
             known |= new
             unknown += [node] if new else []
         if isinstance(value, int | float):
+            changed |= bool(node.users)
             for user in list(node.users):
                 swap = partial(_swap, node, value)
                 user.args, user.kwargs = map_arg((user.args, dict(user.kwargs)), swap)

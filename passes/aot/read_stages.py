@@ -2,8 +2,8 @@
 
 Before   %g: meta["partitioner_tag"] = "is_backward", meta["custom"]["ipu_stage"] = 1
 After    %g: meta["ipu.backward"] = True, meta["ipu.stage"] = 1
-Keeps    the graph. Sums of gradients get no stage, nor do forward operators that a backward program
-         repeats: `AssignGradientStages` puts both where they are read.
+Keeps    the graph. Sums of gradients get no stage: `AssignGradientStages` puts them where they are
+         read.
 Source   PyTorch's AOTAutograd, which tags the nodes of its joint graph.
 """
 
@@ -32,11 +32,9 @@ class ReadStages:
         for node in capture.graph.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            backward = is_backward(node)
-            repeated = capture.alone == "backward" and not backward
-            node.meta.setdefault(BACKWARD, backward or repeated)
+            node.meta.setdefault(BACKWARD, is_backward(node))
             stage = annotated_stage(node)
-            if stage is not None and not node.meta.get("is_gradient_acc") and not repeated:
+            if stage is not None and not node.meta.get("is_gradient_acc"):
                 node.meta.setdefault(STAGE, stage)
             if _NOTE in (node.meta.get("stack_trace") or ""):
                 node.meta["stack_trace"] = node.meta["stack_trace"].partition(_NOTE)[0]

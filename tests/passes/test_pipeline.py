@@ -36,7 +36,7 @@ from ipu_dynamo.program import HostProgram, Program
 
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
-LEVELS = ("traced", "joint", "parts", "program", "host")
+LEVELS = ("traced", "joint", "directions", "parts", "program", "host")
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
 
 
@@ -141,11 +141,13 @@ def names_of(steps):
     return [step.name for step in steps]
 
 
-def dynamo_steps():
+def dynamo_steps(*, micro_batches=False):
     options = Options()
     return [
         *pipeline.captured_passes(),
         *pipeline.placement_passes(options),
+        *pipeline.aot_passes(options, micro_batches=micro_batches),
+        *pipeline.cutting_passes(options),
         *pipeline.flat_passes(options),
         *pipeline.placed_passes(options),
         *pipeline.numeric_passes(options),
@@ -156,7 +158,7 @@ RUNS = {  # ways to compile that have every pass between them
     trained: names_of(training_steps(Options())),
     balanced: names_of(training_steps(Options(**BALANCED))),
     through_dynamo: names_of(dynamo_steps()),
-    in_micro_batches: names_of([*dynamo_steps(), *pipeline.split_passes()]),
+    in_micro_batches: names_of([*dynamo_steps(micro_batches=True), *pipeline.split_passes()]),
 }
 
 
@@ -168,14 +170,16 @@ def test_every_step_is_dumped_under_its_name(dumped):
         "000_training",
         "001_training",
         "002_captured",
-        "003_forward",
-        "004_backward",
-        "005_captured",
-        "006_forward",
-        "007_forward_before",
-        "008_forward_loop",
-        "009_backward",
-        "010_backward_loop",
+        "003_joint",
+        "004_forward",
+        "005_backward",
+        "006_captured",
+        "007_joint",
+        "008_forward",
+        "009_forward_before",
+        "010_forward_loop",
+        "011_backward",
+        "012_backward_loop",
     ]
     assert graphs["000_training"] == ["traced", *RUNS[trained]]
     assert graphs["001_training"] == ["traced", *RUNS[balanced]]
@@ -383,7 +387,7 @@ def test_levels_go_down(monkeypatch):
     program = lower(captured(Net()), whole_step(Options(), training=True), manager)
     run_host_passes(program, manager=manager)
     assert sorted(seen, key=LEVELS.index) == seen
-    assert set(seen) == set(LEVELS)
+    assert set(seen) == set(LEVELS) - {"directions"}
 
 
 # --- Explanations -------------------------------------------------------------------------------
@@ -398,7 +402,8 @@ def test_explanations_of_both_front_ends_list_every_step():
     torch._dynamo.reset()
     (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs
     kinds = dict(graph.passes)
-    assert list(kinds) == ["captured", "forward", "backward"]
+    assert list(kinds) == ["captured", "joint", "forward", "backward"]
+    assert names_of(kinds["joint"])[-1] == "SplitDirections"
     assert names_of(kinds["captured"])[0] == "ReadBlockMarkers"
     for kind in ("forward", "backward"):
         assert names_of(kinds[kind])[-1] == "Emit"
@@ -406,7 +411,8 @@ def test_explanations_of_both_front_ends_list_every_step():
 
 def test_both_front_ends_share_placement_constants_dropout_and_detach():
     calls = [inspect.getsource(f) for f in (pipeline.traced_passes, pipeline.joint_passes)]
-    dynamo = [inspect.getsource(f) for f in (pipeline.placement_passes, pipeline.flat_passes)]
+    dynamo_pages = (pipeline.placement_passes, pipeline.aot_passes, pipeline.flat_passes)
+    dynamo = [inspect.getsource(f) for f in dynamo_pages]
     for name in ("Placement(", "LiftConstants(", "RemoveIdleDropout(", "RemoveDetach("):
         assert name in "".join(calls)
         assert name in "".join(dynamo)

@@ -29,7 +29,7 @@ def test_blocks_stages_and_programs():
     assert places == [("'encoder'", 0, 1), ("'decoder'", 1, 0)]
     assert sum(place.operators for place in graph.blocks) == graph.operators
     assert [program.kind for program in graph.programs] == ["forward", "backward"]
-    assert dict(graph.passes).keys() == {"captured", "forward", "backward"}
+    assert [kind for kind, _ in graph.passes] == ["captured", "joint", "forward", "backward"]
     assert "test_explain.py" in graph.first_line
     assert explained.breaks == explained.skipped == ()
     text = str(explained)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, BlockFunction, Options, StageSpec, Strategy
+from ipu_dynamo.options import OptionError
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.torch_compile.backend import ipu
 
@@ -410,7 +411,84 @@ def test_reset_forgets_programs():
 def test_dump_shows_both_passes(tmp_path, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_DUMP", str(tmp_path))
     compiled(Blocks())(torch.randn(2, 4))
-    for part in ("001_forward", "002_backward"):
-        files = sorted(path.name for path in (tmp_path / part).iterdir())
-        assert files[0] == "00_flat.txt"
-        assert files[-1].endswith("_Emit.txt")
+    names = {
+        part.name: [path.stem.partition("_")[2] for path in sorted(part.iterdir())]
+        for part in sorted(tmp_path.iterdir())
+    }
+    assert {part: (found[0], found[-1]) for part, found in names.items()} == {
+        "000_captured": ("captured", "AnnotateStages"),
+        "001_joint": ("joint", "SplitDirections"),
+        "002_forward": ("flat", "Emit"),
+        "003_backward": ("flat", "Emit"),
+    }
+
+
+def programs_of(model, *inputs, **options):
+    """The text of the programs, without where their lines are."""
+    torch._dynamo.reset()
+    call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
+    call(*inputs).sum().backward()
+    return [str(program) for program in ipu_dynamo.programs()]
+
+
+@pytest.mark.inductor
+def test_the_engine_has_no_say_in_the_programs():
+    x = torch.ones(2, 4)
+    assert programs_of(Net(), x, engine="eager") == programs_of(Net(), x, engine="inductor")
+
+
+def test_backward_repeats_cheap_operators_unless_told_not_to():
+    class Cheap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return torch.cos(torch.sin(h) * 2) + h
+
+    model, x = Cheap(), torch.randn(8, 4)
+    expected = gradients(model, model, x)
+    for recompute, repeated in (("auto", 1), ("cheap", 1), ("off", 0)):
+        torch._dynamo.reset()
+        options = {"engine": "eager", "recompute": recompute}
+        call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
+        torch.testing.assert_close(gradients(model, call, x), expected)
+        forward, backward = (str(p.functions[0].listing()) for p in ipu_dynamo.programs())
+        assert forward.count("= aten.sin(%addmm)") == 1
+        assert backward.count("= aten.sin(%addmm)") == repeated
+    with pytest.raises(OptionError, match="recompute"):
+        ipu_dynamo.BackendOptions(recompute="stages")
+
+
+def test_a_serialised_loss_is_one_loop_in_each_direction():
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.words = nn.Linear(4, 6), nn.Embedding(12, 6)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            h = self.first(x)
+            scores = ipu_dynamo.serialized_matmul(h, self.words.weight.t(), "output_channels", 3)
+            return F.cross_entropy(scores, y)
+
+    model, inputs = Head(), (torch.randn(8, 4), torch.arange(8))
+    expected = gradients(model, model, *inputs)
+    torch.testing.assert_close(gradients(model, compiled(model), *inputs), expected)
+    forward, backward = ("\n".join(f.listing() for f in p.functions) for p in ipu_dynamo.programs())
+    assert "ipu.serialized_loss(" in forward
+    assert "ipu.serialized_loss_backward(" in backward
+    assert "_log_softmax" not in forward + backward
+
+
+@pytest.mark.parametrize("recompute", ["cheap", "off"])
+def test_backward_repeats_nothing_of_an_input_that_the_model_changes(recompute):
+    def scale(y, factor):
+        y *= factor  # in place: the gradient of the factor needs what was there
+        return y
+
+    factor = torch.tensor(3.0, requires_grad=True)
+    options = {"engine": "eager", "recompute": recompute}
+    call = torch.compile(scale, backend=ipu, fullgraph=True, options=options)
+    call(torch.arange(4.0), factor).sum().backward()
+    assert factor.grad == 6

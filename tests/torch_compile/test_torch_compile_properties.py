@@ -49,7 +49,8 @@ def test_agrees_with_pytorch(engine, training, recipe, data):
     expected = in_pytorch(recipe, training=training)
     torch._dynamo.reset()
     model = placement.place(recipe.build())
-    options = {"engine": engine, "strategy": placement.strategy}
+    recompute = data.draw(st.sampled_from(("cheap", "off")))
+    options = {"engine": engine, "strategy": placement.strategy, "recompute": recompute}
     call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
     with torch._dynamo.config.patch(allow_rnn=True):
         found = run(model, call, recipe, training=training)

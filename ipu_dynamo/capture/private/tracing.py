@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -47,14 +47,13 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
-from ipu_dynamo.capture.checkpointed_draws import keep_draws
-from ipu_dynamo.capture.checkpointed_reads import keep_changed
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
 __all__ = [
     "DATA_DEPENDENT",
     "BackwardTokenAOTInput",
+    "Cutting",
     "ForwardTokenAOTInput",
     "ForwardTokenAOTOutput",
     "FunctionBase",
@@ -70,6 +69,7 @@ __all__ = [
     "aot_cache_forced",
     "compile_count",
     "compile_passes",
+    "cut_directions",
     "errors_are_swallowed",
     "export_joint",
     "fake_mode",
@@ -224,28 +224,36 @@ def lstms_in_operators() -> AbstractContextManager[None]:
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
 
 
+Directions = tuple[fx.GraphModule, fx.GraphModule]
+Cutting = Literal["minimum", "none"]
+
+
 def compile_passes(
     gm: fx.GraphModule,
     examples: Sequence[Any],
     *,
+    joint: Callable[[fx.GraphModule, int, Sequence[int]], Directions],
     forward: Compiler,
     backward: Compiler,
     inference: Compiler,
-    recompute: bool,
 ) -> Callable[..., Any]:
     """Functionalise and differentiate Dynamo's graph, and hand each flat graph to its compiler.
 
     The backward graph is compiled at once, so that its errors do not wait for `backward()`.
 
     Args:
-        recompute: let backward repeat cheap operators of forward instead of saving their results.
+        joint: cuts the joint graph in two; gets how many of its results are forward's, and which
+            inputs are the same tensors in every call.
     """
-    cut = min_cut_rematerialization_partition if recompute else default_partition
 
-    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        keep_draws(joint.graph)
-        keep_changed(joint.graph, *_changed_and_tangents(joint.graph))
-        return cut(joint, *args, **kwargs)
+    def partition(
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+    ) -> Directions:
+        return joint(graph, num_fwd_outputs, static_lifetime_input_indices or ())
 
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -260,6 +268,21 @@ def compile_passes(
         _values_as_sizes(),
     ):
         return compiler(gm, examples)
+
+
+def cut_directions(
+    joint: fx.GraphModule, results: int, lasting: Sequence[int], cutting: Cutting
+) -> Directions:
+    """The forward and the backward graph of a joint graph, by functorch.
+
+    Args:
+        results: how many of its results are forward's.
+        lasting: which inputs are the same tensors in every call.
+        cutting: `minimum`: backward repeats cheap operators of forward, so that as few bytes as
+            possible are kept; `none`: it reads what forward has computed.
+    """
+    cut = min_cut_rematerialization_partition if cutting == "minimum" else default_partition
+    return cut(joint, (), num_fwd_outputs=results, static_lifetime_input_indices=list(lasting))
 
 
 @contextmanager
@@ -278,17 +301,6 @@ def _values_as_sizes() -> Iterator[None]:
     )
     with replaced(shapes, "settings", allowed):
         yield
-
-
-def _changed_and_tangents(joint: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The placeholders that a joint graph has new values for, and those of gradients."""
-    roles = joint.output_node().meta["desc"]
-    changed = [role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)]
-    inputs = [(node, node.meta["desc"]) for node in joint.find_nodes(op="placeholder")]
-    return (
-        [node for node, role in inputs if role in changed],
-        [node for node, role in inputs if isinstance(role, TangentAOTInput)],
-    )
 
 
 @contextmanager

@@ -5,31 +5,50 @@ Before   %d = aten.native_dropout(%x, p, True)              to be computed again
 After    %d = aten.native_dropout(%x, p, True);  %m = %d[1]  kept
          %y = %x * (%m * 1 / (1 - p))                       to be computed again in backward
 Keeps    the bits of results and gradients, shapes, dtypes, source lines.
-
-PyTorch draws again from the generator's saved state, with operators that hold another operator.
+Source   `torch.utils.checkpoint`. PyTorch draws again from the generator's saved state, with
+         operators that hold another operator.
 """
 
+from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 POLICY = "recompute"  # meta key where partitioners look for a policy; checked on PyTorch 2.13.0
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-def keep_draws(graph: fx.Graph) -> None:
-    """Rewrite a joint graph that AOTAutograd is about to cut in two."""
-    for node in list(graph.nodes):
-        tags = getattr(node.target, "tags", ())
-        if node.meta.get(POLICY) in AGAIN and torch.Tag.nondeterministic_seeded in tags:
+@dataclass(frozen=True)
+class KeepDraws:
+    """The pass, on a joint graph that is to be cut in two."""
+
+    name: ClassVar[str] = "KeepDraws"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "the backward pass would draw other numbers"
+
+    def __call__(self, capture: Capture) -> bool:
+        draws = plan(capture.graph.graph)
+        for node in draws:
             if node.target is aten.native_dropout.default:
                 _apply_mask(node)
             for value in (node, *_parts(node)):
                 value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
+        if draws:
+            capture.graph.recompile()
+        return bool(draws)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """What is to be drawn again. Reads the graph only."""
+    again = (node for node in graph.nodes if node.meta.get(POLICY) in AGAIN)
+    return [n for n in again if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:

@@ -1,0 +1,107 @@
+"""Keep what is read of a tensor that the model changes, for the backward pass.
+
+Before   %y = f(%buffer)                        to be computed again in backward, from what is then
+         return %new_buffer, %y                 in the buffer
+After    %was = aten.clone(%buffer)             kept
+         %y = f(%was)                           to be computed again in backward
+         and without a checkpoint %y, if backward needs it, is kept
+Keeps    results, shapes, dtypes, source lines. Gradients are those of the forward pass as it ran.
+Source   `torch.utils.checkpoint`. Batch normalisation in training is the common case: autograd
+         would refuse the changed statistics.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import InputMutationAOTOutput, TangentAOTInput
+from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.passes.aot.keep_draws import AGAIN, POLICY
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class KeepChanged:
+    """The pass, on a joint graph that is to be cut in two."""
+
+    name: ClassVar[str] = "KeepChanged"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "the backward pass would read what the model has changed"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        inputs = changed_inputs(graph)
+        readers, kept_values = plan(graph, inputs), unrepeatable(graph, inputs)
+        for node in kept_values:
+            node.meta[POLICY] = CheckpointPolicy.MUST_SAVE
+        for node, again in readers.items():
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                kept = graph.call_function(aten.clone.default, (node,))
+            kept.meta = again[0].meta | {
+                "val": node.meta["val"],
+                POLICY: CheckpointPolicy.MUST_SAVE,
+            }
+            for user in again:
+                user.replace_input_with(node, kept)
+        if readers:
+            capture.graph.recompile()
+        return bool(readers or kept_values)
+
+
+def changed_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs that the model changes: AOTAutograd describes inputs and results."""
+    results = graph.output_node().meta["desc"]
+    changed = [it.mutated_input for it in results if isinstance(it, InputMutationAOTOutput)]
+    return [node for node in graph.find_nodes(op="placeholder") if node.meta["desc"] in changed]
+
+
+def plan(graph: fx.Graph, changed: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """What checkpoints read of `changed` inputs again in backward. Reads the graph only."""
+    backward = _behind(_tangents(graph))
+    readers = {
+        node: [user for user in node.users if _is_needed_again(user, backward)] for node in changed
+    }
+    return {node: again for node, again in readers.items() if again}
+
+
+def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
+    """Forward operators that read a `changed` input, or a view of it: by the time of the backward
+    pass it holds something else. Reads the graph only."""
+    backward = _behind(_tangents(graph))
+    found: list[fx.Node] = []
+    pending = list(changed)
+    while pending:
+        for user in pending.pop().users:
+            if is_view(user):
+                pending.append(user)
+            elif user.op != "output" and user not in backward and POLICY not in user.meta:
+                found.append(user)
+    return found
+
+
+def _tangents(graph: fx.Graph) -> list[fx.Node]:
+    inputs = graph.find_nodes(op="placeholder")
+    return [node for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)]
+
+
+def _is_needed_again(node: fx.Node, backward: Collection[fx.Node]) -> bool:
+    return node.meta.get(POLICY) in AGAIN and not _behind([node]).isdisjoint(backward)
+
+
+def _behind(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """`nodes`, and all that is computed from them."""
+    behind: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in behind and node.op != "output":
+            behind.add(node)
+            pending += node.users
+    return behind

@@ -1,0 +1,32 @@
+"""Remove inputs that are numbers, which nobody reads once sizes are fixed.
+
+Before   %s: Sym(s0) = placeholder, read by nobody
+After    no such input
+Keeps    all operators. The caller leaves the number out.
+Source   programs take tensors only.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class RemoveNumbers:
+    """The pass."""
+
+    name: ClassVar[str] = "RemoveNumbers"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "programs take tensors only"
+
+    def __call__(self, capture: Capture) -> bool:
+        inputs = capture.placeholder_nodes
+        numbers = [n for n in inputs if not isinstance(n.meta["val"], Tensor) and not n.users]
+        capture.remove_inputs(numbers)
+        if numbers:
+            capture.graph.recompile()
+        return bool(numbers)

@@ -1,0 +1,51 @@
+"""Cut the joint graph into a forward and a backward graph.
+
+Before   %h = aten.mm(%x, %w);  %y = aten.relu(%h);  %g = aten.threshold_backward(%dy, %y, 0)
+After    forward:  %h = aten.mm(%x, %w);  %y = aten.relu(%h);  return %y
+         backward: %g = aten.threshold_backward(%dy, %y, 0), with %y as an input
+Keeps    values, stages and source lines. Forward operators that backward repeats have no stage any
+         more: `AssignGradientStages` puts them where they are read.
+Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_partition`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.private.tracing import Cutting, cut_directions
+from ipu_dynamo.passes.levels import Directions, Level
+
+_TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
+
+
+@dataclass(frozen=True)
+class SplitDirections:
+    """The pass.
+
+    Args:
+        cutting: whether backward repeats cheap operators of forward (`minimum`), or reads all that
+            forward has computed (`none`).
+        results: how many of the graph's results are forward's.
+        lasting: which inputs are the same tensors in every call.
+    """
+
+    name: ClassVar[str] = "SplitDirections"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "autograd calls forward and backward one by one"
+
+    cutting: Cutting = "minimum"
+    results: int = 0
+    lasting: tuple[int, ...] = ()
+
+    def __call__(self, capture: Capture) -> Directions:
+        for node in capture.graph.graph.nodes:
+            if BACKWARD in node.meta:
+                direction = "is_backward" if node.meta[BACKWARD] else "is_forward"
+                node.meta.setdefault(_TAG, direction)
+        graphs = cut_directions(capture.graph, self.results, self.lasting, self.cutting)
+        forward, backward = graphs
+        for node in backward.graph.nodes:
+            if node.meta.get(BACKWARD) is False:
+                node.meta[BACKWARD] = True
+                node.meta.pop(STAGE, None)
+        return Directions(forward, backward)
