@@ -14,9 +14,8 @@ from operator import getitem
 from torch import fx
 
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
-from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.joint.partition import Draft
-from ipu_dynamo.passes.levels import Part
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
+from ipu_dynamo.passes.levels import Part, PartWrite
 from ipu_dynamo.program import graph_outputs
 
 
@@ -32,74 +31,51 @@ def cut_part(
     """
     cutter = _Cutter(part, starts, taken)
     for node in kept:
-        cutter.results[cutter.name(node)] = node
-    return cutter.pieces()
+        cutter.results[cutter.cut.name(node)] = node
+    return cutter.parts()
 
 
-class _Cutter:
-    """Build the pieces. Invariant: a value is an output of the piece that makes it as soon as a
-    later piece reads it."""
+class _Cutter(Extraction):
+    """Cut at positions."""
 
     def __init__(self, part: Part, starts: Sequence[int], taken: Collection[str]) -> None:
         self.part = part
         nodes = list(part.graph.graph.nodes)
-        self.operators = [n for n in nodes if n.op not in ("placeholder", "output")]
-        self.names = dict(
-            zip((n for n in nodes if n.op == "placeholder"), part.inputs, strict=True)
-        )
-        self.place = _places(self.operators, starts)
-        self.drafts = [Draft() for _ in starts]
+        inputs = (node for node in nodes if node.op == "placeholder")
+        place = _places([n for n in nodes if n.op not in ("placeholder", "output")], starts)
         self.results: dict[str, fx.Node] = dict(
             zip(part.outputs, graph_outputs(part.graph), strict=True)
         )
         self.known = {node: name for name, node in self.results.items()}
         self.taken = {*taken, *part.inputs, *part.outputs}
+        super().__init__(
+            Cut(
+                place=place,
+                inputs=dict(zip(inputs, part.inputs, strict=True)),
+                name=self.name,
+                repeats=lambda node, index: _repeats(node, place),
+            ),
+            range(len(starts)),
+        )
 
-    def pieces(self) -> list[Part]:
-        for node in self.operators:
-            self.copy(node, self.place[node])
+    def parts(self) -> list[Part]:
+        self.fill()
+        place, last = self.cut.place, len(self.pieces) - 1
         for name, node in self.results.items():
-            place = self.place.get(node, len(self.drafts) - 1)
-            self.drafts[place].outputs[name] = self.value(node, place)
-        position = {node: index for index, node in enumerate(self.operators)}
-        order = {name: position.get(node, -1) for node, name in self.known.items()}
+            index = place.get(node, last)
+            self.pieces[index].outputs[name] = self.value(node, index)
+        writes: dict[int, list[PartWrite]] = {index: [] for index in self.pieces}
         for write in self.part.writes:
-            place = -1 if write.rule == "buffer" else self.place_of(write.value)
-            self.drafts[place].writes.append(write)
-        return [_piece(self.part, draft, order) for draft in self.drafts]
+            writes[last if write.rule == "buffer" else self.place_of(write.value)].append(write)
+        position = {node: index for index, node in enumerate(place)}
+        order = {name: position.get(node, -1) for node, name in self.known.items()}
+        return [
+            _part(self.part, piece, order, writes[index]) for index, piece in self.pieces.items()
+        ]
 
     def place_of(self, result: str) -> int:
         """The piece that gives a result of the part."""
-        return next(i for i, draft in enumerate(self.drafts) if result in draft.outputs)
-
-    def copy(self, node: fx.Node, place: int) -> None:
-        draft = self.drafts[place]
-        for source in node.all_input_nodes:
-            self.value(source, place)
-        if node not in draft.copies:
-            draft.copies[node] = draft.graph.node_copy(node, lambda n: draft.copies[n])
-
-    def value(self, node: fx.Node, place: int) -> fx.Node:
-        """The node that stands for `node` in a piece."""
-        draft = self.drafts[place]
-        if node in draft.copies:
-            return draft.copies[node]
-        if node in self.names:
-            draft.copies[node] = draft.take(self.names[node], node.meta["val"])
-            draft.copies[node].meta.update(node.meta)
-        elif self.place[node] == place or self.is_repeated(node):
-            self.copy(node, place)
-        else:
-            making = self.drafts[self.place[node]]
-            making.outputs[self.name(node)] = making.copies[node]
-            draft.copies[node] = draft.take(self.name(node), node.meta["val"])
-        return draft.copies[node]
-
-    def is_repeated(self, node: fx.Node) -> bool:
-        """Whether pieces that read `node` make it themselves: constants, and views of what the
-        piece that looks at it has not made."""
-        base = root(node)
-        return makes_constant(node) or (is_view(node) and self.place.get(base) != self.place[node])
+        return next(index for index, piece in self.pieces.items() if result in piece.outputs)
 
     def name(self, node: fx.Node) -> str:
         """What a value is called outside the piece that makes it."""
@@ -110,6 +86,12 @@ class _Cutter:
             self.taken.add(name)
             self.known[node] = name
         return self.known[node]
+
+
+def _repeats(node: fx.Node, place: Mapping[fx.Node, int]) -> bool:
+    """Whether pieces that read `node` make it themselves: constants, and views of what the piece
+    that looks at it has not made."""
+    return makes_constant(node) or (is_view(node) and place.get(root(node)) != place[node])
 
 
 def _places(operators: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node, int]:
@@ -124,24 +106,14 @@ def _places(operators: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node
     return places
 
 
-def _piece(part: Part, draft: Draft, order: Mapping[str, int]) -> Part:
-    """A finished draft: without what it need not repeat, its results in the order of operators."""
-    outputs = dict(sorted(draft.outputs.items(), key=lambda item: order.get(item[0], -1)))
-    result = draft.graph.output(tuple(outputs.values()))
-    result.meta["val"] = None
-    for node in reversed(draft.graph.nodes):
-        if not node.users and (is_view(node) or makes_constant(node)):
-            draft.graph.erase_node(node)
-    for name, node in list(draft.inputs.items()):
-        if not node.users:
-            draft.graph.erase_node(draft.inputs.pop(name))
-    graph = module_of(draft.graph)
-    graph.graph.lint()
-    inputs = tuple(draft.inputs)
+def _part(part: Part, piece: Piece, order: Mapping[str, int], writes: Sequence[PartWrite]) -> Part:
+    """A finished piece: without what it need not repeat, its results in the order of operators."""
+    piece.outputs = dict(sorted(piece.outputs.items(), key=lambda item: order.get(item[0], -1)))
+    piece.prune(lambda node: is_view(node) or makes_constant(node))
     return replace(
         part,
-        graph=graph,
-        inputs=inputs,
-        outputs=tuple(outputs),
-        writes=tuple(draft.writes),
+        graph=piece.finish(),
+        inputs=tuple(piece.inputs),
+        outputs=tuple(piece.outputs),
+        writes=tuple(writes),
     )

@@ -8,17 +8,19 @@ Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
 from ipu_dynamo.passes.graph.gradient_sums import loop_of
-from ipu_dynamo.passes.joint.partition import Draft, repeated
+from ipu_dynamo.passes.joint.partition import repeated
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.program import Direction, graph_outputs
+
+EARLY, LATE = range(2)  # the two pieces
 
 
 @dataclass(frozen=True)
@@ -62,47 +64,43 @@ def _split(part: Part, read: Collection[str]) -> list[Part]:
         early |= _down_to(outputs[write.value], early)
     if not part.gradients or not any(n.op not in ("placeholder", "output") for n in early):
         return [part]
-    first, second = Draft(), Draft()
+    known = {node: name for name, node in outputs.items() if name in kept}
+    cut = Cut(
+        place={n: int(n not in early) for n in nodes if n.op not in ("placeholder", "output")},
+        inputs=names,
+        name=lambda node: known.setdefault(node, f"{node.name}.stage{part.stage}"),
+        repeats=lambda node, index: repeated(node),
+    )
+    extraction = Extraction(cut, (EARLY, LATE))
+    first, second = extraction.pieces.values()
     for node in nodes:
         if node in early:
-            _copy(node, first, names)
-    first.outputs = {n: first.copies[node] for n, node in outputs.items() if n in kept}
-    known = {node: name for name, node in outputs.items() if name in kept}
-
-    def bring(node: fx.Node) -> None:
-        """Make `node`, which the first part may have computed, known to the second."""
-        if node in second.copies:
-            return
-        if node in names or node not in early or repeated(node):
-            for source in node.all_input_nodes:
-                bring(source)
-            _copy(node, second, names)
-            return
-        name = known.setdefault(node, f"{node.name}.stage{part.stage}")
-        first.outputs.setdefault(name, first.copies[node])
-        second.copies[node] = second.take(name, node.meta["val"])
-
+            extraction.value(node, EARLY)
+    first.outputs = {n: extraction.value(outputs[n], EARLY) for n in outputs if n in kept}
     late_values = {outputs[write.value] for write in sums if write.parameter} - {
         outputs[write.value] for write in looped
     }
     for node in nodes:
         late = node.op not in ("placeholder", "output") and node not in early
         if late or node in late_values:
-            bring(node)
+            extraction.value(node, LATE)
+    writes: list[list[PartWrite]] = [[], []]
     for write in sums:
         node = outputs[write.value]
         if write in looped or (not write.parameter and node in early):
-            first.outputs.setdefault(write.value, first.copies[node])
-            first.writes.append(write)
+            first.outputs.setdefault(write.value, extraction.value(node, EARLY))
+            writes[EARLY].append(write)
         else:
-            bring(node)
             own = write if write.value not in first.outputs else _renamed(write, part.stage)
-            second.outputs[own.value] = second.copies[node]
-            second.writes.append(own)
-    first.writes += buffers
+            second.outputs[own.value] = extraction.value(node, LATE)
+            writes[LATE].append(own)
+    writes[EARLY] += buffers
     if {write.target for write in buffers} & second.inputs.keys():
         return [part]  # it would read a variable after its change
-    return [_finished(part, first, part.direction), _finished(part, second, "weights")]
+    return [
+        _finished(part, first, part.direction, writes[EARLY]),
+        _finished(part, second, "weights", writes[LATE]),
+    ]
 
 
 def _loop_writes(write: PartWrite, node: fx.Node, early: Collection[fx.Node]) -> bool:
@@ -158,29 +156,14 @@ def _counted_early(
     return known if known & counting else set()
 
 
-def _copy(node: fx.Node, draft: Draft, names: dict[fx.Node, str]) -> None:
-    if node.op == "output":
-        return
-    if node in names:
-        copy = draft.take(names[node], node.meta["val"])
-        copy.meta.update(node.meta)
-        draft.copies[node] = copy
-    else:
-        draft.copies[node] = draft.graph.node_copy(node, lambda n: draft.copies[n])
-
-
-def _finished(part: Part, draft: Draft, direction: Direction) -> Part:
-    """The piece of `part` that a complete draft is."""
-    result = draft.graph.output(tuple(draft.outputs.values()))
-    result.meta["val"] = None
-    graph = module_of(draft.graph)
-    graph.graph.lint()
+def _finished(part: Part, piece: Piece, direction: Direction, writes: Sequence[PartWrite]) -> Part:
+    """The part that a complete piece is."""
     return Part(
         stage=part.stage,
         direction=direction,
         ipu=part.ipu,
-        graph=graph,
-        inputs=tuple(draft.inputs),
-        outputs=tuple(draft.outputs),
-        writes=tuple(draft.writes),
+        graph=piece.finish(),
+        inputs=tuple(piece.inputs),
+        outputs=tuple(piece.outputs),
+        writes=tuple(writes),
     )
