@@ -59,7 +59,7 @@ def is_large(total: Tensor, rule: str) -> bool:
 def untransposed(term: fx.Node) -> tuple[fx.Node, bool]:
     """The matrix that only `term` reads as transposed, and whether it is; else `term` itself."""
     transposed = False
-    while turns(term) and len(term.users) == 1:
+    while transposes(term) and len(term.users) == 1:
         transposed = not transposed
         term = term.args[0]  # type: ignore[assignment]
     return term, transposed
@@ -81,8 +81,8 @@ def loop_of(term: fx.Node) -> fx.Node | None:
     return loop if loop.target is serialized_loss_backward else None
 
 
-def turns(node: fx.Node) -> bool:
-    """Whether an operator turns a matrix: `transpose(x, 1, -1)` does not."""
+def transposes(node: fx.Node) -> bool:
+    """Whether an operator transposes a matrix: `transpose(x, 1, -1)` does not."""
     if node.target not in (aten.t.default, aten.transpose.int) or node.meta["val"].dim() != 2:
         return False
     if node.target is aten.t.default:
