@@ -8,16 +8,18 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
+from ipu_dynamo.ops.private.native import any_autocast_enabled
+
 _DEVICES = ("cpu", "cuda")
 _NOTHING = nullcontext()
 
 
 def recorded_casts_only() -> AbstractContextManager[object]:
     """Switch autocast off, where it is on: that takes microseconds."""
-    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-    if not on:
+    if not any_autocast_enabled():
         return _NOTHING
     stack = ExitStack()
-    for device in on:
-        stack.enter_context(torch.autocast(device, enabled=False))
+    for device in _DEVICES:
+        if torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
     return stack

@@ -35,7 +35,9 @@ class FusedFunction:
     Args:
         task: takes variables, hyperparameters and what is received from registers, in this order,
             and leaves the new values of those that change in the registers from `made` on.
-        registers: how many there are.
+        homes: the tensors of the variables that change.
+        constants: those of the variables that do not.
+        blank: for the registers behind the hyperparameters.
         instructions, binding: what `task` does, and with what.
     """
 
@@ -43,8 +45,10 @@ class FusedFunction:
     stage: Stage
     call: Call
     task: Task
-    registers: int
     made: int
+    homes: list[Tensor]
+    constants: list[Tensor]
+    blank: list[None]
     instructions: tuple[Plain, ...]
     binding: Binding
 
@@ -124,20 +128,20 @@ class FusedStep:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
         now = self.prepare(numbers)
-        storage, linked, task = self._storage, now.linked, now.task
-        homes = [storage.tensor(name) for name in linked.state]
-        constants = [storage.tensor(name) for name in linked.constants]
-        frame: list[Any] = [*homes, *constants, *self._hyperparameters]
-        frame += [None] * (now.registers - len(frame))
+        storage, task = self._storage, now.task
+        homes = now.homes
+        frame: list[Any] = [*homes, *now.constants, *self._hyperparameters, *now.blank]
         if timeline is not None:
             task = _recorded(task, timeline, now.call)
         received, sent, times = streams.received, streams.sent, streams.times
         size, first = len(homes), now.made
         end = first + size
-        places = {name: place for place, name in enumerate(linked.state)}
+        registers = now.binding.registers
 
         def read(name: str, replica: int) -> Tensor:
-            held: Tensor = frame[places[name]] if name in places else storage.tensor(name, replica)
+            if name not in registers:
+                return storage.tensor(name, replica)
+            held: Tensor = frame[registers[name]]
             return held
 
         try:
@@ -193,8 +197,13 @@ class FusedStep:
         instructions: tuple[Plain, ...] = (*taken, fused, *sends)
         task = bind_instructions(binding, instructions)
         first = registers[new[0]]
+        homes, constants = (
+            [self._storage.tensor(name) for name in names]
+            for names in (linked.state, linked.constants)
+        )
+        blank = [None] * (len(registers) - first)
         return FusedFunction(
-            linked, stage, fused, task, len(registers), first, instructions, binding
+            linked, stage, fused, task, first, homes, constants, blank, instructions, binding
         )
 
     def _failure(

@@ -19,6 +19,8 @@ if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 NormBase = torch.nn.modules.batchnorm._NormBase  # of all batch and instance norms
 
+any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
+
 fused_sgd_: Callable[..., None] = torch._fused_sgd_
 fused_adam_: Callable[..., None] = torch._fused_adam_
 fused_adamw_: Callable[..., None] = torch._fused_adamw_
