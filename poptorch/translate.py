@@ -89,6 +89,7 @@ def core_options(
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
         module_names=options._module_namescope_enabled,
+        synthetic_data=bool(settings.get("syntheticDataMode", 0)),
         loss_scale=loss_scale,
         loss_scale_is_variable=loss_scale_is_variable,
         automatic_loss_scaling=automatic_loss_scaling(options) if training else None,

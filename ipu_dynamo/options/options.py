@@ -52,6 +52,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "without": Sequence,
     "anchors": Mapping,
     "module_names": bool,
+    "synthetic_data": bool,
 }
 
 
@@ -129,6 +130,8 @@ class Options:
         anchors: values inside the program that each call brings to the host, by a name for each:
             `CompiledModel.anchored(name)` has that of the last call. Nothing else changes.
         module_names: values are named by the path of the module that computes them.
+        synthetic_data: calls do not look at their inputs, but compute on normal values, or zeros in
+            place of integers, and return zeros: to measure a program without its data.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -169,6 +172,7 @@ class Options:
     without: Sequence[str] = ()
     anchors: Mapping[str, Anchor] = field(default_factory=dict, hash=False)
     module_names: bool = True
+    synthetic_data: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ from ipu_dynamo.whole_step.initial_state import (
 from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
 from ipu_dynamo.whole_step.ready_made import ReadyMade
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
+from ipu_dynamo.whole_step.synthetic_data import synthetic_inputs, without_contents
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
 from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
@@ -114,6 +115,7 @@ class CompiledModel:
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
+        self._synthetic: dict[str, Tensor] | None = None  # inputs of every call, where these count
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
@@ -170,6 +172,8 @@ class CompiledModel:
         latencies of that; none without `executable.transfers` to record them."""
         compiled, executable = self._ready()
         times = None if executable.transfers is None else executable.transfers.last
+        if self.options.synthetic_data:
+            times = None
         returned = {str(i) for i in range(len(compiled.structure.tensors))}
         return transfers_of(compiled.program, executable.batching, times, returned)
 
@@ -267,13 +271,22 @@ class CompiledModel:
         if self._link is not None:
             self._link.before_step()
         names = compiled.input_names
-        fed = {name: self._prepared(name, t) for name, t in zip(names, tensors, strict=True)}
-        if self._changed_inputs:
+        synthetic = self.options.synthetic_data
+        if synthetic:
+            if self._synthetic is None:
+                host = tensors[0].device if tensors else executable.devices[0]
+                self._synthetic = synthetic_inputs(compiled.program, executable.batching, host)
+            fed = self._synthetic
+        else:
+            fed = {name: self._prepared(name, t) for name, t in zip(names, tensors, strict=True)}
+        if self._changed_inputs and not synthetic:
             _refuse_shared_inputs(names, tensors, self._changed_inputs)
         with recorded_casts_only():
             results = executable(fed, [group.values for group in self.groups])
+        if synthetic:
+            results = without_contents(results)
         for output in compiled.program.outputs:
-            if output.mutates:
+            if output.mutates and not synthetic:
                 tensors[names.index(output.name)].copy_(results[output.name])
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
@@ -473,7 +486,7 @@ class CompiledModel:
             executable.records = StepRecords(wanted, executable.batching, steps, unread)
         remember(compiled.program)
         self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
-        self._anchored = {}
+        self._anchored, self._synthetic = {}, None
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
         with torch.no_grad(), outside_modes():

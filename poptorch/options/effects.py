@@ -24,7 +24,6 @@ _MACHINE_MODEL = "the machine model"
 _LOOKING_INSIDE = "looking inside programs"
 _SAVED_PROGRAMS = "saved programs"
 _TWO_PASSES = "normalisations in two passes"
-_SYNTHETIC = "inputs that are made where they are read"
 
 # Options whose effect is still to come, with what each waits for. They are recorded until then, and
 # say so once. An option leaves this table with the change that makes it work.
@@ -39,12 +38,10 @@ PENDING = {
     "_Popart.engineOptions": _MACHINE_MODEL,
     "_Popart.instrumentWithHardwareCycleCounter": _MACHINE_MODEL,
     "_Popart.setEngineOptions": _MACHINE_MODEL,
-    "_Popart.syntheticDataMode": _SYNTHETIC,
     "appendToLocationExcludes": _LOOKING_INSIDE,
     "enableExecutableCaching": _SAVED_PROGRAMS,
     "enableProfiling": _MACHINE_MODEL,
     "enableStableNorm": _TWO_PASSES,
-    "enableSyntheticData": _SYNTHETIC,
     "logCycleCount": _MACHINE_MODEL,
     "logDir": _LOOKING_INSIDE,
     "modelName": _MACHINE_MODEL,

@@ -133,6 +133,33 @@ def test_a_call_that_failed_leaves_the_figures_of_the_last_complete_one():
     assert executor.getPerfCounters()["input"][0][0] > counters["input"][0][0]
 
 
+def test_synthetic_data_is_not_transferred():
+    options = poptorch.Options().deviceIterations(2).enableSyntheticData(True)
+    executor = poptorch.inferenceModel(Classifier(), options)
+    scores = executor(torch.full((4, 4), torch.nan))
+    assert (scores.shape, scores.any()) == ((4, 3), False)
+    assert executor.getPerfCounters() == {
+        name: [[]] for name in NAMES
+    }  # one input, one output, no event
+    assert executor.getLatency() == (0, 0, 0)
+
+
+def test_training_on_synthetic_data_reads_no_input_and_draws_nothing():
+    options = poptorch.Options().enableSyntheticData(True)
+    model = Classifier()
+    executor = poptorch.trainingModel(model, options)
+    torch.manual_seed(3)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    before = model.first.weight.detach().clone()
+    out, loss = executor(torch.full((4, 4), torch.nan), torch.full((4,), 99))
+    assert torch.equal(torch.rand(1), drawn)
+    assert (out.shape, loss.item()) == ((4, 3), 0)
+    after = model.first.weight.detach()
+    assert after.isfinite().all()
+    assert not torch.equal(after, before)
+
+
 @pytest.mark.inductor
 def test_a_fused_step_has_the_same_events(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "inductor")

@@ -1,0 +1,35 @@
+"""Make the inputs of a call instead of reading them, and give back nothing of what it computes.
+
+Source: PopTorch user guide, "poptorch.Options.enableSyntheticData".
+"""
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.execute.batching import Batching
+
+_SEED = 0  # not torch's generator: a call should not change what the user draws
+
+
+def synthetic_inputs(
+    program: Program, batching: Batching, device: torch.device
+) -> dict[str, Tensor]:
+    """A tensor for every input from the host: normal, or zeros where it has no fractions, since
+    these are indices that have to be in range."""
+    generator = torch.Generator().manual_seed(_SEED)
+    made = {}
+    for stream in program.inputs:
+        if stream.source != "host":
+            continue
+        shape, dtype = stream.type.shape, stream.type.dtype
+        full = (batching.splits * shape[0], *shape[1:]) if shape else ()
+        values = torch.randn(full, generator=generator) if dtype.is_floating_point else None
+        values = torch.zeros(full) if values is None else values
+        made[stream.name] = values.to(device, dtype)
+    return made
+
+
+def without_contents(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros in place of what a call returned."""
+    return {name: torch.zeros_like(value) for name, value in results.items()}
