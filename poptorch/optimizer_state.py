@@ -92,8 +92,7 @@ class StateOnDevice:
 
     def numbers_now(self) -> dict[str, Tensor]:
         """The numbers in force by name, of every parameter for itself."""
-        trained = [name for _, name in self._trained()]
-        found = {}
+        trained, found = self._core.value_names.updates, {}
         for key, number in self._parameters().items():
             if key == LOSS_SCALING or SPECIFIC in key:
                 found[key] = number

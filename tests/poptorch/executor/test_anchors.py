@@ -64,6 +64,12 @@ def test_names_are_those_of_modules_operators_and_their_variables():
     assert not {"layers.2.bias", "Gradient___input", "UpdatedVar___norm.running_mean"} & set(names)
 
 
+def test_an_update_without_state_has_numbers():
+    names = trained(optimizer=torch.optim.SGD).getTensorNames()
+    assert "scaledLearningRate0___specific___norm.bias" in names
+    assert "weightDecayScaleFactor0___specific___norm.bias" in names
+
+
 def test_names_leave_modules_out_where_they_are_asked_to():
     names = trained(options=poptorch.Options().disableModuleNamescope()).getTensorNames()
     assert {"twice/MatMul:0", "twice/MatMul:0/1", "BatchNormalization:0"} <= set(names)
