@@ -99,6 +99,8 @@ def core_options(
         stochastic_rounding=settings.get("enableStochasticRounding", False),
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         devices=_devices(),
+        program_cache=settings.get("cachePath") if settings.get("enableEngineCaching") else None,
+        program_cache_limit=settings.get("cacheSizeLimit", core.Options().program_cache_limit),
         seed=options.random_seed if options.exists("random_seed") else None,
     )
 

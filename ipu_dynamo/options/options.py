@@ -49,6 +49,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "input_groups_orthogonal": bool,
     "seed": (int, type(None)),
     "side_by_side": (bool, type(None)),
+    "program_cache": (str, type(None)),
     "without": Sequence,
     "anchors": Mapping,
     "module_names": bool,
@@ -132,6 +133,10 @@ class Options:
         module_names: values are named by the path of the module that computes them.
         synthetic_data: calls do not look at their inputs, but compute on normal values, or zeros in
             place of integers, and return zeros: to measure a program without its data.
+        program_cache: a folder in which programs are kept: the next process that compiles the same
+            model traces it once, and runs no pass. None keeps none.
+        program_cache_limit: bytes of all programs in it, beyond which those go that were not used
+            for longest; 0: all stay.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -173,6 +178,8 @@ class Options:
     anchors: Mapping[str, Anchor] = field(default_factory=dict, hash=False)
     module_names: bool = True
     synthetic_data: bool = False
+    program_cache: str | None = None
+    program_cache_limit: int = 1 << 32
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -198,6 +205,10 @@ class Options:
             raise OptionError(f"option partials_chunk is {self.partials_chunk}; it is at least 16")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise OptionError(f"option workers is {self.workers!r}; it counts from 1, or is None")
+        if type(limit := self.program_cache_limit) is not int or limit < 0:
+            raise OptionError(
+                f"option program_cache_limit is {limit!r}; it is a number of bytes, or 0"
+            )
         budget = self.recompute_budget
         if budget is not None and (type(budget) is not int or budget < 1):
             raise OptionError(

@@ -11,12 +11,13 @@ from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
+_HERE = {"program_cache", "program_cache_limit"}  # of the process that saves
 _STAGE = {"blocks", "ipu"}  # its fields
 
 
 def write_options(options: Options) -> dict[str, Any]:
     """`options` as JSON."""
-    return _changed(options)
+    return {name: one for name, one in _changed(options).items() if name not in _HERE}
 
 
 def _changed(value: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _new_file(target: Path) -> tuple[BinaryIO, Path]:
     while True:
         name = target.with_name(f".{target.name[-150:]}{_MARK}{secrets.token_hex(8)}")
         file = name.open("x+b")  # with the mode that the user's umask says
-        if _locked(file) and not name.exists():  # somebody took it for a left one before
+        if locked(file) and not name.exists():  # somebody took it for a left one before
             file.close()
             continue
         return file, name
@@ -57,11 +57,11 @@ def _remove_left(target: Path) -> None:
         for name in os.listdir(target.parent):
             if name.startswith(begin):
                 with suppress(OSError), (target.parent / name).open("rb") as file:
-                    if _locked(file):
+                    if locked(file):
                         (target.parent / name).unlink()
 
 
-def _locked(file: BinaryIO) -> bool:
+def locked(file: BinaryIO) -> bool:
     """Whether nobody else has locked a file; then this process has, until it closes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.execute.batching import Batching
 from ipu_dynamo.whole_step.grouped_weights import with_known_groups
 from ipu_dynamo.whole_step.measured_costs import with_costs
+from ipu_dynamo.whole_step.program_cache import ProgramCache
+from ipu_dynamo.whole_step.program_key import program_key
 from ipu_dynamo.whole_step.ready_made import ReadyMade, check_fit
 
 log = logging.getLogger("ipu_dynamo.program")
@@ -113,16 +116,52 @@ def compile_model(
             check_fit(ready, capture, groups)
             return _of_ready(ready, capture, options, devices, host_changes)
         options = with_costs(capture, options, loss=loss)
-        manager = PassManager("training" if training else "inference")
-        passes = whole_step(
-            options,
-            training=training,
-            loss=loss,
-            groups=groups,
-            may_train_nothing=may_train_nothing,
-        )
-        program = lower(capture, passes, manager)
-        host = run_host_passes(program, host_passes(options, devices=devices), manager)
+        wanted = Wanted(groups, devices, training, loss, may_train_nothing)
+        cache = ProgramCache.of(options)
+        more = {"loss": loss, "may_train_nothing": may_train_nothing}
+        key = program_key(capture, options, groups, devices, **more) if cache else None
+        if cache is None or key is None:
+            if cache is not None:
+                log.info("the program is kept in no cache: Python or operators of others are in it")
+            return _lowered(capture, options, wanted, host_changes)
+        with cache.alone(key):
+            passes = host_passes(options, devices=devices)
+            if (found := cache.find(key, partial(run_host_passes, passes=passes))) is not None:
+                check_fit(found, capture, groups)
+                return _of_ready(found, capture, options, devices, host_changes)
+            compiled = _lowered(capture, options, wanted, host_changes)
+            cache.keep(key, _to_keep(compiled))
+            return compiled
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the passes are told beside the options; see `compile_model`."""
+
+    groups: Sequence[UpdateGroup]
+    devices: Sequence[torch.device]
+    training: bool
+    loss: int | None
+    may_train_nothing: bool
+
+
+def _lowered(
+    capture: Capture,
+    options: Options,
+    wanted: Wanted,
+    host_changes: Sequence[tuple[Tensor, Tensor]],
+) -> Compiled:
+    """A traced model with the program that the passes make of it."""
+    manager = PassManager("training" if wanted.training else "inference")
+    passes = whole_step(
+        options,
+        training=wanted.training,
+        loss=wanted.loss,
+        groups=wanted.groups,
+        may_train_nothing=wanted.may_train_nothing,
+    )
+    program = lower(capture, passes, manager)
+    host = run_host_passes(program, host_passes(options, devices=wanted.devices), manager)
     log.debug("%s", program)
     return Compiled(
         host=host,
@@ -130,7 +169,7 @@ def compile_model(
         tensors=capture.tensors,
         roles={role.name: role for role in capture.placeholders},
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
-        devices=devices_of_ipus(devices, program.num_ipus),
+        devices=devices_of_ipus(wanted.devices, program.num_ipus),
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
@@ -138,6 +177,24 @@ def compile_model(
         names=capture.names,
         gradients=capture.gradients,
         anchors=capture.anchors,
+    )
+
+
+def _to_keep(compiled: Compiled) -> ReadyMade:
+    """What a cache keeps of a compiled model."""
+    kinds = {variable.name: variable.kind for variable in compiled.program.variables}
+    constants = {
+        name: tensor.detach().cpu()
+        for name, tensor in compiled.tensors.items()
+        if kinds.get(name) == "constant"
+    }
+    return ReadyMade(
+        compiled.host,
+        constants,
+        compiled.input_names,
+        names=compiled.names,
+        gradients=compiled.gradients,
+        anchors=compiled.anchors,
     )
 
 

@@ -22,7 +22,6 @@ class Effect(StrEnum):
 
 _MACHINE_MODEL = "the machine model"
 _LOOKING_INSIDE = "looking inside programs"
-_SAVED_PROGRAMS = "saved programs"
 _TWO_PASSES = "normalisations in two passes"
 
 # Options whose effect is still to come, with what each waits for. They are recorded until then, and
@@ -30,16 +29,13 @@ _TWO_PASSES = "normalisations in two passes"
 PENDING = {
     "TensorLocationSettings.useIOTilesToLoad": _MACHINE_MODEL,
     "TensorLocationSettings.useIOTilesToStore": _MACHINE_MODEL,
-    "_Popart.cachePath": _SAVED_PROGRAMS,
     "_Popart.defaultBufferingDepth": _MACHINE_MODEL,
     "_Popart.defaultPrefetchBufferingDepth": _MACHINE_MODEL,
-    "_Popart.enableEngineCaching": _SAVED_PROGRAMS,
     "_Popart.enableStableNorm": _TWO_PASSES,
     "_Popart.engineOptions": _MACHINE_MODEL,
     "_Popart.instrumentWithHardwareCycleCounter": _MACHINE_MODEL,
     "_Popart.setEngineOptions": _MACHINE_MODEL,
     "appendToLocationExcludes": _LOOKING_INSIDE,
-    "enableExecutableCaching": _SAVED_PROGRAMS,
     "enableProfiling": _MACHINE_MODEL,
     "enableStableNorm": _TWO_PASSES,
     "logCycleCount": _MACHINE_MODEL,

@@ -34,7 +34,8 @@ _INTEGERS = """
     automaticLossScalingSettings.gradientTensorTrackingMethod
     automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule
     batchSerializationSettings.factor batchSerializationSettings.method
-    batchSerializationSettings.transformContext compilationProgressTotal defaultBufferingDepth
+    batchSerializationSettings.transformContext cacheSizeLimit compilationProgressTotal
+    defaultBufferingDepth
     defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
     finalDotOp firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
     meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold
@@ -88,7 +89,7 @@ _EFFECTS = {
         autoRecomputation defaultBufferingDepth defaultPrefetchBufferingDepth enableOutlining
         engineOptions instrumentWithHardwareCycleCounter numIOTiles
     """,
-    Effect.HOST: "cachePath enableEngineCaching",
+    Effect.HOST: "cachePath cacheSizeLimit enableEngineCaching",
 }
 _EFFECT_OF = {key: effect for effect, keys in _EFFECTS.items() for key in keys.split()}
 

@@ -208,8 +208,9 @@ class Opened:
         """The program, for a model that is traced again."""
         options = self.entry.options
         engine = make_engine(options.stage_engine)
+        devices = tuple(map(torch.device, self.entry.devices))
         return ReadyMade(
-            host=run_host_passes(self.program, host_passes(options)),
+            host=run_host_passes(self.program, host_passes(options, devices=devices)),
             constants={
                 variable.name: self.tensors[self.entry.variables[variable.name][0]]
                 for variable in self.program.variables

@@ -51,7 +51,7 @@ def test_setters_have_a_summary():
         (lambda o: o._Popart.set("partialsChunk", 16), ""),
         (lambda o: o._Popart.set("enableOutlining", True), ""),
         (lambda o: o.deviceIterations(2), ""),
-        (lambda o: o.enableExecutableCaching("cache"), "enableExecutableCaching"),
+        (lambda o: o.enableExecutableCaching("cache"), ""),
         (lambda o: o.enableExecutableCaching(None), ""),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 0.3}), "setAvailableMemoryProportion"),
         (lambda o: o._Popart.set("syntheticDataMode", 2), ""),
