@@ -30,9 +30,9 @@ def check_entry(entry: Entry, program: Program) -> None:
         raise _wrong(f"it is a program for {program.kind}")
     if program.num_ipus * program.replicas > _MOST_IPUS:
         raise _large(f"{program.num_ipus} IPUs and {program.replicas} replicas")
-    expected = batching(options, training=training)
     if program.replicas != options.replicas:
         raise _wrong(f"{program.replicas} replicas, and {options.replicas} in its options")
+    expected = batching(options, training=training)
     if Batching.of(program, expected.group_of) != expected:
         raise _wrong("its loops run another number of times than its options say")
     cut = sections(program)

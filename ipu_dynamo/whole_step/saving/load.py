@@ -148,9 +148,9 @@ def _entry(archive: Archive, name: str, *, engine: Engine | None, workers: int |
 
 def _tensors(archive: Archive) -> tuple[dict[str, Tensor], Names]:
     """Every tensor of a file by key, and the names that the model has for some."""
-    views, names = fields_of(
-        archive.read_json("weights.json", _LARGEST_TEXT), "weights", views=dict, names=list
-    )
+    written = archive.read_json("weights.json", _LARGEST_TEXT)
+    with archive.part("weights.json"):
+        views, names = fields_of(written, "weights", views=dict, names=list)
     tensors = read_tensors(archive, "weights.safetensors")
     states = read_tensors(archive, "optimizer.safetensors")
     with archive.part("weights.json"):
@@ -162,7 +162,7 @@ def _tensors(archive: Archive) -> tuple[dict[str, Tensor], Names]:
             name, key, persistent = (
                 row if type(row) is list and len(row) == 3 else (None, None, None)
             )
-            if type(name) is not str or key not in tensors or name in table:
+            if type(name) is not str or type(key) is not str or key not in tensors or name in table:
                 raise SavedProgramError(Reason.CONTENT, f"{name} stands for no tensor")
             table[name] = key, expect(persistent, bool, "whether it is part of the state")
     return tensors, table

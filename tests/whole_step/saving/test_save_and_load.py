@@ -276,6 +276,19 @@ def changed(path, member, old, new):
         ("entries/program/entry.json", b'"seed": 0', b'"seed": "0"', Reason.CONTENT),
         ("entries/program/entry.json", b'"cpu"', b'"cuda:63"', Reason.DEVICE),
         ("weights.json", b"layer.weight", b"layer.width", Reason.CONTENT),
+        ("weights.json", b'"views": {}', b'"views": []', Reason.CONTENT),
+        (
+            "weights.json",
+            b'"layer.weight",\n   "layer.weight"',
+            b'"layer.weight",\n   []',
+            Reason.CONTENT,
+        ),
+        (
+            "entries/program/entry.json",
+            b'"engine": "eager"\n }',
+            b'"engine": "eager",\n  "replicas": 100000000000\n }',
+            Reason.CONTENT,
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(model, path, member, old, new, reason):
