@@ -171,10 +171,10 @@ class _Cutter(Extraction):
 
     def size(self, new: fx.Node, node: fx.Node) -> None:
         """Give a node of the loop the value that it has for a micro-batch."""
-        if new.target is aten.view.default:
+        if new.target in (aten.view.default, aten._unsafe_view.default):
             try:
                 new.meta["val"] = evaluate(new)
-            except RuntimeError:  # a block of rows is not laid out as the whole
+            except (RuntimeError, ValueError):  # a block of rows is not laid out as the whole
                 new.target = aten.reshape.default
         new.meta["val"] = evaluate(new, node)
         placement = self.split.at[node]
