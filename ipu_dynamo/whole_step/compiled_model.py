@@ -10,38 +10,35 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, IpuError, OptionError, UpdateError
+from ipu_dynamo.errors import InputError, OptionError
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
-from ipu_dynamo.options import Costs, Options
-from ipu_dynamo.program import Program
-from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.options import Options
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.step_records import StepRecords
-from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
 from ipu_dynamo.tune.figures import Figures
-from ipu_dynamo.whole_step.anchored_values import ValueNames, value_names, wanted_variables
+from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
-from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 from ipu_dynamo.whole_step.initial_state import (
     fresh_seed,
     initial_tensors,
     loss_scale_variable,
-    updates,
 )
-from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading, states_of
+from ipu_dynamo.whole_step.inspection import Inspection
+from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading
 from ipu_dynamo.whole_step.ready_made import ReadyMade
 from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.synthetic_data import synthetic_inputs, without_contents
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
-from ipu_dynamo.whole_step.torch_optimizers import Group, States, describe
+from ipu_dynamo.whole_step.torch_optimizers import describe
 from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.weight_aliasing import refuse_what_cannot_be_shared
+from ipu_dynamo.whole_step.weight_exchange import WeightExchange
 
 
 class Parts(NamedTuple):
@@ -60,7 +57,7 @@ class Parts(NamedTuple):
     own_weights: bool
 
 
-class CompiledModel:
+class CompiledModel(Inspection, WeightExchange):
     """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
 
     The first call compiles; the program is bound to the shapes, types and Python values of that
@@ -119,35 +116,9 @@ class CompiledModel:
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
-    def program(self) -> Program:
-        """The program, once compiled."""
-        return self._ready()[0].program
-
-    @property
-    def costs(self) -> Costs:
-        """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
-        the model; empty for any other."""
-        return self._ready()[0].costs
-
-    def explain(self) -> WholeStepExplanation:
-        """What each pass did to the model, once compiled."""
-        compiled, _ = self._ready()
-        return WholeStepExplanation(compiled.passes, compiled.program)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether there is a program yet."""
-        return self._executable is not None
-
-    @property
     def has_newer_state(self) -> bool:
         """Whether the program has made steps that the torch optimiser knows nothing of."""
         return self._link is not None and self._link.has_newer_state
-
-    @property
-    def executable(self) -> Executable:
-        """What runs the program, once compiled: its schedule, its timeline when recorded."""
-        return self._ready()[1]
 
     @property
     def parts(self) -> Parts:
@@ -156,31 +127,6 @@ class CompiledModel:
         assert self._engine is not None
         assert self._expected is not None
         return Parts(compiled, self._expected.first, self._engine, self._figures, self._own_weights)
-
-    @property
-    def schedule(self) -> Schedule:
-        """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
-
-        It has a row for each IPU of every replica. `executable.schedule` is the one that the
-        threads of this computer follow; several IPUs may share one.
-        """
-        return self.executable.schedule_for(None)
-
-    @property
-    def transfers(self) -> Transfers:
-        """When tensors of the last complete call came from the host and went there, with the
-        latencies of that; none without `executable.transfers` to record them."""
-        compiled, executable = self._ready()
-        times = None if executable.transfers is None else executable.transfers.last
-        if self.options.synthetic_data:
-            times = None
-        returned = {str(i) for i in range(len(compiled.structure.tensors))}
-        return transfers_of(compiled.program, executable.batching, times, returned)
-
-    @property
-    def value_names(self) -> ValueNames:
-        """The names of what is inside the program, once compiled."""
-        return value_names(self._ready()[0])
 
     def anchored(self, name: str) -> Tensor:
         """What the anchor `name` of the options was in the last complete call.
@@ -192,11 +138,6 @@ class CompiledModel:
             known = ", ".join(self.options.anchors) or "none"
             raise InputError(f"there is no value of an anchor {name} yet; anchors: {known}")
         return self._anchored[name]
-
-    @property
-    def functions_compiled(self) -> int:
-        """How many stage functions the engine has compiled so far."""
-        return self._engine.compiled if self._engine else 0
 
     @property
     def loss_scale(self) -> float:
@@ -302,79 +243,11 @@ class CompiledModel:
         """
         self._training().set(optimizer)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The model's tensors that `read_weights` and `write_weights` exchange, by name."""
-        compiled, _ = self._ready()
-        kinds = {v.name: v.kind for v in compiled.program.variables}
-        return {
-            name: tensor
-            for name, tensor in compiled.tensors.items()
-            if kinds.get(name) in ("parameter", "buffer")
-        }
-
-    @property
-    def written(self) -> frozenset[str]:
-        """Which of `weights` a call may change: what the optimiser updates, and buffers."""
-        program = self.program
-        updated = [name for update in updates(program) for name in update.parameters]
-        return frozenset((*updated, *(v.name for v in program.variables if v.kind == "buffer")))
-
     @property
     def changed_mode(self) -> str | None:
         """What module is in another mode than when it was compiled, in words; None: all are in
         the mode that they had."""
         return self._unchanged.changed_mode() if self._unchanged is not None else None
-
-    def read_weights(self, names: Collection[str] | None = None) -> None:
-        """Copy parameters and buffers, or those with the given names, from the program to the
-        tensors that the model had when it was compiled.
-
-        Raises:
-            UpdateError: an update failed, and they have not been written since.
-        """
-        self._exchange(to_model=True, names=names)
-
-    def has_weights(self) -> bool:
-        """Whether the program's weights are those of a step: not after an update that failed."""
-        try:
-            self.executable.check_update()
-        except UpdateError:
-            return False
-        return True
-
-    def write_weights(self, names: Collection[str] | None = None) -> None:
-        """Copy parameters and buffers, or those with the given names, to the program.
-
-        Raises:
-            InputError: one of the model was replaced since it was compiled.
-        """
-        if self._unchanged is not None:
-            self._unchanged.check_tensors()
-        self._exchange(to_model=False, names=names)
-
-    def read_optimizer_state(self) -> None:
-        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint.
-
-        Raises:
-            UpdateError: an update failed, and it has not been written since.
-        """
-        link, (compiled, executable) = self._training(), self._ready()
-        executable.check_update()
-        link.read_state(compiled.program, executable)
-
-    def write_optimizer_state(self) -> None:
-        """Take over the state that the torch optimiser holds, for instance from a checkpoint.
-
-        If it is interrupted, the next call does it first.
-        """
-        link, (compiled, executable) = self._training(), self._ready()
-        self._state_to_write = True
-        link.write_state(compiled, executable)
-        self._state_to_write = False
-
-    def reload_states(self) -> None:
-        """Take notice that tensors of `states` were overwritten."""
-        self.executable.reload_states()
 
     def _check_model(self) -> None:
         """Hold the model to what it was when it was compiled.
@@ -394,11 +267,6 @@ class CompiledModel:
                     f"{name} lies in other memory than when the program was compiled",
                     hint="change it in place (copy_, load_state_dict), or compile again",
                 )
-
-    def _training(self) -> OptimizerLink:
-        if self._link is None:
-            raise IpuError("the model was compiled for inference: it has no optimizer")
-        return self._link
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)
@@ -492,50 +360,6 @@ class CompiledModel:
         with torch.no_grad(), outside_modes():
             for tensor, value in compiled.host_changes:
                 tensor.copy_(value)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The optimiser's groups, with the numbers that are in force."""
-        return self._link.groups if self._link is not None else ()
-
-    def states(self) -> States:
-        """The tensors of the optimiser's state, by parameter and name; after a change of them
-        call `reload_states`."""
-        compiled, executable = self._ready()
-        return states_of(compiled.program, executable)
-
-    def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
-        compiled, executable = self._ready()
-        if to_model:
-            executable.check_update()
-        written = []
-        with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
-            for variable in compiled.program.variables:
-                if variable.kind not in ("parameter", "buffer"):
-                    continue
-                if names is not None and variable.name not in names:
-                    continue
-                ours, theirs = executable.whole(variable.name), compiled.tensors
-                written.append(variable.name)
-                target, source = theirs[variable.name], ours
-                if not to_model:
-                    target, source = source, target
-                if target.shape != source.shape:
-                    raise InputError(
-                        f"the model's {variable.name} has shape {list(theirs[variable.name].shape)}"
-                        f", and the program's {list(ours.shape)}",
-                        hint="give it the shape that it had, or compile again",
-                    )
-                if target.data_ptr() != source.data_ptr():
-                    target.copy_(source)
-        if not to_model:
-            executable.rewritten(written)
-            executable.spread()
-
-    def _ready(self) -> tuple[Compiled, Executable]:
-        if self._compiled is None or self._executable is None:
-            raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
-        return self._compiled, self._executable
 
 
 def _name(model: Model) -> str:

@@ -1,0 +1,35 @@
+"""Hold a program and what runs it, once a model is compiled."""
+
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.options import Options
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.whole_step.compile_model import Compiled
+
+
+class CompiledState:
+    """What `Inspection` and `WeightExchange` stand on: a program and its executable, or neither."""
+
+    options: Options
+    _compiled: Compiled | None
+    _executable: Executable | None
+
+    @property
+    def program(self) -> Program:
+        """The program, once compiled."""
+        return self._ready()[0].program
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a program yet."""
+        return self._executable is not None
+
+    @property
+    def executable(self) -> Executable:
+        """What runs the program, once compiled: its schedule, its timeline when recorded."""
+        return self._ready()[1]
+
+    def _ready(self) -> tuple[Compiled, Executable]:
+        if self._compiled is None or self._executable is None:
+            raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
+        return self._compiled, self._executable

@@ -1,0 +1,56 @@
+"""Say what a compiled model consists of, and what it did."""
+
+from ipu_dynamo.options import Costs
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
+from ipu_dynamo.whole_step.anchored_values import ValueNames, value_names
+from ipu_dynamo.whole_step.compiled_state import CompiledState
+from ipu_dynamo.whole_step.explanation import WholeStepExplanation
+
+
+class Inspection(CompiledState):
+    """What can be looked at in a compiled model; nothing here changes it."""
+
+    _engine: Engine | None
+
+    @property
+    def costs(self) -> Costs:
+        """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
+        the model; empty for any other."""
+        return self._ready()[0].costs
+
+    def explain(self) -> WholeStepExplanation:
+        """What each pass did to the model, once compiled."""
+        compiled, _ = self._ready()
+        return WholeStepExplanation(compiled.passes, compiled.program)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
+
+        It has a row for each IPU of every replica. `executable.schedule` is the one that the
+        threads of this computer follow; several IPUs may share one.
+        """
+        return self.executable.schedule_for(None)
+
+    @property
+    def transfers(self) -> Transfers:
+        """When tensors of the last complete call came from the host and went there, with the
+        latencies of that; none without `executable.transfers` to record them."""
+        compiled, executable = self._ready()
+        times = None if executable.transfers is None else executable.transfers.last
+        if self.options.synthetic_data:
+            times = None
+        returned = {str(i) for i in range(len(compiled.structure.tensors))}
+        return transfers_of(compiled.program, executable.batching, times, returned)
+
+    @property
+    def value_names(self) -> ValueNames:
+        """The names of what is inside the program, once compiled."""
+        return value_names(self._ready()[0])
+
+    @property
+    def functions_compiled(self) -> int:
+        """How many stage functions the engine has compiled so far."""
+        return self._engine.compiled if self._engine else 0
