@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.manager import WITHOUT
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
@@ -104,13 +106,13 @@ def _target(node: fx.Node, capture: Capture) -> str:
         held = capture.graph
         for part in str(node.target).split("."):
             held = getattr(held, part)
-        if not isinstance(held, Tensor) or isinstance(held, torch._subclasses.FakeTensor):
+        if not isinstance(held, Tensor) or is_fake(held):
             raise ValueError("a graph in the graph")
         name, _ = capture.attributes.get(id(held), ("", None))
         return f"constant {name} {digest(held)}"
     if isinstance(node.target, str):
         return f"{node.op} {node.target}"
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         if node.target.namespace not in _NAMESPACES:
             raise ValueError("an operator of others")
         return str(node.target)

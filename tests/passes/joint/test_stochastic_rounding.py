@@ -12,7 +12,7 @@ from torch import nn
 import poptorch
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.passes.pipeline import flat_passes
+from ipu_dynamo.passes.pipeline import aot_passes
 from ipu_dynamo.runtime.update.rounding import rounded
 from ipu_dynamo.testing import assert_same_bits
 from tests.passes.joint.test_upcast_half_matmuls import Net, whole_numbers
@@ -153,7 +153,7 @@ def test_small_updates_are_not_lost():
 
 def test_torch_compile_refuses():
     with pytest.raises(OptionError, match="compile_training"):
-        flat_passes(ON)
+        aot_passes(ON)
 
 
 def test_poptorch_rounds_at_random():

@@ -171,7 +171,7 @@ def test_executors_name_their_models_and_optimizer():
     assert training._options is training.options
 
 
-@pytest.mark.parametrize("name", ["getTensorNames", "cycleCount"])
+@pytest.mark.parametrize("name", ["cycleCount"])
 def test_a_member_that_is_to_come_says_so(name):
     executor = poptorch.inferenceModel(Weighted())
     assert not hasattr(executor, name)

@@ -572,7 +572,7 @@ dtypes = st.sampled_from((None, torch.float16, torch.float32, torch.bfloat16))
 rules = st.one_of(
     st.builds(SGD, st.just(True), *[st.booleans()] * 4, dtypes),
     st.builds(Adam, *[st.booleans()] * 3, dtypes, dtypes),
-    st.builds(RMSprop, *[st.booleans()] * 3, dtypes, dtypes, dtypes),
+    st.builds(RMSprop, *[st.booleans()] * 4, dtypes, dtypes, dtypes),
 )
 
 
