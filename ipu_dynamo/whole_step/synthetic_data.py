@@ -18,16 +18,18 @@ def synthetic_inputs(
     """A tensor for every input from the host: normal, or zeros where it has no fractions, since
     these are indices that have to be in range."""
     generator = torch.Generator().manual_seed(_SEED)
-    made = {}
+    inputs = {}
     for stream in program.inputs:
         if stream.source != "host":
             continue
         shape, dtype = stream.type.shape, stream.type.dtype
         full = (batching.splits * shape[0], *shape[1:]) if shape else ()
-        values = torch.randn(full, generator=generator) if dtype.is_floating_point else None
-        values = torch.zeros(full) if values is None else values
-        made[stream.name] = values.to(device, dtype)
-    return made
+        if dtype.is_floating_point:
+            values = torch.randn(full, generator=generator)
+        else:
+            values = torch.zeros(full)
+        inputs[stream.name] = values.to(device, dtype)
+    return inputs
 
 
 def without_contents(results: dict[str, Tensor]) -> dict[str, Tensor]:

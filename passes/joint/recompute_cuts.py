@@ -1,7 +1,6 @@
 """Find where to cut the forward pass of a stage, so that each piece can be repeated alone."""
 
 from collections.abc import Sequence
-from operator import getitem
 
 from torch import fx
 
@@ -65,9 +64,3 @@ def evenly(
 
 def _size(values: Sequence[fx.Node]) -> int:
     return sum(nbytes(value) for value in values)
-
-
-def results_of(node: fx.Node) -> list[fx.Node]:
-    """A node, or if it makes several tensors, the nodes that pick them."""
-    picks = [user for user in node.users if user.target is getitem]
-    return picks if isinstance(node.meta["val"], tuple | list) else [node]
