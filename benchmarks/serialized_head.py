@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import ipu_dynamo
 from benchmarks.peak_memory import THRESHOLD, peak_bytes
 from benchmarks.provenance import provenance
-from ipu_dynamo.ops.serialized import Mode
+from ipu_dynamo.ops.marks.serialized import Mode
 
 TOKENS, WIDTH, VOCABULARY, FACTOR = 512, 512, 50304, 16
 MODES = ("none", "output_channels", "input_channels")

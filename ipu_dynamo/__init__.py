@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
-    from ipu_dynamo.ops.convolution_groups import ConvolutionGroup
-    from ipu_dynamo.ops.markers import identity_loss, recomputation_checkpoint
-    from ipu_dynamo.ops.overlap import set_overlap_for_input, set_overlap_for_output
-    from ipu_dynamo.ops.serialized import serialized_matmul
+    from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
+    from ipu_dynamo.ops.marks.markers import identity_loss, recomputation_checkpoint
+    from ipu_dynamo.ops.marks.overlap import set_overlap_for_input, set_overlap_for_output
+    from ipu_dynamo.ops.marks.serialized import serialized_matmul
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options.replica_groups import ReplicaGroups
@@ -73,10 +73,10 @@ __all__ = [
 _HOMES = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
-    "ipu_dynamo.ops.convolution_groups": ("ConvolutionGroup",),
-    "ipu_dynamo.ops.markers": ("identity_loss", "recomputation_checkpoint"),
-    "ipu_dynamo.ops.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
-    "ipu_dynamo.ops.serialized": ("serialized_matmul",),
+    "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
+    "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
+    "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
+    "ipu_dynamo.ops.marks.serialized": ("serialized_matmul",),
     "ipu_dynamo.whole_step.compiled_model": ("CompiledModel",),
     "ipu_dynamo.whole_step.api": ("compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),

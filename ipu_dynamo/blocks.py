@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.markers import NO_IPU
+from ipu_dynamo.ops.marks.markers import NO_IPU
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Function = TypeVar("_Function", bound=Callable[..., Any])

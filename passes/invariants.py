@@ -11,16 +11,16 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
-from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
-from ipu_dynamo.ops.markers import (
+from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
+from ipu_dynamo.ops.marks.markers import (
     begin_block,
     end_block,
     gradient_op,
     recomputation_checkpoint_op,
 )
-from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.joint.counter_random import draws
+from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.program import graph_outputs
 

@@ -39,19 +39,19 @@ from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
-from ipu_dynamo.passes.joint.counter_random import CounterRandom
-from ipu_dynamo.passes.joint.floating_point_exceptions import FloatingPointExceptions
-from ipu_dynamo.passes.joint.half_partials import HalfPartials
 from ipu_dynamo.passes.joint.partition import Partition
-from ipu_dynamo.passes.joint.recompute import Recompute
-from ipu_dynamo.passes.joint.round_scalars import RoundScalars
+from ipu_dynamo.passes.joint.precision.floating_point_exceptions import FloatingPointExceptions
+from ipu_dynamo.passes.joint.precision.half_partials import HalfPartials
+from ipu_dynamo.passes.joint.precision.round_scalars import RoundScalars
+from ipu_dynamo.passes.joint.precision.stochastic_rounding import StochasticRounding
+from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatmuls
+from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
+from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
 from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
-from ipu_dynamo.passes.joint.stochastic_rounding import StochasticRounding
-from ipu_dynamo.passes.joint.upcast_half_matmuls import UpcastHalfMatmuls
 from ipu_dynamo.passes.levels import Pass
 from ipu_dynamo.passes.manager import PassManager, without
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
@@ -63,7 +63,6 @@ from ipu_dynamo.passes.program.own_results import OwnResults
 from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.passes.traced.anchor_values import AnchorValues
-from ipu_dynamo.passes.traced.auto_partition import AutoPartition
 from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
@@ -71,11 +70,12 @@ from ipu_dynamo.passes.traced.lift_constants import LiftConstants
 from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
-from ipu_dynamo.passes.traced.placement import Placement
-from ipu_dynamo.passes.traced.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.separate_recurrent_layers import SeparateRecurrentLayers
+from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
+from ipu_dynamo.passes.traced.stages.placement import Placement
+from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.program import Accumulation, HostProgram, Program

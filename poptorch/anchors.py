@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipu_dynamo.options.anchors import Anchor, AnchorKind, AnchorReturns
 from ipu_dynamo.program import Output, TensorType
-from ipu_dynamo.runtime.execute.batching import join
+from ipu_dynamo.runtime.execute.host_io.batching import join
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.enums import OutputMode

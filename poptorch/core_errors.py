@@ -7,9 +7,9 @@ from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT, shape_of_values
 from ipu_dynamo.capture.trace import UnknownClasses
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.passes.joint.scale_loss import NothingToWatch
-from ipu_dynamo.passes.traced.block_places import BlockError
 from ipu_dynamo.passes.traced.overlap_io import OverlapError, OverlapRule
-from ipu_dynamo.passes.traced.placement import PipelineSizeError
+from ipu_dynamo.passes.traced.stages.block_places import BlockError
+from ipu_dynamo.passes.traced.stages.placement import PipelineSizeError
 from ipu_dynamo.passes.traced.tag_convolution_groups import EmptyGroup, NestedGroups
 from poptorch.checks import check_ipus
 from poptorch.errors import Error, led_to_guide, wrapped

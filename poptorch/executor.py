@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.tracing import outside_modes
-from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
+from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
+from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.ready_made import ReadyMade
 from poptorch._logging import logger
 from poptorch.anchors import Anchors
 from poptorch.arguments import (

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from ipu_dynamo import ConvolutionGroup
-from ipu_dynamo.ops.convolution_groups import Plan, Precision
+from ipu_dynamo.ops.marks.convolution_groups import Plan, Precision
 from poptorch.enums import MultiConvPlanType
 from poptorch.errors import createPoptorchError, require
 from poptorch.tracing import current_trace

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.ops import markers, overlap
-from ipu_dynamo.ops.serialized import serialized_matmul
+from ipu_dynamo.ops.marks import markers, overlap
+from ipu_dynamo.ops.marks.serialized import serialized_matmul
 from ipu_dynamo.program import Overlap
 from poptorch.enums import MatMulSerializationMode, OverlapMode
 from poptorch.errors import createPoptorchError, require

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.torch_optimizers import Group
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from poptorch._logging import logger
 from poptorch.optim import Optimizer, Reading, read_optimizer
 from poptorch.optimizer_state import StateOnDevice

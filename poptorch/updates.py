@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
-from ipu_dynamo.whole_step.torch_optimizers import Group
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
 

@@ -10,7 +10,7 @@ from torch import nn
 from ipu_dynamo import BeginBlock, Block, BlockFunction, IpuError
 from ipu_dynamo.blocks import remove_blocks
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.ops.markers import NO_IPU, begin_block, end_block
+from ipu_dynamo.ops.marks.markers import NO_IPU, begin_block, end_block
 
 OUTSIDE = pytest.mark.filterwarnings("ignore:the tensor _param_constant")
 

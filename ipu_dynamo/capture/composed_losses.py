@@ -11,7 +11,7 @@ from typing import Any
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ipu_dynamo.ops.markers import identity_loss
+from ipu_dynamo.ops.marks.markers import identity_loss
 
 
 class ComposedLosses(TorchFunctionMode):

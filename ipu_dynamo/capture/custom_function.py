@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ipu_dynamo.capture.private.function_apply import apply_replaced
 from ipu_dynamo.capture.private.tracing import flatten, pytree, run_backward
 from ipu_dynamo.errors import CompileError, called_from
-from ipu_dynamo.ops.markers import CustomCall, register_function
+from ipu_dynamo.ops.marks.markers import CustomCall, register_function
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 

@@ -17,7 +17,7 @@ from ipu_dynamo.capture.private.tracing import (
     source_name,
 )
 from ipu_dynamo.errors import CompileError, source_line
-from ipu_dynamo.ops.markers import end_block
+from ipu_dynamo.ops.marks.markers import end_block
 
 _NO_STRUCTURE = Structure(flatten(())[1], (), ())  # the caller puts results together itself
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
 from ipu_dynamo.debug.values import kept
-from ipu_dynamo.passes.joint.counter_random import draws
+from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Model, Partitioned
 from ipu_dynamo.program import HostProgram, Program
 

@@ -62,7 +62,7 @@ def python(graph: fx.Graph, name: str) -> tuple[str, list[str]]:
         if re.search(rf"(?<![\w.]){word}\b", source) and word != "torch":
             lines.append(_HEADER.get(word) or _imported(word, value))
     if "torch.ops.ipu." in source:
-        lines.append("import ipu_dynamo.ops.markers")
+        lines.append("import ipu_dynamo.ops.marks.markers")
     return source.strip() + "\n", lines
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import fx
 
 import ipu_dynamo.ops.accumulate  # registers operators, as all of these do
-import ipu_dynamo.ops.convolution_groups
 import ipu_dynamo.ops.float_check
 import ipu_dynamo.ops.half_partial_sums
-import ipu_dynamo.ops.markers
+import ipu_dynamo.ops.marks.convolution_groups
+import ipu_dynamo.ops.marks.markers
+import ipu_dynamo.ops.marks.overlap
+import ipu_dynamo.ops.marks.serialized
 import ipu_dynamo.ops.onednn
-import ipu_dynamo.ops.overlap
-import ipu_dynamo.ops.serialized
 import ipu_dynamo.ops.serialized_loss  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 

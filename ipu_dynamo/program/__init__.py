@@ -1,6 +1,6 @@
 """The language that passes and runtime share: programs, their values, functions, instructions."""
 
-from ipu_dynamo.ops.overlap import OVERLAPS, Overlap
+from ipu_dynamo.ops.marks.overlap import OVERLAPS, Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.host_program import HostProgram
 from ipu_dynamo.program.ir.function import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ipu_dynamo.ops.serialized import Mode, serialized_matmul
+from ipu_dynamo.ops.marks.serialized import Mode, serialized_matmul
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 

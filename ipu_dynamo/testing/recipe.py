@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ipu_dynamo.ops.markers import identity_loss
+from ipu_dynamo.ops.marks.markers import identity_loss
 from ipu_dynamo.testing.kinds import BUFFERED, KINDS, TIED
 
 Sharing = Literal["own", "tied", "module"]

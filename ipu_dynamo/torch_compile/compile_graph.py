@@ -21,7 +21,7 @@ from ipu_dynamo.capture.private.tracing import (
 )
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.markers import begin_block
+from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Directions, Pass
@@ -37,7 +37,7 @@ from ipu_dynamo.passes.pipeline import (
     placed_passes,
     placement_passes,
 )
-from ipu_dynamo.passes.traced.read_block_markers import markers_of
+from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
 from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine

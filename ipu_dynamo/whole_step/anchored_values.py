@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.program import Output, Program, TensorType
-from ipu_dynamo.runtime.execute.step_records import Wanted, When
+from ipu_dynamo.runtime.execute.memory.step_records import Wanted, When
 from ipu_dynamo.whole_step.compile_model import Compiled
-from ipu_dynamo.whole_step.initial_state import updates
+from ipu_dynamo.whole_step.weights.initial_state import updates
 
 
 class UnknownValue(CompileError):

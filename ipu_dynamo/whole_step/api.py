@@ -9,7 +9,7 @@ from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.optimizer_checkpoints import follow_checkpoints
+from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
 
 
 def compile_training(

@@ -20,12 +20,12 @@ from ipu_dynamo.passes.pipeline import host_passes, lower, run_host_passes, whol
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.progress import begin
-from ipu_dynamo.runtime.execute.batching import Batching
-from ipu_dynamo.whole_step.grouped_weights import with_known_groups
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
+from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
+from ipu_dynamo.whole_step.cache.program_key import program_key
+from ipu_dynamo.whole_step.cache.ready_made import ReadyMade, check_fit
 from ipu_dynamo.whole_step.measured_costs import with_costs
-from ipu_dynamo.whole_step.program_cache import ProgramCache
-from ipu_dynamo.whole_step.program_key import program_key
-from ipu_dynamo.whole_step.ready_made import ReadyMade, check_fit
+from ipu_dynamo.whole_step.weights.grouped_weights import with_known_groups
 
 log = logging.getLogger("ipu_dynamo.program")
 

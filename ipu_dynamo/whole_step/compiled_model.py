@@ -17,28 +17,28 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
-from ipu_dynamo.runtime.execute.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.execute.step_records import StepRecords
+from ipu_dynamo.runtime.execute.host_io.batching import micro_batch_size
+from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step.anchored_values import wanted_variables
-from ipu_dynamo.whole_step.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
+from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.calls.recorded_casts import recorded_casts_only
+from ipu_dynamo.whole_step.calls.synthetic_data import synthetic_inputs, without_contents
+from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
-from ipu_dynamo.whole_step.initial_state import (
+from ipu_dynamo.whole_step.inspection import Inspection
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
+from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
+from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
     loss_scale_variable,
 )
-from ipu_dynamo.whole_step.inspection import Inspection
-from ipu_dynamo.whole_step.optimizer_sync import Describe, OptimizerLink, Reading
-from ipu_dynamo.whole_step.ready_made import ReadyMade
-from ipu_dynamo.whole_step.recorded_casts import recorded_casts_only
-from ipu_dynamo.whole_step.synthetic_data import synthetic_inputs, without_contents
-from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
-from ipu_dynamo.whole_step.torch_optimizers import describe
-from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
-from ipu_dynamo.whole_step.weight_aliasing import refuse_what_cannot_be_shared
-from ipu_dynamo.whole_step.weight_exchange import WeightExchange
+from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
+from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
 
 
 class Parts(NamedTuple):

@@ -3,7 +3,7 @@
 from ipu_dynamo.options import Costs
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.transfer_times import Transfers, transfers_of
+from ipu_dynamo.runtime.execute.host_io.transfer_times import Transfers, transfers_of
 from ipu_dynamo.whole_step.anchored_values import ValueNames, value_names
 from ipu_dynamo.whole_step.compiled_state import CompiledState
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation

@@ -11,7 +11,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import joint_passes, left_out, traced_passes
-from ipu_dynamo.passes.traced.auto_partition import costs_of, one_stage_each
+from ipu_dynamo.passes.traced.stages.auto_partition import costs_of, one_stage_each
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import make_engine

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops.markers import recomputation_checkpoint_op
+from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.levels import Level
 
 

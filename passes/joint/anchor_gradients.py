@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops.markers import gradient_op
+from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.anchor_values import anchor_value

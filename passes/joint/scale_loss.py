@@ -29,7 +29,7 @@ from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.options import AutomaticLossScaling
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
-from ipu_dynamo.passes.joint.upcast_half_matmuls import PRODUCTS
+from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten

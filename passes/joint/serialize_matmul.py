@@ -16,8 +16,8 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
-from ipu_dynamo.ops.serialized import serialized_matmul_op
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.levels import Level
 

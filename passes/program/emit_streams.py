@@ -14,7 +14,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Placeholder
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.counter_random import draws
+from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.program import Input, Output, Returns, TensorType
 
 aten = torch.ops.aten

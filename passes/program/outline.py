@@ -30,7 +30,7 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.joint.counter_distributions import STREAM
+from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
 from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams

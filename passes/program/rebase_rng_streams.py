@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.joint.counter_distributions import STREAM, offset
+from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, offset
 
 aten = torch.ops.aten
 

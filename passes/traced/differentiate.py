@@ -36,7 +36,7 @@ from ipu_dynamo.capture.private.tracing import (
     fake_mode_of,
 )
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.markers import gradient_op
+from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level

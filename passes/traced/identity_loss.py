@@ -15,7 +15,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import written_arguments
-from ipu_dynamo.ops.markers import identity_loss_op
+from ipu_dynamo.ops.marks.markers import identity_loss_op
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten

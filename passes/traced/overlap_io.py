@@ -13,7 +13,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Overlap

@@ -17,7 +17,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.convolution_groups import begin_convolutions, end_convolutions
+from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten

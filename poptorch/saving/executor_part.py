@@ -5,8 +5,8 @@ from typing import Any
 
 from ipu_dynamo.saved.archive import Archive
 from ipu_dynamo.saved.refusal import SavedProgramError
+from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.ready_made import ReadyMade
 from ipu_dynamo.whole_step.saving.load import Opened
 from poptorch.arguments import Call
 from poptorch.core_errors import core_errors

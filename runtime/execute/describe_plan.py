@@ -11,8 +11,8 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
-from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
-from ipu_dynamo.runtime.execute.task_code import Binding, TaskWriter
+from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
 from ipu_dynamo.runtime.lower.defer_accumulation import why_not_deferred
 from ipu_dynamo.runtime.lower.fuse_step import why_not_fused
 

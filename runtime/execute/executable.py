@@ -16,20 +16,20 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.batching import Batching
-from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
-from ipu_dynamo.runtime.execute.host_streams import HostLink
-from ipu_dynamo.runtime.execute.micro_batch_loop import MicroBatchLoop
-from ipu_dynamo.runtime.execute.micro_batch_tasks import stages_of
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink
+from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
+from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
+from ipu_dynamo.runtime.execute.memory.storage import Storage
+from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.step_end import Numbers
-from ipu_dynamo.runtime.execute.step_records import StepRecords
-from ipu_dynamo.runtime.execute.storage import Storage
-from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transactional_steps import TransactionalSteps
-from ipu_dynamo.runtime.execute.transfer_times import TransferTimes
+from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
+from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 from ipu_dynamo.runtime.lower.defer_accumulation import keep_apart, side_by_side
 from ipu_dynamo.runtime.lower.fuse_step import why_not_fused

@@ -14,15 +14,15 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
-from ipu_dynamo.runtime.execute.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.error_attribution import explain
-from ipu_dynamo.runtime.execute.host_streams import HostStreams, Kept
-from ipu_dynamo.runtime.execute.micro_batch_tasks import Task, bind_instructions
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
+from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
+from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.step_end import Numbers
-from ipu_dynamo.runtime.execute.step_records import StepRecords
-from ipu_dynamo.runtime.execute.storage import Storage
-from ipu_dynamo.runtime.execute.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
 from ipu_dynamo.runtime.lower.make_recipe import recipe_of
 from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT

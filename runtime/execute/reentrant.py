@@ -14,15 +14,15 @@ from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.joined_outputs import JoinedOutput
-from ipu_dynamo.runtime.execute.micro_batch_tasks import (
+from ipu_dynamo.runtime.execute.host_io.joined_outputs import JoinedOutput
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     bind_call,
     bind_passes,
     failure_of,
     stages_of,
 )
-from ipu_dynamo.runtime.execute.task_code import Binding
-from ipu_dynamo.runtime.execute.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 Boxed = Callable[[list[Any]], tuple[Any, ...]]

@@ -26,7 +26,7 @@ from ipu_dynamo.program import (
     Update,
     WriteBuffer,
 )
-from ipu_dynamo.runtime.execute.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate

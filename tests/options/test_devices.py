@@ -19,8 +19,12 @@ from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.execute.micro_batch_tasks import bind_instructions, bind_passes, stages_of
-from ipu_dynamo.runtime.execute.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
+    bind_instructions,
+    bind_passes,
+    stages_of,
+)
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.testing import (
     BlockAt,
     Placement,
@@ -33,8 +37,8 @@ from ipu_dynamo.testing import (
 from ipu_dynamo.testing.private.testing_names import pytree
 from ipu_dynamo.testing.recipe import Step as RecipeStep
 from ipu_dynamo.whole_step.compile_model import compile_model
-from ipu_dynamo.whole_step.initial_state import initial_tensors
-from ipu_dynamo.whole_step.torch_optimizers import describe
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
+from ipu_dynamo.whole_step.weights.initial_state import initial_tensors
 from tests.properties.running import calls, draw_placement, outcome, slow
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)  # one memory, but copies are made

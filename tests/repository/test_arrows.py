@@ -46,7 +46,7 @@ def test_the_arrows_hold():
         ("passes/joint/wrong.py", "import ipu_dynamo.tune.costs", "passes"),
         ("passes/traced/wrong.py", "import ipu_dynamo.passes.pipeline", "passes"),
         ("passes/graph/wrong.py", "import ipu_dynamo.passes.joint.partition", "graph"),
-        ("runtime/engines/wrong.py", "import ipu_dynamo.runtime.execute.workers", "execute"),
+        ("runtime/engines/wrong.py", "import ipu_dynamo.runtime.execute.tasks.workers", "execute"),
         ("ipu_dynamo/wrong.py", "import poptorch", "facade"),
     ],
 )

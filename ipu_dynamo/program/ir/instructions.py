@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ipu_dynamo.ops.overlap import Overlap
+from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_rules import Rule

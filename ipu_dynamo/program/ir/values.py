@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ipu_dynamo.ops.overlap import Overlap
+from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.types import TensorType
 

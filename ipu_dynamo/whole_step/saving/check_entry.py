@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ipu_dynamo.program import Program, Variable
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.execute.batching import Batching
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.saved.entry import Entry
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.whole_step.compile_model import batching
-from ipu_dynamo.whole_step.initial_state import updates
+from ipu_dynamo.whole_step.weights.initial_state import updates
 
 _MOST_TASKS = 10_000_000  # of a call: a schedule lists them
 _MOST_IPUS = 65_536  # of all replicas

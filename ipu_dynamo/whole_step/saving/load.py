@@ -20,16 +20,16 @@ from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.tensors import read_tensors
 from ipu_dynamo.saved.weights import with_views
 from ipu_dynamo.whole_step.anchored_values import UnknownValue
+from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.initial_state import fresh_seed, new_accumulator
-from ipu_dynamo.whole_step.ready_made import ReadyMade
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
 from ipu_dynamo.whole_step.saving.decided import read_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
 from ipu_dynamo.whole_step.saving.save import CORE
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
-from ipu_dynamo.whole_step.torch_optimizers import Group
+from ipu_dynamo.whole_step.weights.initial_state import fresh_seed, new_accumulator
 
 _LARGEST_TEXT = 1 << 28  # bytes of a program's text, or of a table
 _MOST_ENTRIES = 1000

@@ -13,12 +13,12 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.tune.figures import Figures
-from ipu_dynamo.whole_step.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.optimizer_sync import OptimizerLink
-from ipu_dynamo.whole_step.torch_optimizers import Group
-from ipu_dynamo.whole_step.unchanged_model import UnchangedModel
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 
 
 class LoadedModel(CompiledModel):

@@ -38,7 +38,7 @@ from ipu_dynamo.testing import (
     recipes,
 )
 from ipu_dynamo.whole_step.compile_model import compile_model
-from ipu_dynamo.whole_step.torch_optimizers import describe
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
 from tests.properties.running import calls, draw_placement, slow
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from torch import nn
 
 from ipu_dynamo import Block, ConvolutionGroup, Options, compile_inference, compile_training
 from ipu_dynamo.errors import CompileError, OptionError
-from ipu_dynamo.ops.markers import identity_loss
+from ipu_dynamo.ops.marks.markers import identity_loss
 from ipu_dynamo.passes.traced.tag_convolution_groups import EmptyGroup, NestedGroups
 from ipu_dynamo.program import GROUP, Program
 from ipu_dynamo.torch_compile.backend import ipu

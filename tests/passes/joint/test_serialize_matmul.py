@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ipu_dynamo import CompileError, Options, compile_inference, compile_training, serialized_matmul
+from ipu_dynamo.ops.marks.serialized import MODES, serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
-from ipu_dynamo.ops.serialized import MODES, serialized_matmul_op
 from ipu_dynamo.testing import assert_close, assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
 from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of

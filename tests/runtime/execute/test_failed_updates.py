@@ -10,7 +10,7 @@ from ipu_dynamo.runtime.update.adam_update import AdamUpdate
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.sgd_update import SGDUpdate
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.optimizer_checkpoints import follow_checkpoints
+from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
 
 PARTIAL = "an update failed, and may have written a part of %a.weight"
 

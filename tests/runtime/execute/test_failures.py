@@ -19,7 +19,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.errors import ExecutionError
-from tests.runtime.execute.test_workers import Chain, step_of
+from tests.runtime.execute.tasks.test_workers import Chain, step_of
 
 ARMED: list[tuple[int, bool]] = []  # (stage, in its backward pass) that fails on marked rows
 MARK = 77.0

@@ -11,8 +11,8 @@ import torch
 
 from ipu_dynamo.errors import ExecutionError, IpuError
 from ipu_dynamo.tune.intra_op import intra_op_threads
-from tests.runtime.execute.test_transaction import CASES, MORE, Case, Subject
-from tests.runtime.execute.test_workers import chain, step_of
+from tests.runtime.execute.tasks.test_workers import chain, step_of
+from tests.runtime.execute.transaction.test_transaction import CASES, MORE, Case, Subject
 
 PIPELINED = Case(2, adam=True, more=(("gradient_accumulation", 4), ("device_iterations", 3)))
 

@@ -1,0 +1,151 @@
+"""Keep a torch optimiser and the updates of a program in step with each other."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.private.tracing import mark_stepped
+from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.program import Program
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import (
+    Group,
+    States,
+    describe,
+    export_loss_scale,
+    export_state,
+    import_loss_scale,
+    import_state,
+    refresh,
+)
+from ipu_dynamo.whole_step.weights.initial_state import initial_tensors, loss_scale_states, updates
+
+Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
+
+
+class Reading(NamedTuple):
+    """An optimiser's groups at one time, and all numbers in them, by which changes are noticed."""
+
+    groups: tuple[Group, ...]
+    numbers: list[list[Any]]
+
+
+class OptimizerLink:
+    """The optimiser of a compiled model.
+
+    Invariant: `groups` has the numbers that the next step uses; it is empty until `take`.
+
+    Args:
+        optimizer: what updates the parameters.
+        model: whose parameters it has.
+        describe: reads the optimiser's groups, given the model's parameters by name.
+        live: follow the optimiser: its numbers before each step, its state when compiling.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: Model,
+        describe: Describe = describe,
+        *,
+        live: bool = True,
+    ) -> None:
+        self.optimizer, self.live = optimizer, live
+        self.groups: tuple[Group, ...] = ()
+        self._steps = self._known_steps = 0  # that began; after which the state was exchanged last
+        self._model, self._describe = model, describe
+        self._numbers: list[list[Any]] = []
+
+    @property
+    def has_newer_state(self) -> bool:
+        """Whether the program has made steps that the optimiser does not know."""
+        return self._steps != self._known_steps
+
+    def read(self) -> Reading:
+        """The optimiser's groups as they are now, for a new program."""
+        groups = self._describe(self.optimizer, self._parameters())
+        return Reading(groups, _numbers_of(self.optimizer))
+
+    def take(self, reading: Reading) -> None:
+        """Use what was read, now that a program is compiled for it."""
+        self.groups, self._numbers = reading
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use the numbers of `optimizer` from the next step on.
+
+        Raises:
+            InputError: the update itself would differ: another rule, or other groups.
+        """
+        if self.groups:
+            parameters = self._parameters()
+            self.groups = refresh(self.groups, optimizer, parameters, read=self._describe)
+        self.optimizer, self._numbers = optimizer, _numbers_of(optimizer)
+
+    def before_step(self) -> None:
+        """Take over new numbers, as after a scheduler's step, and let schedulers know of a step."""
+        if self.live:
+            if _numbers_of(self.optimizer) != self._numbers:
+                self.set(self.optimizer)
+            mark_stepped(self.optimizer)
+            self._steps += 1
+
+    def known(self, reading: Reading) -> tuple[States, dict[str, Tensor]]:
+        """What a new program goes on from: states of the optimiser, and of its loss scale."""
+        if not self.live:
+            return {}, {}
+        states = import_state(reading.groups, self.optimizer, self._parameters())
+        return states, import_loss_scale(self.optimizer)
+
+    def read_state(self, program: Program, executable: Executable) -> None:
+        """Write the state on the IPUs into the torch optimiser."""
+        steps = self._steps  # of another thread's meanwhile, it is not known whether they are read
+        held = states_of(program, executable)
+        export_state(held, self.groups, self.optimizer, self._parameters())
+        names = loss_scale_states(program)
+        scale = {key: executable.whole(name) for key, name in names.items()}
+        export_loss_scale(scale, self.optimizer)
+        self._known_steps = steps
+
+    def write_state(self, compiled: Compiled, executable: Executable) -> None:
+        """Take over the state that the torch optimiser holds."""
+        program = compiled.program
+        known = import_state(self.groups, self.optimizer, self._parameters())
+        scale = import_loss_scale(self.optimizer)
+        fresh = initial_tensors(compiled, known, private=True, loss_scale=scale)
+        states = [name for update in updates(program) for _, names in update.states
+                  for name in names]  # fmt: skip
+        for name in (*states, *loss_scale_states(program).values()):
+            executable.whole(name).copy_(fresh[name])
+        executable.reload_states()
+        self._known_steps = self._steps
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {}
+
+
+def states_of(program: Program, executable: Executable) -> States:
+    """The tensors of the optimiser's state on the IPUs, by parameter and name."""
+    states: States = {}
+    for update in updates(program):
+        for state, names in update.states:
+            for parameter, name in zip(update.parameters, names, strict=True):
+                states.setdefault(parameter, {})[state] = executable.whole(name)
+    return states
+
+
+def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """Everything in the optimiser's groups but the parameters, tensors as their present value."""
+    return [
+        [_present(value) for key, value in group.items() if key != "params"]
+        for group in optimizer.param_groups
+    ]
+
+
+def _present(value: Any) -> Any:
+    """`value` as it is now: a tensor may change in place later."""
+    if isinstance(value, tuple):
+        return tuple(map(_present, value))
+    return value.tolist() if isinstance(value, Tensor) else value

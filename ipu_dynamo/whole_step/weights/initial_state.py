@@ -1,0 +1,126 @@
+"""Make the tensors that a program's variables begin with."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.ops.narrowing import tell_of_lost_values
+from ipu_dynamo.program import AdjustLossScale, Program, Update, Variable
+from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
+
+
+def initial_tensors(
+    compiled: Compiled,
+    known: States,
+    *,
+    private: bool,
+    loss_scale: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """A tensor for every variable of a program, with a leading dimension over groups of replicas
+    where it has those.
+
+    Args:
+        known: optimiser states that exist already; others begin with their rule's first value.
+        private: copies of the model's tensors, and not these themselves.
+        loss_scale: states of automatic loss scaling that exist already.
+    """
+    held: dict[str, Tensor] = {}
+    for variable in compiled.program.variables:
+        device = compiled.devices[variable.ipu]
+        if variable.name in compiled.tensors:
+            tensor = compiled.tensors[variable.name].detach()
+            copied = private or variable.kind == "constant"
+            if copied or tensor.dtype != variable.type.dtype:
+                own = tensor.to(device, variable.type.dtype, copy=True)
+                tell_of_lost_values(f"{variable.kind} {variable.name}", tensor.to(device), own)
+                tensor = own
+            held[variable.name] = tensor
+        elif variable.kind == "accumulator":
+            held[variable.name] = new_accumulator(compiled, variable)
+        elif variable.kind == "loss_scale":
+            first = compiled.loss_scale if variable.type.dtype.is_floating_point else 0
+            held[variable.name] = torch.full((), first, dtype=variable.type.dtype, device=device)
+    for state, name in loss_scale_states(compiled.program).items():
+        if loss_scale and state in loss_scale:
+            held[name].copy_(loss_scale[state])
+    return held | _states(compiled.program, known, held)
+
+
+def new_accumulator(compiled: Compiled, variable: Variable) -> Tensor:
+    """Zeros, laid out as the parameter whose gradients are summed."""
+    parameter = variable.name.removesuffix(".grad")
+    grouped = any(v.name == parameter and v.groups for v in compiled.program.variables)
+    like = compiled.tensors.get(parameter, torch.zeros(variable.type.shape))
+    like = like[0] if grouped else like
+    device = compiled.devices[variable.ipu]
+    return torch.zeros_like(like, dtype=variable.type.dtype, device=device)
+
+
+def fresh_seed(program: Program) -> int:
+    """A seed from torch's generator, for a program that draws random numbers."""
+    draws = any(stream.source == "random" for stream in program.inputs)
+    return int(torch.randint(2**62, ()).item()) if draws else 0
+
+
+def loss_scale_variable(program: Program) -> str | None:
+    """The variable that is the factor on the loss, if there is one."""
+    held = [v.name for v in program.variables if v.kind == "loss_scale"]
+    return held[0] if held else None
+
+
+def loss_scale_states(program: Program) -> dict[str, str]:
+    """The variables that automatic loss scaling goes on from, by what they are."""
+    for instruction in program.walk():
+        if isinstance(instruction, AdjustLossScale):
+            names = {"steps": instruction.steps, "so_far": instruction.so_far}
+            own = {state: name for state, name in names.items() if name is not None}
+            return {"scale": instruction.scale, **own}
+    return {}
+
+
+def updates(program: Program) -> list[Update]:
+    """The optimiser's instructions, in order."""
+    return [i for i in program.walk() if isinstance(i, Update)]
+
+
+def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    types = {variable.name: variable.type for variable in program.variables}
+    _refuse_unequal_counts(program, known)
+    states: dict[str, Tensor] = {}
+    for update in updates(program):
+        specs = {spec.name: spec for spec in update.rule.state_names()}
+        for state, names in update.states:
+            for parameter, name in zip(update.parameters, names, strict=True):
+                like, spec = held[parameter], specs[state]
+                if name not in states:
+                    template = like.new_empty(()) if spec.shape == "scalar" else like
+                    states[name] = torch.full_like(template, spec.initial, dtype=types[name].dtype)
+                if state in known.get(parameter, {}):
+                    states[name].copy_(known[parameter][state])
+    return states
+
+
+def _refuse_unequal_counts(program: Program, known: States) -> None:
+    """Raise when parameters that share a step counter come with different counts.
+
+    Raises:
+        InputError: some parameters have made more steps than others of their update.
+    """
+    for update in updates(program):
+        for spec in update.rule.state_names():
+            if spec.shape != "scalar" or update.rule.kind == "rmsprop":
+                continue  # torch counts RMSprop's steps, too, but no equation reads the count
+            counts = {
+                name: float(known.get(name, {}).get(spec.name, torch.tensor(spec.initial)))
+                for name in update.parameters
+            }
+            if len(set(counts.values())) > 1:
+                least, *_, most = sorted(counts, key=counts.__getitem__)
+                raise InputError(
+                    f"the optimizer's state {spec.name} is {counts[most]:g} for {most} and "
+                    f"{counts[least]:g} for {least}, which are updated together",
+                    hint="put those with fewer steps into a parameter group of their own",
+                )

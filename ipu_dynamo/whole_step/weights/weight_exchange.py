@@ -1,0 +1,137 @@
+"""Exchange weights and the optimiser's state between a model and its program."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.errors import InputError, IpuError, UpdateError
+from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
+from ipu_dynamo.whole_step.compiled_state import CompiledState
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, states_of
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
+from ipu_dynamo.whole_step.weights.initial_state import updates
+
+
+class WeightExchange(CompiledState):
+    """Weights and states of a compiled model, from its program to the model and back.
+
+    Invariant: outside `write_optimizer_state`, `_state_to_write` says that it was interrupted.
+    """
+
+    _link: OptimizerLink | None
+    _unchanged: UnchangedModel | None
+    _state_to_write: bool
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's tensors that `read_weights` and `write_weights` exchange, by name."""
+        compiled, _ = self._ready()
+        kinds = {v.name: v.kind for v in compiled.program.variables}
+        return {
+            name: tensor
+            for name, tensor in compiled.tensors.items()
+            if kinds.get(name) in ("parameter", "buffer")
+        }
+
+    @property
+    def written(self) -> frozenset[str]:
+        """Which of `weights` a call may change: what the optimiser updates, and buffers."""
+        program = self.program
+        updated = [name for update in updates(program) for name in update.parameters]
+        return frozenset((*updated, *(v.name for v in program.variables if v.kind == "buffer")))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The optimiser's groups, with the numbers that are in force."""
+        return self._link.groups if self._link is not None else ()
+
+    def states(self) -> States:
+        """The tensors of the optimiser's state, by parameter and name; after a change of them
+        call `reload_states`."""
+        compiled, executable = self._ready()
+        return states_of(compiled.program, executable)
+
+    def read_weights(self, names: Collection[str] | None = None) -> None:
+        """Copy parameters and buffers, or those with the given names, from the program to the
+        tensors that the model had when it was compiled.
+
+        Raises:
+            UpdateError: an update failed, and they have not been written since.
+        """
+        self._exchange(to_model=True, names=names)
+
+    def has_weights(self) -> bool:
+        """Whether the program's weights are those of a step: not after an update that failed."""
+        try:
+            self.executable.check_update()
+        except UpdateError:
+            return False
+        return True
+
+    def write_weights(self, names: Collection[str] | None = None) -> None:
+        """Copy parameters and buffers, or those with the given names, to the program.
+
+        Raises:
+            InputError: one of the model was replaced since it was compiled.
+        """
+        if self._unchanged is not None:
+            self._unchanged.check_tensors()
+        self._exchange(to_model=False, names=names)
+
+    def read_optimizer_state(self) -> None:
+        """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint.
+
+        Raises:
+            UpdateError: an update failed, and it has not been written since.
+        """
+        link, (compiled, executable) = self._training(), self._ready()
+        executable.check_update()
+        link.read_state(compiled.program, executable)
+
+    def write_optimizer_state(self) -> None:
+        """Take over the state that the torch optimiser holds, for instance from a checkpoint.
+
+        If it is interrupted, the next call does it first.
+        """
+        link, (compiled, executable) = self._training(), self._ready()
+        self._state_to_write = True
+        link.write_state(compiled, executable)
+        self._state_to_write = False
+
+    def reload_states(self) -> None:
+        """Take notice that tensors of `states` were overwritten."""
+        self.executable.reload_states()
+
+    def _training(self) -> OptimizerLink:
+        if self._link is None:
+            raise IpuError("the model was compiled for inference: it has no optimizer")
+        return self._link
+
+    def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
+        compiled, executable = self._ready()
+        if to_model:
+            executable.check_update()
+        written = []
+        with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
+            for variable in compiled.program.variables:
+                if variable.kind not in ("parameter", "buffer"):
+                    continue
+                if names is not None and variable.name not in names:
+                    continue
+                ours, theirs = executable.whole(variable.name), compiled.tensors
+                written.append(variable.name)
+                target, source = theirs[variable.name], ours
+                if not to_model:
+                    target, source = source, target
+                if target.shape != source.shape:
+                    raise InputError(
+                        f"the model's {variable.name} has shape {list(theirs[variable.name].shape)}"
+                        f", and the program's {list(ours.shape)}",
+                        hint="give it the shape that it had, or compile again",
+                    )
+                if target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
+        if not to_model:
+            executable.rewritten(written)
+            executable.spread()

@@ -1,0 +1,190 @@
+"""Cut a model without blocks into stages that take equally long.
+
+Before   %h = aten.linear(%x, %w, %b); %y = aten.linear(%h, %v, %c)         no blocks, no stages
+After    the same                               with meta["ipu.stage"] = 0 and 1, stage s on IPU s
+Keeps    every operator and its order.
+Source   PopTorch user guide, "Parallel execution strategies": a pipeline is as fast as its slowest
+         stage.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import ClassVar
+
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.marks.markers import begin_block
+from ipu_dynamo.options import Costs, Strategy
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.stages.placement import check_size, computes
+
+_SLACK = 1.01  # a cut this much slower than the best is taken where it sends less
+
+
+def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> tuple[int, ...]:
+    """Where each stage but the first begins: positions among the operators.
+
+    The slowest stage is as fast as it can be, within 1 %; of such cuts, one over which few bytes
+    go.
+
+    Args:
+        costs: seconds of every operator, forward and backward.
+        crossing: bytes that go from operators before each position to those after it.
+        again: all stages but the last compute their forward pass again in the backward pass.
+    """
+    if stages == 1:
+        return ()
+    count = len(costs)
+    early = list(accumulate((f + b + again * f for f, b in costs), initial=0.0))
+    last = list(accumulate((f + b for f, b in costs), initial=0.0))
+
+    def furthest(limit: float, stage: int) -> int:
+        """The last place where `stage` may end: no later stage is empty, and an operator that is
+        beyond `limit` by itself is in the last one."""
+        heavy = (i for i in range(count - 1) if early[i + 1] - early[i] > limit)
+        return next(heavy, count - 1) - (stages - 2 - stage)
+
+    def ends(limit: float) -> list[int]:
+        """How far the first 1, 2, ... stages get at most, each within `limit`."""
+        found, start = [], 0
+        for stage in range(stages - 1):
+            end = bisect_right(early, early[start] + limit) - 1
+            start = min(max(end, start), furthest(limit, stage))
+            found.append(start)
+        return found
+
+    def fits(limit: float) -> bool:
+        """Whether the last stage is within `limit`, too, when none is empty."""
+        latest = ends(limit)
+        filled = all(end > stage for stage, end in enumerate(latest))
+        return filled and last[count] - last[latest[-1]] <= limit
+
+    low, high = 0.0, max(early[count], last[count]) * 1.001 + 1e-12
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    limit = high * _SLACK
+    earliest = [0] * (stages - 1)  # so that what follows fits
+    bound = bisect_left(last, last[count] - limit)
+    for stage in reversed(range(stages - 1)):
+        earliest[stage] = max(min(bound, count - (stages - 1 - stage)), stage + 1)
+        bound = bisect_left(early, early[earliest[stage]] - limit)
+    cuts: list[int] = []
+    start = 0
+    for stage in range(stages - 1):
+        far = min(bisect_right(early, early[start] + limit) - 1, furthest(limit, stage))
+        choice = range(max(earliest[stage], start + 1), max(far, start + 1) + 1)
+        start = min(choice, key=lambda position: (crossing[position], position), default=far)
+        cuts.append(start)
+    return tuple(cuts)
+
+
+def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
+    """For every position, the bytes that operators before it make and later ones read."""
+    position = {node: i for i, node in enumerate(operators)}
+    change = [0] * (len(operators) + 1)
+    for node, made in position.items():
+        read = max((position[user] for user in node.users if user in position), default=made)
+        value = node.meta.get("val")
+        if read > made and isinstance(value, Tensor):
+            nbytes = value.numel() * value.element_size()
+            change[made + 1] += nbytes
+            change[read + 1] -= nbytes
+    return list(accumulate(change))
+
+
+@dataclass(frozen=True)
+class AutoPartition:
+    """The pass, for a strategy with `ipus`.
+
+    Args:
+        micro_batches: that run per update (training) or per call (inference).
+        again: stages but the last compute their forward pass again.
+    """
+
+    name: ClassVar[str] = "AutoPartition"
+    level: ClassVar[Level] = "traced"
+
+    strategy: Strategy
+    micro_batches: int
+    again: bool
+
+    def __call__(self, capture: Capture) -> bool:
+        stages = self.strategy.ipus
+        assert stages is not None
+        if any(STAGE in node.meta for node in capture.graph.graph.nodes):
+            return False
+        operators = operators_of(capture)
+        costs = self.strategy.costs
+        if len(operators) < stages:
+            raise CompileError(
+                f"a model of {len(operators)} operators cannot be cut into {stages} stages",
+                hint="use fewer IPUs",
+            )
+        if len(costs) != len(operators):
+            raise CompileError(
+                f"the costs are of {len(costs)} operators, and the model has {len(operators)}",
+                hint="measure them for this model: leave strategy.costs out",
+            )
+        if self.strategy.kind == "pipelined":
+            check_size(stages, stages, self.micro_batches, capture.training)
+        again = self.again and capture.training
+        cuts = plan(costs, crossing_bytes(operators), stages, again=again)
+        _place(capture, operators, [bisect_right(cuts, i) for i in range(len(operators))])
+        return True
+
+
+def operators_of(capture: Capture) -> list[fx.Node]:
+    """The operators that a cut can lie between, in order.
+
+    Raises:
+        CompileError: the model has blocks.
+    """
+    for node in capture.graph.graph.find_nodes(op="call_function", target=begin_block):
+        raise CompileError(
+            f"block {node.args[0]!r} begins here, but the strategy cuts the model by itself",
+            node=node,
+            hint="take the blocks out, or leave strategy.ipus out",
+            id="block",
+        )
+    return [node for node in capture.graph.graph.nodes if computes(node)]
+
+
+def _place(capture: Capture, operators: Sequence[fx.Node], stages: Sequence[int]) -> None:
+    """Write the stages to the operators, and to what only takes a result out of a tuple."""
+    for node, stage in zip(operators, stages, strict=True):
+        node.meta[STAGE] = stage
+    for node in capture.graph.graph.nodes:
+        if STAGE not in node.meta and node.op == "call_function":
+            source = node.args[0] if node.args else None
+            if isinstance(source, fx.Node) and STAGE in source.meta:
+                node.meta[STAGE] = source.meta[STAGE]
+    capture.ipus = {stage: stage for stage in sorted(set(stages))}
+
+
+def one_stage_each(capture: Capture) -> Capture:
+    """A copy of a capture, before any pass, in which every operator is a stage of its own: after
+    differentiation the stages say which operator the nodes of the joint graph come from."""
+    graph = deepcopy(capture.graph.graph)  # what nodes know of tensors stays shared
+    copied = replace(capture, graph=fx.GraphModule(capture.graph, graph))
+    operators = operators_of(copied)
+    _place(copied, operators, range(len(operators)))
+    return copied
+
+
+def costs_of(differentiated: Capture, seconds: Callable[[fx.Node], float]) -> Costs:
+    """What each operator costs forward and backward, given what each node of the graph costs.
+
+    Args:
+        differentiated: made by `one_stage_each` and the passes.
+    """
+    totals = [[0.0, 0.0] for _ in differentiated.ipus]
+    for node in differentiated.graph.graph.nodes:
+        if STAGE in node.meta:
+            totals[node.meta[STAGE]][bool(node.meta[BACKWARD])] += seconds(node)
+    return tuple((forward, backward) for forward, backward in totals)

@@ -1,0 +1,256 @@
+"""Turn block markers into stages, and stages into IPUs.
+
+Before   ipu.begin_block("encoder", 1); %h = aten.linear(%x, %w, %b); ipu.end_block()
+After    %h = aten.linear(%x, %w, %b)               with meta["ipu.stage"] = 1
+Keeps    every operator and its order.
+Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies".
+"""
+
+from dataclasses import dataclass
+from operator import getitem
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.marks.markers import begin_block, end_block
+from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.options import Strategy
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.stages.block_places import Blocks
+from ipu_dynamo.program.schedule.phases import PhaseNumbers
+
+# What stages are sorted by: number of stage or phase (0 when sharded), and how often the IPU
+# changed before (0 in a pipeline).
+Rank = tuple[int, int]
+
+
+class PipelineSizeError(CompileError):
+    """Too few micro-batches to fill the pipeline.
+
+    Args:
+        stages: forward stages of the model.
+        required: the least number of micro-batches.
+        given: the number that the options ask for.
+        training: accumulated micro-batches count, else device iterations.
+        num_ipus: IPUs that the model wants.
+    """
+
+    id = "pipeline"
+
+    def __init__(
+        self, *, stages: int, required: int, given: int, training: bool, num_ipus: int
+    ) -> None:
+        what = "gradient_accumulation" if training else "device_iterations"
+        super().__init__(
+            f"a pipeline of {stages} stages needs at least {required} micro-batches, got {given}",
+            hint=f"set {what} to {required} or more, or use a sharded strategy",
+        )
+        self.stages, self.required, self.training = stages, required, training
+        self.num_ipus = num_ipus
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The decision: a stage for every operator, an IPU for every stage, markers to remove.
+
+    `phases` has the phase of every stage, from 0; it is empty unless the strategy is phased.
+    """
+
+    stages: dict[fx.Node, int]
+    ipus: dict[int, int]
+    phases: dict[int, int]
+    markers: tuple[fx.Node, ...]
+    pipeline_stages: int
+
+
+def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
+    """Decide where every operator runs. Reads the graph, changes nothing."""
+    blocks = Blocks(strategy)
+    ranks: dict[fx.Node, Rank] = {}
+    ipus: dict[Rank, int] = {(0, 0): 0}
+    markers: list[fx.Node] = []
+    current: Rank | None = (0, 0)
+    previous_ipu, visits, pipeline_stages = 0, 0, 1
+    for node in graph.nodes:
+        if node.target is begin_block:
+            markers.append(node)
+            if len(markers) == 1 and ranks:
+                blocks.first_number = 1
+            number, ipu = blocks.begin(node)
+            pipeline_stages += ipu != previous_ipu
+            visits += ipu != previous_ipu
+            previous_ipu = ipu
+            current = (
+                0 if strategy.kind == "sharded" else number,
+                0 if strategy.kind == "pipelined" else visits,
+            )
+            if not ranks:
+                ipus.pop((0, 0), None)
+            if ipus.setdefault(current, ipu) != ipu:
+                raise CompileError(
+                    f"block {node.args[0]!r} on IPU {ipu} and earlier blocks on IPU "
+                    f"{ipus[current]} have the same pipeline stage {number}, but different "
+                    f"virtual graph ids",
+                    node=node,
+                    hint="give blocks of one stage one IPU, or use AutoStage.AutoIncrement",
+                    id="block",
+                )
+        elif node.target is end_block:
+            markers.append(node)
+            current = None
+        elif computes(node):
+            if current is None:
+                raise CompileError(
+                    "No active Block, all the ops must belong to a Block",
+                    node=node,
+                    hint="begin another block before this operator",
+                    id="block",
+                )
+            ranks[node] = current
+        elif node.target is getitem and node.args[0] in ranks:
+            ranks[node] = ranks[node.args[0]]
+    if strategy.kind != "sharded":
+        _check_order(ranks, "phase" if strategy.phased else "pipeline stage")
+    order = sorted(set(ranks.values())) or [(0, 0)]
+    dense = _merge(order, ipus, apart=strategy.phased)
+    return Placed(
+        stages={node: dense[rank] for node, rank in ranks.items()},
+        ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
+        phases={dense[rank]: rank[0] for rank in order} if strategy.phased else {},
+        markers=tuple(markers),
+        pipeline_stages=pipeline_stages,
+    )
+
+
+def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:
+    """Write the stages to the nodes and remove the markers."""
+    for node, stage in placed.stages.items():
+        node.meta[STAGE] = stage
+    for marker in placed.markers:
+        capture.graph.graph.erase_node(marker)
+    capture.ipus = dict(placed.ipus)
+    if placed.phases:
+        numbers = PhaseNumbers.of(strategy)
+        capture.phases = {
+            stage: (numbers.forward(phase), numbers.backward(phase))
+            for stage, phase in placed.phases.items()
+        }
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The pass.
+
+    Args:
+        micro_batches: that run per update (training) or per call (inference). None: the graph is
+            one of Dynamo's; what it becomes is checked when it is split.
+    """
+
+    name: ClassVar[str] = "Placement"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "every operator has to have a stage, and block markers compute nothing"
+
+    strategy: Strategy
+    micro_batches: int | None
+
+    def __call__(self, capture: Capture) -> bool:
+        if any(STAGE in node.meta for node in capture.graph.graph.nodes):
+            return False
+        placed = plan(capture.graph.graph, self.strategy)
+        if self.strategy.kind == "pipelined" and self.micro_batches is not None:
+            num_ipus = max(placed.ipus.values()) + 1
+            check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
+        apply(capture, placed, self.strategy)
+        one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
+        if one_ipu and self.micro_batches is not None:
+            _check_weights(capture)
+        capture.graph.recompile()
+        return True
+
+
+def check_size(stages: int, num_ipus: int, micro_batches: int, training: bool) -> None:
+    """Raise unless there are micro-batches enough to fill a pipeline.
+
+    Raises:
+        PipelineSizeError: there are not.
+    """
+    required = 2 * stages - 1 if training else stages
+    if micro_batches < required:
+        raise PipelineSizeError(
+            stages=stages,
+            required=required,
+            given=micro_batches,
+            training=training,
+            num_ipus=num_ipus,
+        )
+
+
+def computes(node: fx.Node) -> bool:
+    """An operator, or in Dynamo's graphs a call that gives tensors; switches of modes are none."""
+    if isinstance(node.target, OpOverload):
+        return True
+    if node.target is getitem and not isinstance(_example(node.args[0]), torch.Tensor):
+        return False  # takes a result out of a tuple
+    return node.op in ("call_function", "call_method") and _gives_tensor(node)
+
+
+def _gives_tensor(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph has a tensor, or a tuple with one, as its value."""
+    value = _example(node)
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, tuple | list) and any(isinstance(v, torch.Tensor) for v in value)
+    )
+
+
+def _example(node: object) -> object:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Rank, int]:
+    """Number the used stages from 0; neighbours on one IPU are one, unless phases keep `apart`."""
+    dense: dict[Rank, int] = {}
+    last: Rank | None = None
+    for rank in order:
+        same = last is not None and ipus[last] == ipus[rank]
+        same = same and not (apart and last is not None and last[0] != rank[0])
+        dense[rank] = len(set(dense.values())) - (1 if same else 0)
+        last = rank
+    return dense
+
+
+def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:
+    """Raise when an operator reads the result of a later stage, or of a later phase."""
+    for node, (number, _) in ranks.items():
+        for source in node.all_input_nodes:
+            if source in ranks and ranks[source][0] > number:
+                raise CompileError(
+                    f"{what} {number} reads %{source.name}, a result of the later "
+                    f"{what.split()[-1]} {ranks[source][0]}",
+                    node=node,
+                    hint=f"number {what}s along the data flow"
+                    + (" (AutoStage.AutoIncrement)" if what == "pipeline stage" else "")
+                    + ", or use ShardedExecution",
+                    id="block",
+                )
+
+
+def _check_weights(capture: Capture) -> None:
+    """Raise when two IPUs of a pipeline read one parameter or buffer."""
+    for node, role in capture.roles().items():
+        if role.kind not in ("parameter", "buffer"):
+            continue
+        readers = {
+            capture.ipus[user.meta[STAGE]]: user for user in node.users if STAGE in user.meta
+        }
+        if len(readers) > 1:
+            raise CompileError(
+                f"Can not copy variable tensor {role.name} between virtual graphs when "
+                f"pipelining. All pipeline stages using this tensor should be on the same "
+                f"graph. It is read on IPUs {sorted(readers)}",
+                node=readers[max(readers)],
+                hint="put the layers that share it on one IPU",
+                id="block",
+            )

@@ -1,0 +1,119 @@
+"""Bring the tensors of a call to the IPUs and back: what every micro-batch gets, what is kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Input, Program, Receive
+from ipu_dynamo.program.random_keys import random_keys
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
+from ipu_dynamo.runtime.execute.host_io.transfer_times import CallTimes
+
+Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class HostStreams:
+    """What passes between the host and the IPUs in a call.
+
+    Args:
+        received: for each receive, what every micro-batch gets, in the order [D, A, R].
+        sent: for each output stream, what was kept of every micro-batch.
+        times: records when; None: nobody wants to know.
+    """
+
+    received: Sequence[Sequence[Tensor]]
+    sent: Sequence[list[Tensor | None]]
+    times: CallTimes | None = None
+
+
+class HostLink:
+    """The receives of a program's loop, and its outputs.
+
+    Args:
+        batching: how a caller's tensor splits into micro-batches.
+        devices: of the IPUs.
+
+    Attributes:
+        kept: for each output, which device iterations and accumulation steps are.
+    """
+
+    def __init__(
+        self, program: Program, batching: Batching, devices: Sequence[torch.device]
+    ) -> None:
+        self._receives = [i for i in sections(program).loop if isinstance(i, Receive)]
+        self._streams = {stream.name: stream for stream in program.inputs}
+        self._batching, self._devices = batching, devices
+        self._outputs = program.outputs
+        self.kept: Kept = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
+
+    def open(
+        self, inputs: Mapping[str, Tensor], *, seed: int, step: int, times: CallTimes | None
+    ) -> HostStreams:
+        """The streams of a call.
+
+        Args:
+            inputs: the caller's tensors by stream.
+            seed: of the random streams.
+            step: number of the call's first device iteration.
+            times: records when something passes.
+
+        Raises:
+            InputError: a tensor does not fit its stream.
+        """
+        received = self._received(inputs, seed, step)
+        count = self._batching.micro_batches
+        return HostStreams(received, [[None] * count for _ in self._outputs], times)
+
+    def returned(self, streams: HostStreams, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The joined tensor of every output stream, where the inputs are."""
+        host = next((tensor.device for tensor in inputs.values()), self._devices[0])
+        return {
+            output.name: join(output, [v for v in values if v is not None], self._batching).to(host)
+            for output, values in zip(self._outputs, streams.sent, strict=True)
+        }
+
+    def _received(
+        self, inputs: Mapping[str, Tensor], seed: int, step: int
+    ) -> list[Sequence[Tensor]]:
+        """For each receive, what it brings to every micro-batch of a call."""
+        found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
+        received = []
+        for receive in self._receives:
+            key = receive.stream, self._devices[receive.ipu]
+            if key not in found:
+                stream = self._streams[receive.stream]
+                found[key] = self._chunks(stream, inputs, key[1], seed, step)
+            received.append(found[key])
+        return received
+
+    def _chunks(
+        self,
+        stream: Input,
+        inputs: Mapping[str, Tensor],
+        device: torch.device,
+        seed: int,
+        step: int,
+    ) -> Sequence[Tensor]:
+        """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
+        b = self._batching
+        if stream.source == "random":
+            return random_keys(
+                seed=seed,
+                step=step,
+                iterations=b.iterations,
+                accumulation=b.accumulation,
+                replicas=b.replicas,
+                device=device,
+            )
+        if stream.source == "accumulation":
+            weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
+            return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
+        views = b.split(stream, inputs[stream.name], device)
+        if b.groups == b.replicas:
+            return views
+        steps = range(b.iterations * b.accumulation)
+        return [views[step * b.groups + group] for step in steps for group in b.group_of]

@@ -1,0 +1,166 @@
+"""Time on the host's clock what passes between host and IPUs in a call.
+
+A micro-batch's inputs pass when its first task takes them, and its outputs when its last task has
+left them to the host. Source: PopTorch user guide, "Obtaining profiling information", latencies.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from ipu_dynamo.program import Output, Program
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
+
+Span = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
+_NEVER = (0.0, 0.0)
+
+
+class Latency(NamedTuple):
+    """Seconds over the groups of transfers of a call; all 0 where there are none."""
+
+    minimum: float
+    maximum: float
+    mean: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """That of one group after the other."""
+        if not seconds:
+            return cls(0.0, 0.0, 0.0)
+        mean = sum(seconds) / len(seconds)
+        return cls(min(seconds), max(seconds), min(max(mean, min(seconds)), max(seconds)))
+
+
+@dataclass
+class CallTimes:
+    """The spans of one call, by micro-batch in the order [D, A, R]; workers write their own."""
+
+    received: list[Span]
+    sent: list[Span]
+
+
+@dataclass
+class TransferTimes:
+    """The spans of the last complete call; set it as an executable's `transfers` to record them."""
+
+    last: CallTimes | None = None
+
+    def begin(self, micro_batches: int) -> CallTimes:
+        """Room for the spans of a call, which becomes `last` when the call is complete."""
+        return CallTimes([_NEVER] * micro_batches, [_NEVER] * micro_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The transfers that belong to one value of the outputs."""
+
+    inputs: list[Span] = field(default_factory=list)
+    outputs: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What passed between host and IPUs in a call, and the latencies of that.
+
+    Args:
+        inputs, outputs: for each stream the spans of its transfers, in the order [D, A, R].
+        groups: with the inputs of several micro-batches, where fewer outputs are returned.
+    """
+
+    inputs: tuple[tuple[Span, ...], ...]
+    outputs: tuple[tuple[Span, ...], ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def host_to_ipu(self) -> Latency:
+        """From the first input of a group to the end of its last."""
+        return Latency.of([_end(g.inputs) - _begin(g.inputs) for g in self.groups if g.inputs])
+
+    @property
+    def compute(self) -> Latency:
+        """From the end of a group's last input to the beginning of its last output."""
+        return Latency.of([_last(g.outputs) - _end(g.inputs) for g in self._whole()])
+
+    @property
+    def ipu_to_host(self) -> Latency:
+        """From the first output of a group to the end of its last."""
+        return Latency.of([_end(g.outputs) - _begin(g.outputs) for g in self.groups if g.outputs])
+
+    @property
+    def round_trip(self) -> Latency:
+        """From the first input of a group to the end of its last output."""
+        return Latency.of([_end(g.outputs) - _begin(g.inputs) for g in self._whole()])
+
+    def _whole(self) -> list[Group]:
+        return [group for group in self.groups if group.inputs and group.outputs]
+
+
+def transfers_of(
+    program: Program, batching: Batching, times: CallTimes | None, returned: Collection[str]
+) -> Transfers:
+    """The transfers of a call.
+
+    Args:
+        batching: of the program.
+        times: what was recorded; None: nothing.
+        returned: names of the output streams that count.
+    """
+    outputs = [output for output in program.outputs if output.name in returned]
+    inputs = [stream for stream in program.inputs if stream.source == "host"]
+    if times is None:
+        return Transfers(((),) * len(inputs), ((),) * len(outputs), ())
+    sent = [_sent(output, batching, times) for output in outputs]
+    received = {place: span for place, span in enumerate(times.received) if span != _NEVER}
+    groups: dict[tuple[int, ...], Group] = {}
+    for place, span in received.items() if inputs else ():
+        groups.setdefault(_group(place, outputs, batching), Group()).inputs.append(span)
+    for spans in sent:
+        for place, span in spans.items():
+            groups.setdefault(_group(place, outputs, batching), Group()).outputs.append(span)
+    return Transfers(
+        (tuple(received.values()),) * len(inputs),
+        tuple(tuple(spans.values()) for spans in sent),
+        tuple(groups.values()),
+    )
+
+
+def _sent(output: Output, batching: Batching, times: CallTimes) -> dict[int, Span]:
+    """When the values of an output went to the host, by the micro-batches that they are of.
+
+    What is returned once for all micro-batches goes when the last of them has ended, on whatever
+    worker that was.
+    """
+    replicas, kept = batching.replicas, [k for row in batching.kept(output) for k in row]
+    if output.returns == "once":
+        return {0: times.sent[0]}
+    if output.returns in ("final", "sum"):
+        first = len(times.sent) - replicas
+        return {first + r: max(times.sent[r::replicas], key=_start) for r in range(replicas)}
+    return {place: span for place, span in enumerate(times.sent) if kept[place // replicas]}
+
+
+def _group(place: int, outputs: Sequence[Output], batching: Batching) -> tuple[int, ...]:
+    """The group of a micro-batch: those of one replica, as fine as the outputs are returned."""
+    step, replica = divmod(place, batching.replicas)
+    iteration, accumulated = divmod(step, batching.accumulation)
+    if any(output.returns == "all" for output in outputs):
+        return iteration, accumulated, replica
+    if periods := [output.period for output in outputs if output.returns == "every"]:
+        return iteration // min(periods), accumulated, replica
+    return (replica,)
+
+
+def _start(span: Span) -> float:
+    return span[0]
+
+
+def _begin(spans: Sequence[Span]) -> float:
+    return min(begin for begin, _ in spans)
+
+
+def _last(spans: Sequence[Span]) -> float:
+    return max(begin for begin, _ in spans)
+
+
+def _end(spans: Sequence[Span]) -> float:
+    return max(end for _, end in spans)

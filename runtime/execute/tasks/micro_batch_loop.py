@@ -1,0 +1,137 @@
+"""Run the micro-batches of a step by a schedule."""
+
+from collections.abc import Sequence, Set
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ipu_dynamo.program import Copy, Program, Receive
+from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
+from ipu_dynamo.runtime.execute.memory.storage import Storage
+from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
+    Stages,
+    bind_instructions,
+    bind_passes,
+    failure_of,
+)
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.lower.defer_accumulation import Apart, Gradients
+from ipu_dynamo.tune.intra_op import intra_op_threads
+
+
+class MicroBatchLoop:
+    """The micro-batches between two updates; all of a call, when there are none.
+
+    Args:
+        program: what runs, with the registers of `storage`.
+        stages: of its functions.
+        kept: of every output.
+        threads: intra-op threads of each worker; None is torch's number.
+        devices: of the IPUs.
+        memory: where stored values go.
+        deferred: where gradients are returned by calls, and added in the order of micro-batches.
+
+    Attributes:
+        binding: what instructions stand for.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        stages: Stages,
+        storage: Storage,
+        schedule: Schedule,
+        kept: Kept,
+        *,
+        threads: int | None,
+        devices: Sequence[torch.device],
+        memory: StreamingMemory,
+        deferred: Apart | None,
+    ) -> None:
+        cut, registers = sections(program), storage.registers
+        copies = [i for i in cut.before if isinstance(i, Copy)]  # of weights
+        stay = [*(v.name for v in program.variables), *(copy.result for copy in copies)]
+        self._gradients: Gradients | None = None
+        if deferred is not None:
+            homes = {v.name: storage.tensor(v.name) for v in program.variables}
+            self._gradients = Gradients(deferred, registers, homes)
+            stay += deferred.gradients
+        receives = [i.result for i in cut.loop if isinstance(i, Receive)]
+        binding = Binding(
+            program,
+            registers,
+            {registers[name] for name in stay},
+            stages,
+            failure_of(program),
+            received={result: place for place, result in enumerate(receives)},
+            sent={o.name: (i, kept[i]) for i, o in enumerate(program.outputs)},
+            devices=devices,
+            memory=memory,
+        )
+        self.binding = binding
+        self._tasks = bind_passes(binding)
+        self._copy_weights = bind_instructions(binding, copies)
+        self._storage, self._replicas = storage, program.replicas
+        self._width = cut.micro_batches * program.replicas
+        self._threads, self._schedule = threads, schedule
+        self._last = _last_of_all(schedule)
+        self._ends = {call.ipu: index for index, call in enumerate(schedule.calls)}.values()
+
+    def __call__(self, step: int, streams: HostStreams, timeline: Timeline | None) -> None:
+        """Run the micro-batches of a call's step."""
+        frames = self._storage.frames
+        for frame in frames:
+            self._copy_weights(frame, 0, (), ())
+        replicas, width, last = self._replicas, self._width, self._last
+        received, sent, times = streams.received, streams.sent, streams.times
+        tasks, gradients = self._tasks, self._gradients
+        in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
+
+        def work(task: Task) -> None:
+            place = task.micro_batch * replicas + task.replica
+            position = step * width + place
+            if task.call == 0:
+                begin = perf_counter()
+                in_flight[place] = frames[task.replica].copy()
+                if times is not None:
+                    times.received[position] = begin, perf_counter()
+            tasks[task.call](in_flight[place], position, received, sent)
+            if gradients is not None:
+                gradients.take(task.micro_batch, in_flight[place])
+            if task.call == last:
+                in_flight[place] = []
+            if times is not None and task.call in self._ends:  # the latest of all IPUs stays
+                times.sent[position] = perf_counter(), perf_counter()
+
+        try:
+            with intra_op_threads(self._threads):
+                run_side_by_side(
+                    self._schedule,
+                    work,
+                    threads_each=torch.get_num_threads(),
+                    timeline=timeline,
+                    in_turn=gradients.add if gradients is not None else None,
+                )
+        finally:
+            if gradients is not None:
+                gradients.forget()
+
+
+def _last_of_all(schedule: Schedule) -> int | None:
+    """The call that every micro-batch ends with; None where it runs on several workers, of which
+    none knows."""
+    workers: dict[tuple[int, int], Set[int]] = {}
+    last: dict[tuple[int, int], int] = {}
+    for worker, tasks in enumerate(schedule.workers):
+        for task in tasks:
+            place = task.micro_batch, task.replica
+            workers[place] = workers.get(place, set()) | {worker}
+            last[place] = task.call
+    ends = {*last.values()}
+    return ends.pop() if len(ends) == 1 and all(len(w) == 1 for w in workers.values()) else None

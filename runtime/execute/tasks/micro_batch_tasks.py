@@ -1,0 +1,89 @@
+"""Bind what a program does for every micro-batch to the callables of its functions."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+from ipu_dynamo.program import Plain, Program
+from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
+from ipu_dynamo.progress import begin
+from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.runtime.execute.error_attribution import explain
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWriter
+from ipu_dynamo.runtime.lower.constant_inputs import constant_inputs
+from ipu_dynamo.runtime.lower.make_recipe import recipe_of
+
+# A stage pass of one micro-batch, given its registers, its number in the call, what every stream
+# brings, and where every output goes.
+Task = Callable[[list[Any], int, Sequence[Sequence[Any]], Sequence[Any]], None]
+Stages = Mapping[str, tuple[Recipe, Stage]]
+_ARGUMENTS = "r, k, received, sent"
+
+
+def stages_of(
+    program: Program, engine: Engine, threads: int | None = None, constants: Set[str] = frozenset()
+) -> Stages:
+    """Recipe and callable of every function; see `recipe_of`.
+
+    Args:
+        constants: variables that keep their values from step to step.
+    """
+    stages = {}
+    for number, function in enumerate(program.functions, 1):
+        begin("functions", number, len(program.functions))
+        fixed = constant_inputs(function, program.calls, constants)
+        recipe = recipe_of(function, engine, threads, fixed)
+        stages[function.name] = recipe, engine.compile(recipe)
+    return stages
+
+
+def failure_of(program: Program) -> Failed:
+    """What is raised when a call fails: it names the operator, with stage and source line."""
+    calls = program.calls
+    functions = {function.name: function for function in program.functions}
+
+    def failed(
+        number: int, error: Exception, arguments: Sequence[Any] | None, micro_batch: int
+    ) -> Exception:
+        call = calls[number]
+        return explain(error, call, functions[call.function], arguments, micro_batch)
+
+    return failed
+
+
+def bind_passes(binding: Binding) -> list[Task]:
+    """A function for every stage pass of a micro-batch."""
+    writer = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop))
+    return [
+        writer.function(f"pass{number}", _ARGUMENTS, lines)
+        for number, lines in enumerate(writer.lines)
+    ]
+
+
+def bind_instructions(binding: Binding, instructions: Sequence[Plain]) -> Task:
+    """A function for instructions that run once for all micro-batches."""
+    writer = TaskWriter(binding, [instructions])
+    return writer.function("before", _ARGUMENTS, writer.lines[0])
+
+
+def bind_call(
+    binding: Binding, further: Sequence[Any], results: Sequence[int]
+) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """One function for all of a micro-batch: of a list with the first registers, which it empties,
+    to the values of `results`.
+
+    Args:
+        further: what the registers behind those have in the beginning.
+    """
+    writer = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop))
+    writer.names["further"] = list(further)
+    returned = "".join(f"r[{register}], " for register in results)
+    lines = [
+        "r, k = given + further, 0",
+        "given.clear()",
+        *(line for of in writer.lines for line in of),
+        f"return ({returned})",
+    ]
+    return writer.function("call", "given", lines)

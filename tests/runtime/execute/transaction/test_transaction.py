@@ -1,0 +1,260 @@
+"""Check that a step is undone or complete, wherever an error or a signal meets it."""
+
+import threading
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
+from ipu_dynamo.errors import IpuError, UpdateError
+from ipu_dynamo.runtime.engines.engines import EagerEngine
+from ipu_dynamo.runtime.execute.tasks import workers
+from ipu_dynamo.tune.intra_op import intra_op_threads
+from tests.runtime.execute.faults import Failure, Interrupt, Tracer, traced
+
+ROWS = 24  # of every call
+
+
+class Net(nn.Module):
+    """Two layers, with statistics between them if wanted."""
+
+    def __init__(self, stages: int, statistics: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(3) if statistics else nn.Identity()
+        if stages == 2:
+            BeginBlock(self.a, ipu_id=0)
+            BeginBlock(self.b, ipu_id=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(self.b(torch.tanh(self.norm(self.a(x)))), x[:, :2])
+
+
+class Case(NamedTuple):
+    """How a step runs."""
+
+    stages: int = 1
+    statistics: bool = True
+    adam: bool = False
+    fused: bool = False
+    guard: bool = False
+    more: tuple[tuple[str, object], ...] = ()
+
+    def compiled(self, **changed: object):
+        """A compiled step, and with other options if given."""
+        torch.manual_seed(0)
+        model = Net(self.stages, self.statistics)
+        groups = [{"params": [*model.a.parameters()]}, {"params": [*model.b.parameters()]}]
+        kind, numbers = torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}
+        if self.adam:
+            kind, numbers = torch.optim.Adam, {"lr": 0.01}
+        options: dict = {"engine": "eager", "guard_updates": self.guard} | dict(self.more)
+        if self.stages == 2:
+            options = {"strategy": Strategy("pipelined"), "workers": 2} | options
+        return compile_training(model, kind(groups, **numbers), Options(**options | changed))
+
+
+CASES = {
+    "sequential": Case(more=(("gradient_accumulation", 3),)),
+    "guarded": Case(guard=True, more=(("gradient_accumulation", 2),)),
+    "pipelined": Case(2, adam=True, guard=True, more=(("gradient_accumulation", 3),)),
+    "fused": Case(statistics=False, adam=True, fused=True, more=(("device_iterations", 2),)),
+}
+MORE = {
+    "replicas": Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))),
+    "guarded replicas": Case(
+        2, guard=True, adam=True, more=(("gradient_accumulation", 3), ("replicas", 2))
+    ),
+    "side by side": Case(
+        statistics=False,
+        more=(("gradient_accumulation", 3), ("side_by_side", True), ("workers", 2)),
+    ),
+}
+
+
+class Subject:
+    """A compiled step whose whole state can be read and set.
+
+    Attributes:
+        base: the state after a first call.
+        expected: what the call after the next one returns and leaves, by how many steps of the
+            next one are complete: as a fresh executable does that has the state after these.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.compiled = case, case.compiled()
+        self.data = [
+            torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+        ]
+        self.compiled(self.data[1])
+        self.executable = self.compiled.executable
+        assert bool(self.executable.fused) == case.fused
+        self.base = self.state()
+        steps = self.executable._rounds
+        single, fresh = case.compiled(device_iterations=1), case.compiled()
+        parts = self.data[0].chunk(steps)
+        single.compile(parts[0])
+        fresh.compile(self.data[1])
+        write(single.executable, self.base)
+        self.expected = {}
+        for complete in range(steps + 1):
+            write(fresh.executable, state_of(single.executable))
+            self.expected[complete] = [fresh(self.data[1]), *state_of(fresh.executable)]
+            if complete < steps:
+                single(parts[complete])
+
+    def call(self) -> None:
+        self.compiled(self.data[0])
+
+    def next(self) -> list[Tensor]:
+        """What the next call returns, and all that it leaves."""
+        return [self.compiled(self.data[1]), *self.state()]
+
+    def state(self) -> list[Tensor]:
+        return state_of(self.executable)
+
+    def reset(self) -> None:
+        """Write all weights and states again, as from a checkpoint."""
+        write(self.executable, self.base)
+
+    def check(self, complete: int) -> None:
+        """Check what holds after a call of which so many steps are complete."""
+        workers = [t for t in threading.enumerate() if t.name.startswith("ipu worker")]
+        assert not any(t.is_alive() for t in workers)  # one that never began is listed, too
+        assert not any(tensor.any() for tensor in tensors_of(self.executable, sums=True))
+        assert all(map(torch.equal, self.next(), self.expected[complete]))
+
+
+def tensors_of(executable, *, sums: bool = False) -> list[Tensor]:
+    """All variables on all replicas, or the accumulators."""
+    return [
+        executable.tensor(variable.name, replica)
+        for variable in executable.program.variables
+        for replica in variable.holders(executable.batching.replicas)
+        if (variable.kind == "accumulator") == sums
+    ]
+
+
+def state_of(executable) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors_of(executable)]
+
+
+@torch.no_grad()
+def write(executable, state: list[Tensor]) -> None:
+    executable.whole(executable.program.variables[0].name)  # finishes what was interrupted
+    for tensor, value in zip(tensors_of(executable), state, strict=True):
+        tensor.copy_(value)
+    executable.reload_states()
+    executable._storage.own_changes()  # all replicas have theirs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Teams of threads take long where other tests run beside."""
+    with intra_op_threads(1):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def gradients():
+    """A fault may leave the mode of the calling thread."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    """The subject of each case, made when it is asked for."""
+    made: dict[Case, Subject] = {}
+
+    def subject(case: Case) -> Subject:
+        if case not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(EagerEngine, "fuses", case.fused)
+                made[case] = Subject(case)
+        made[case].reset()
+        return made[case]
+
+    return subject
+
+
+@pytest.fixture
+def quiet_threads(monkeypatch):
+    """A worker that dies outside its own code says so on its own."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(workers, "_LOOK", 0.02)
+
+
+def inject(subject: Subject, tracer: Tracer) -> None:
+    """Make the next call with a fault in it, and check what it leaves."""
+    before = subject.executable.step
+    per_step = subject.executable.batching.iterations // subject.executable._rounds
+    raised: BaseException | None = None
+    with traced(tracer):
+        try:
+            subject.call()
+        except (Interrupt, Failure, IpuError, RuntimeError) as error:
+            raised = error
+    complete = (subject.executable.step - before) // per_step
+    if raised is None:
+        assert complete == subject.executable._rounds
+    in_commit = tracer.found == "commit" and not subject.case.guard
+    if in_commit:
+        for _ in range(2):
+            with pytest.raises(UpdateError, match="may have written a part of %"):
+                subject.compiled(subject.data[1])
+        subject.reset()
+        complete = 0
+    elif tracer.raised and tracer.found in ("open", "commit"):
+        assert complete == 0
+    subject.check(complete)
+
+
+def faults_of(subject: Subject) -> list[tuple]:
+    """The first and the last event of each line that a call reaches, with what to raise there."""
+    with traced(tracer := Tracer()):
+        subject.call()
+    subject.reset()
+    last = [(line, count, Failure) for line, count in tracer.reached.items()]
+    return [(line, 1, Interrupt) for line in tracer.reached] + [f for f in last if f[1] > 1]
+
+
+def every_event(subject: Subject) -> list[tuple]:
+    with traced(tracer := Tracer()):
+        subject.call()
+    subject.reset()
+    return [
+        (line, count, error)
+        for line, most in tracer.reached.items()
+        for count in range(1, most + 1)
+        for error in (Interrupt, Failure)
+    ]
+
+
+def check_faults(subject: Subject, faults: list[tuple]) -> None:
+    raised = 0
+    for line, count, error in faults:
+        subject.reset()
+        tracer = Tracer(line, count, error, lambda: subject.executable._transaction._phase)
+        try:
+            inject(subject, tracer)
+        except AssertionError as problem:
+            raise AssertionError(f"{error.__name__} at event {count} of {line}") from problem
+        raised += tracer.raised
+    assert raised > 0.8 * len(faults)  # waiting takes other lines from run to run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_at_any_line_leaves_complete_steps(name, subjects, quiet_threads):
+    subject = subjects(CASES[name])
+    check_faults(subject, faults_of(subject))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES | MORE)
+def test_a_fault_at_any_event_leaves_complete_steps(name, subjects, quiet_threads):
+    subject = subjects((CASES | MORE)[name])
+    check_faults(subject, every_event(subject))
