@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
     from ipu_dynamo.ops.marks.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.ops.marks.overlap import set_overlap_for_input, set_overlap_for_output
+    from ipu_dynamo.ops.marks.print_tensor import print_tensor
     from ipu_dynamo.ops.marks.serialized import serialized_matmul
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
@@ -61,6 +62,7 @@ __all__ = [
     "identity_loss",
     "load",
     "load_entries",
+    "print_tensor",
     "programs",
     "recomputation_checkpoint",
     "register_named_tuple",
@@ -76,6 +78,7 @@ _HOMES = {
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
+    "ipu_dynamo.ops.marks.print_tensor": ("print_tensor",),
     "ipu_dynamo.ops.marks.serialized": ("serialized_matmul",),
     "ipu_dynamo.whole_step.compiled_model": ("CompiledModel",),
     "ipu_dynamo.whole_step.api": ("compile_inference", "compile_training"),

@@ -25,6 +25,7 @@ from ipu_dynamo.passes.aot.copy_source_lines import CopySourceLines
 from ipu_dynamo.passes.aot.fix_sizes import FixSizes
 from ipu_dynamo.passes.aot.keep_changed import KeepChanged
 from ipu_dynamo.passes.aot.keep_draws import KeepDraws
+from ipu_dynamo.passes.aot.keep_printed import KeepPrinted
 from ipu_dynamo.passes.aot.read_stages import ReadStages
 from ipu_dynamo.passes.aot.refuse_sparse import RefuseSparse
 from ipu_dynamo.passes.aot.remove_dead_code import RemoveDeadCode
@@ -45,6 +46,7 @@ from ipu_dynamo.passes.joint.precision.half_partials import HalfPartials
 from ipu_dynamo.passes.joint.precision.round_scalars import RoundScalars
 from ipu_dynamo.passes.joint.precision.stochastic_rounding import StochasticRounding
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatmuls
+from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
@@ -78,6 +80,7 @@ from ipu_dynamo.passes.traced.stages.placement import Placement
 from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
+from ipu_dynamo.passes.traced.title_prints import TitlePrints
 from ipu_dynamo.program import Accumulation, HostProgram, Program
 
 Passes = Sequence[Pass]
@@ -128,6 +131,7 @@ def traced_passes(
         cutting = [AutoPartition(strategy, count, options.recomputes != "off")]
     return [
         NameValues(),
+        TitlePrints(),
         LiftConstants("traced", warn),
         CheckTypes(),
         OverlapIO(options),
@@ -155,6 +159,7 @@ def joint_passes(options: Options) -> list[Pass]:
         RemoveDetach(),
         StartBackward(start_gradient(options)),
         RemoveDeadCode(),
+        PrintTensors(),
         CopySourceLines(),
         SerializeLoss(),
         SerializeMatmul(),
@@ -218,6 +223,7 @@ def placement_passes(options: Options) -> list[Pass]:
     """Those on what Dynamo captured, before AOTAutograd makes flat graphs of it."""
     return left_out(
         [
+            TitlePrints(),
             RemoveIdleDropout(),
             SeparateRecurrentLayers(),
             Placement(options.strategy, None),
@@ -261,6 +267,7 @@ def cutting_passes(
     """Those that make a forward and a backward graph of the joint one; see `SplitDirections`."""
     steps: list[Pass] = [
         KeepDraws(),
+        KeepPrinted(),
         KeepChanged(),
         SplitDirections(cutting, results, tuple(lasting)),
     ]
@@ -342,6 +349,7 @@ def all_passes() -> list[Pass]:
         AvoidReadingValues(),
         FixSizes(),
         KeepDraws(),
+        KeepPrinted(),
         KeepChanged(),
         SplitDirections(),
         RemoveNumbers(),

@@ -49,6 +49,7 @@ from poptorch.functions import (
     trainingModel,
 )
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from poptorch.ipu_print import ipu_print_tensor
 from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
     identity_loss,
@@ -123,6 +124,7 @@ __all__ = [
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "ipu_print_tensor",
     "isRunningOnIpu",
     "load",
     "logger",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.program import Overlap
 
@@ -124,6 +125,7 @@ class Capture:
         names: of the values that `AnchorValues` can return.
         gradients: of the parameters and values with a gradient; set by `Differentiate`.
         anchors: the output stream of each anchored value.
+        prints: what is printed, by its output stream, in order; set by `PrintTensors`.
         attributes: name and tensor of plain attributes of modules, by the identity of the copy that
             the graph holds; read by `LiftConstants`.
     """
@@ -147,6 +149,7 @@ class Capture:
     names: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     anchors: Mapping[str, str] = field(default_factory=dict)
+    prints: Mapping[str, Printing] = field(default_factory=dict)
     attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
 
     @property
@@ -175,6 +178,12 @@ class Capture:
         """Replace the output tuple and what is known of it."""
         self.output_node.args = (tuple(nodes),)
         self.outputs = tuple(roles)
+
+    def return_value(self, node: fx.Node) -> str:
+        """Return `node` behind all other values; the name of its stream."""
+        stream = str(sum(role.kind == "value" for role in self.outputs))
+        self.set_returned([*self.returned, node], [*self.outputs, OutputRole("value", stream)])
+        return stream
 
     def roles(self) -> dict[fx.Node, Placeholder]:
         """The role of every placeholder node."""

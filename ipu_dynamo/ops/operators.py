@@ -18,6 +18,7 @@ import ipu_dynamo.ops.half_partial_sums
 import ipu_dynamo.ops.marks.convolution_groups
 import ipu_dynamo.ops.marks.markers
 import ipu_dynamo.ops.marks.overlap
+import ipu_dynamo.ops.marks.print_tensor
 import ipu_dynamo.ops.marks.serialized
 import ipu_dynamo.ops.onednn
 import ipu_dynamo.ops.serialized_loss  # noqa: F401

@@ -1,4 +1,4 @@
-"""Compute anchored values by operators of their own, at the end of their part.
+"""Compute anchored and printed values by operators of their own, at the end of their part.
 
 Before   %g = aten.mm(%a, %b);  return (%loss, %g, %g)                    the last one is an anchor
 After    %g = aten.mm(%a, %b);  ...;  %g_1 = aten.mm(%a, %b);  return (%loss, %g, %g_1)
@@ -31,7 +31,7 @@ class SeparateAnchors:
     level: ClassVar[Level] = "joint"
 
     def __call__(self, capture: Capture) -> bool:
-        anchored = set(capture.anchors.values())
+        anchored = {*capture.anchors.values(), *capture.prints}
         if not anchored:
             return False
         returned, copies = capture.returned, dict[fx.Node, fx.Node]()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.passes.micro_batch.placements import Kind, Label, Labels, Placements, Row, Shard
 
 aten = torch.ops.aten
@@ -380,6 +381,7 @@ def _overloads(names: str) -> list[Any]:
 
 
 RULES: dict[object, Rule] = {op: rule for rule, names in _TABLE for op in _overloads(names)}
+RULES[print_tensor_op] = elementwise
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
 # Replicate: they need all rows. Where all that they read are integers and masks made of inputs, as
 # when a padding mask is looked up for each row, they run before the micro-batches, else after them.

@@ -60,6 +60,9 @@ def outputs(capture: Capture, changed: Collection[str], options: Options) -> lis
             continue
         type_ = TensorType.of(node.meta["val"])
         if role.kind == "value":
+            if printing := capture.prints.get(role.name):
+                found.append(Output(role.name, type_, "all", printing=printing))
+                continue
             anchor = anchors.get(role.name)
             rule, period = mode, options.return_period
             if anchor is not None:

@@ -20,7 +20,6 @@ from ipu_dynamo.capture.capture import (
     STAGE,
     WANTED_GRADIENTS,
     Capture,
-    OutputRole,
 )
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.graph.builder import call
@@ -76,9 +75,7 @@ def plan(capture: Capture, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
 
 def anchor_value(capture: Capture, short: str, node: fx.Node) -> None:
     """Return `node` as the value of the anchor `short`, behind all other values."""
-    stream = str(sum(role.kind == "value" for role in capture.outputs))
-    capture.anchors = {**capture.anchors, short: stream}
-    capture.set_returned([*capture.returned, node], [*capture.outputs, OutputRole("value", stream)])
+    capture.anchors = {**capture.anchors, short: capture.return_value(node)}
 
 
 def _named(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:

@@ -245,7 +245,7 @@ class Executable:
             numbers: for each update group, the values of its rule's hyper-parameters.
 
         Returns:
-            The joined tensor of every output stream.
+            The joined tensor of every output stream that is not printed.
 
         Raises:
             InputError: a tensor does not fit its stream.
@@ -289,6 +289,7 @@ class Executable:
                     )
             finally:
                 self._storage.own_changes()
+                streams.printed.flush()
         if self.records:
             self.records.end()
         if self.transfers and times:

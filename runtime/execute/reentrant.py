@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.program import Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
-from ipu_dynamo.program.schedule.planning import draws, pipelined, sequential
+from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, sequential
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
@@ -124,9 +124,9 @@ def bind_loop(
 
 
 def _schedule(n: int, workers: int, program: Program) -> Schedule:
-    """A pipeline; in turn for one worker, and for a program that draws from torch's generator,
-    whose numbers would depend on which worker comes first."""
+    """A pipeline; in turn for one worker, and for a program that draws from torch's generator or
+    prints, which would depend on which worker comes first."""
     calls = [as_call(of) for of in stage_passes(program.calls)]
-    if workers == 1 or draws(program):
+    if workers == 1 or draws(program) or prints(program):
         return sequential(calls, micro_batches=n)
     return pipelined(calls, micro_batches=n, workers=workers)

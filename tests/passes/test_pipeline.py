@@ -454,6 +454,7 @@ def test_the_dump_of_a_model_that_fails_ends_before_the_pass(dumped):
         "000_inference": [
             "traced",
             "NameValues",
+            "TitlePrints",
             "LiftConstants",
             "CheckTypes",
             "OverlapIO",

@@ -1,4 +1,4 @@
-"""Let models mark what they compute: blocks, the loss, groups, serialised products, transfers.
+"""Let models mark what they compute: blocks, the loss, groups, products, transfers, prints.
 
 A mark computes nothing. Its reader among the passes removes it.
 """

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from ipu_dynamo.ops.marks.overlap import Overlap
+from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.types import TensorType
 
@@ -121,6 +122,7 @@ class Output:
         mutates: the input that receives the value, instead of the returned structure.
         dim, outer: how micro-batches are joined, as in `Input`.
         overlap: the loop within which a micro-batch is transferred while the next one computes.
+        printing: the host prints each micro-batch, and returns none.
     """
 
     name: str
@@ -131,8 +133,11 @@ class Output:
     dim: int = 0
     outer: int = 1
     overlap: Overlap = "no_overlap"
+    printing: Printing | None = None
 
     def __str__(self) -> str:
+        if self.printing is not None:
+            return f"output %{self.name}: {self.type}  print {self.printing.title!r}"
         rule = f"every {self.period}" if self.returns == "every" else self.returns
         rule = f"{rule} {_along(self)}".rstrip()
         kind = "written back to input" if self.mutates else "output"

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.schedule.dependencies import (
     changed_variables,
@@ -79,6 +80,15 @@ def independent(program: Program) -> bool:
 def draws(program: Program) -> bool:
     """Whether it takes numbers from torch's generator, so that the order of its calls matters."""
     return any(_draws(node) for function in program.functions for node in function.operators)
+
+
+def prints(program: Program) -> bool:
+    """Whether functions print, in the order in which they are called."""
+    return any(
+        node.target is print_tensor_op
+        for function in program.functions
+        for node in function.operators
+    )
 
 
 def _draws(node: fx.Node) -> bool:

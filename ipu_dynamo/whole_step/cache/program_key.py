@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.marks.markers import autograd_function_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.manager import WITHOUT
@@ -28,6 +29,7 @@ _NAMESPACES = frozenset({"aten", "prims", "ipu"})  # whose operators the version
 # What is said of a node for people, or once more; all else has to be part of the key.
 _IGNORED = frozenset(
     {
+        "eager_input_vals",
         "from_node",
         "nn_module_stack",
         "original_aten",
@@ -60,6 +62,8 @@ def program_key(
         more: what else the passes are told. Whatever they are told has to be here.
     """
     nodes = list(capture.graph.graph.nodes)
+    if any(node.target is autograd_function_op for node in nodes):  # Python of others
+        return None
     numbers = {node: str(index) for index, node in enumerate(nodes)}
     try:
         parts = [
@@ -76,8 +80,6 @@ def program_key(
             _sources(),
         ]
     except ValueError:
-        return None
-    if capture.calls:  # Python of custom autograd functions
         return None
     return sha256("\n".join(parts).encode()).hexdigest()
 

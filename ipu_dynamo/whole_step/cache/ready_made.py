@@ -60,7 +60,10 @@ def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup])
         problem = f"the program takes {', '.join(ready.input_names)}, the model {', '.join(inputs)}"
         raise CompileError(problem, hint=_HINT)
     anchored = set(ready.anchors.values())
-    returned = sum(not o.mutates and o.name not in anchored for o in program.outputs)
+    returned = sum(
+        not output.mutates and output.printing is None and output.name not in anchored
+        for output in program.outputs
+    )
     if returned != len(capture.structure.tensors):
         problem = f"the program returns {returned} tensors, the model "
         raise CompileError(f"{problem}{len(capture.structure.tensors)}", hint=_HINT)

@@ -46,10 +46,14 @@ def check_entry(entry: Entry, program: Program) -> None:
 
 def _check_streams(entry: Entry, program: Program) -> None:
     values = [output.name for output in program.outputs if not output.mutates]
+    printed = {output.name for output in program.outputs if output.printing is not None}
     returned, anchored = len(entry.results.tensors), len(entry.anchors)
-    if values != [str(index) for index in range(returned + anchored)]:
-        raise _wrong(f"{len(values)} outputs for {returned} results and {anchored} anchors")
-    if sorted(entry.anchors.values()) != sorted(values[returned:]):
+    if values != [str(index) for index in range(returned + anchored + len(printed))]:
+        raise _wrong(
+            f"{len(values)} outputs for {returned} results, {anchored} anchors and {len(printed)} "
+            "tensors that are printed"
+        )
+    if sorted([*entry.anchors.values(), *printed]) != sorted(values[returned:]):
         raise _wrong("its anchors are other outputs")
     names = entry.input_names
     changed = {output.name for output in program.outputs if output.mutates}

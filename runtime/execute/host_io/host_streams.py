@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from ipu_dynamo.program import Input, Program, Receive
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
+from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream, PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import CallTimes
 
 Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
@@ -21,12 +23,14 @@ class HostStreams:
 
     Args:
         received: for each receive, what every micro-batch gets, in the order [D, A, R].
-        sent: for each output stream, what was kept of every micro-batch.
+        sent: for each output stream, what was kept of every micro-batch, or what prints it.
+        printed: what is printed of it.
         times: records when; None: nobody wants to know.
     """
 
     received: Sequence[Sequence[Tensor]]
-    sent: Sequence[list[Tensor | None]]
+    sent: Sequence[list[Tensor | None] | PrintedStream]
+    printed: PrintQueue
     times: CallTimes | None = None
 
 
@@ -65,15 +69,22 @@ class HostLink:
             InputError: a tensor does not fit its stream.
         """
         received = self._received(inputs, seed, step)
-        count = self._batching.micro_batches
-        return HostStreams(received, [[None] * count for _ in self._outputs], times)
+        queue = PrintQueue([o.printing for o in self._outputs if o.printing is not None])
+        printed = (PrintedStream(queue, stream) for stream in count())
+        micro_batches = self._batching.micro_batches
+        sent: list[list[Tensor | None] | PrintedStream] = [
+            [None] * micro_batches if output.printing is None else next(printed)
+            for output in self._outputs
+        ]
+        return HostStreams(received, sent, queue, times)
 
     def returned(self, streams: HostStreams, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The joined tensor of every output stream, where the inputs are."""
+        """The joined tensor of every output stream that is returned, where the inputs are."""
         host = next((tensor.device for tensor in inputs.values()), self._devices[0])
         return {
             output.name: join(output, [v for v in values if v is not None], self._batching).to(host)
             for output, values in zip(self._outputs, streams.sent, strict=True)
+            if not isinstance(values, PrintedStream)
         }
 
     def _received(

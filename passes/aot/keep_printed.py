@@ -1,0 +1,39 @@
+"""Print a tensor once, and keep what its operator returns for the backward pass.
+
+Before   %p = ipu.print_tensor(%h, "h", True, ...)     might be computed again in backward
+After    the same, with a policy that keeps it
+Keeps    the graph.
+Source   `torch.utils.checkpoint`, CheckpointPolicy.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.passes.aot.keep_draws import POLICY
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class KeepPrinted:
+    """The pass, on a joint graph that is to be cut in two."""
+
+    name: ClassVar[str] = "KeepPrinted"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "the backward pass would print again"
+
+    def __call__(self, capture: Capture) -> bool:
+        prints = plan(capture.graph.graph)
+        for node in prints:
+            node.meta[POLICY] = CheckpointPolicy.MUST_SAVE
+        return bool(prints)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """What might be printed again. Reads the graph only."""
+    prints = graph.find_nodes(op="call_function", target=print_tensor_op)
+    return [node for node in prints if node.meta.get(POLICY) is not CheckpointPolicy.MUST_SAVE]

@@ -1,0 +1,55 @@
+"""Print on the host: let tensors that a model prints leave the program by streams of their own.
+
+Before   %p = ipu.print_tensor(%h, "h", True, ...);  %y = aten.relu(%p);  return (%y,)
+After    %y = aten.relu(%h);  return (%y, %h)          capture.prints has the title of the stream
+Keeps    every other operator. Streams have the order in which one micro-batch prints.
+Source   PopTorch user guide, "poptorch.ipu_print_tensor".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.marks.print_tensor import Printing, print_tensor_op
+from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class PrintTensors:
+    """The pass."""
+
+    name: ClassVar[str] = "PrintTensors"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "workers would print in any order"
+
+    def __call__(self, capture: Capture) -> bool:
+        prints = plan(capture.graph.graph)
+        for node in prints:
+            stream = capture.return_value(_printed(node))
+            capture.prints = {**capture.prints, stream: Printing.of(node)}
+        for node in prints:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            capture.graph.graph.erase_node(node)
+        if prints:
+            capture.graph.recompile()
+        return bool(prints)
+
+
+def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What is printed, in order. Reads the graph only."""
+    return tuple(graph.find_nodes(op="call_function", target=print_tensor_op))
+
+
+def _printed(node: fx.Node) -> fx.Node:
+    """What `node` prints; a copy of a variable or input, on the stage that prints it."""
+    (source,) = node.all_input_nodes
+    if source.op != "placeholder":
+        return node
+    with node.graph.inserting_before(node):
+        return call(node.graph, aten.clone.default, source, origin=node)

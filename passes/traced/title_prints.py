@@ -1,0 +1,43 @@
+"""Print what has no title under the name of its tensor.
+
+Before   %p = ipu.print_tensor(%linear, "", ...)              %linear is called fc1/Add:0
+After    %p = ipu.print_tensor(%linear, "fc1/Add:0", ...)
+Keeps    every other operator, and titles that users give.
+Source   PopTorch user guide, "poptorch.ipu_print_tensor".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import NAME, Capture
+from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class TitlePrints:
+    """The pass."""
+
+    name: ClassVar[str] = "TitlePrints"
+    level: ClassVar[Level] = "traced"
+
+    def __call__(self, capture: Capture) -> bool:
+        titles = plan(capture)
+        for node, title in titles.items():
+            node.args = (node.args[0], title, *node.args[2:])
+        if titles:
+            capture.graph.recompile()
+        return bool(titles)
+
+
+def plan(capture: Capture) -> dict[fx.Node, str]:
+    """The title of each print that has none. Reads the graph only."""
+    roles, titles = capture.roles(), dict[fx.Node, str]()
+    for node in capture.graph.graph.find_nodes(op="call_function", target=print_tensor_op):
+        source, title = node.args[:2]
+        if not title:
+            named = roles[source].name if source in roles else source.name
+            titles[node] = source.meta.get(NAME, named)
+    return titles

@@ -1,0 +1,60 @@
+"""Print what micro-batches send, in one order for any number of workers and any schedule.
+
+All that one micro-batch prints stands before all of the next, replica by replica. What comes too
+early waits; after a failure it is printed, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from torch import Tensor
+
+from ipu_dynamo.ops.marks.print_tensor import Printing
+
+
+class PrintQueue:
+    """What is printed in a call.
+
+    Invariant: of the places (micro-batch, stream) all before `_next` are printed, and no other.
+
+    Args:
+        printings: of each stream, in the order of a micro-batch.
+    """
+
+    def __init__(self, printings: Sequence[Printing]) -> None:
+        self._printings = printings
+        self._waiting: dict[tuple[int, int], Tensor] = {}
+        self._next = 0, 0
+        self._lock = Lock()
+
+    def put(self, micro_batch: int, stream: int, tensor: Tensor) -> None:
+        """Print a tensor as soon as all before it are."""
+        with self._lock:
+            place = micro_batch, stream
+            self._waiting[place] = tensor if place == self._next else tensor.clone()
+            while (place := self._next) in self._waiting:
+                self._printings[place[1]](self._waiting.pop(place))
+                last = place[1] == len(self._printings) - 1
+                self._next = (place[0] + 1, 0) if last else (place[0], place[1] + 1)
+
+    def flush(self) -> None:
+        """Print all that waits, in order: what should come before it never comes."""
+        with self._lock:
+            for place in sorted(self._waiting):
+                self._printings[place[1]](self._waiting.pop(place))
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedStream:
+    """An output whose values are printed when they are assigned to their micro-batches.
+
+    Args:
+        stream: its number in the queue.
+    """
+
+    queue: PrintQueue
+    stream: int
+
+    def __setitem__(self, micro_batch: int, tensor: Tensor) -> None:
+        self.queue.put(micro_batch, self.stream, tensor)
