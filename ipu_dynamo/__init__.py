@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options.replica_groups import ReplicaGroups
+    from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm, ClipGradValue
     from ipu_dynamo.program_history import programs
     from ipu_dynamo.saved.refusal import Reason, SavedProgramError
     from ipu_dynamo.saved.values import register_named_tuple
@@ -37,6 +38,9 @@ __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
+    "ClipGlobalNorm",
+    "ClipGradNorm",
+    "ClipGradValue",
     "CompileError",
     "CompiledModel",
     "ConvolutionGroup",
@@ -88,6 +92,7 @@ _HOMES = {
     "ipu_dynamo.options.loss_scaling": ("AutomaticLossScaling",),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
+    "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),

@@ -152,6 +152,21 @@ class ExecutionError(IpuError):
         self.micro_batch, self.where = micro_batch, where
 
 
+class NonFiniteNorm(IpuError, RuntimeError):
+    """The norm of a step's gradients is not finite, and clipping was told to refuse that.
+
+    Weights, buffers and optimiser state are those after the last complete step.
+    """
+
+    id = "clip"
+
+    def __init__(self, norm: float, norm_type: float) -> None:
+        super().__init__(
+            f"the total norm of order {norm_type:g} of the gradients is {norm}, so they cannot be "
+            "clipped\n  try:  error_if_nonfinite=False scales them by it all the same"
+        )
+
+
 class UpdateError(IpuError):
     """An update failed half-way: weights and the optimiser's state are not those of any step.
 

@@ -13,7 +13,7 @@ from poptorch.optim import Optimizer, Reading, read_optimizer
 from poptorch.optimizer_state import StateOnDevice
 from poptorch.ownership import WeightsOnDevice
 from poptorch.unexpected import ExpectedAttributes
-from poptorch.updates import check_replacement, check_supported, groups_of
+from poptorch.updates import check_replacement, groups_of
 
 # What torch's own optimizers, which do not show it, have left behind on a device.
 _left: "WeakKeyDictionary[torch.optim.Optimizer, dict[str, Tensor]]" = WeakKeyDictionary()
@@ -151,6 +151,4 @@ class OptimizerInUse:
         self.reading = self._read(self.optimizer)
 
     def _read(self, optimizer: torch.optim.Optimizer) -> Reading:
-        reading = read_optimizer(optimizer, automatic_loss_scaling=self._automatic)
-        check_supported(reading)
-        return reading
+        return read_optimizer(optimizer, automatic_loss_scaling=self._automatic)

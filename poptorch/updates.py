@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.program import ClipGlobalNorm
 from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from poptorch.errors import createPoptorchError
@@ -45,35 +46,23 @@ def groups_of(reading: Reading, parameters: Mapping[str, Tensor]) -> tuple[Group
 
     Args:
         parameters: the model's, by name; of two names of one tensor the first counts.
-
-    Raises:
-        poptorch.Error: the rule is not there yet.
     """
-    check_supported(reading)
     names: dict[int, str] = {}
     for name, tensor in parameters.items():
         names.setdefault(id(tensor), name)
     with_momentum = any(_has_momentum(group) for group in reading.groups)
+    limit = reading.settings["max_grad_norm"]
+    clip = None if math.isinf(limit) else ClipGlobalNorm(float(limit))
+    combined = reading.kind == "sgd" and reading.settings["use_combined_accum"] and with_momentum
+    accumulator = "weight" if combined else reading.settings["accum_type"]
     groups = []
     for group in reading.groups:
         rule = _rule(reading, group, with_momentum)
         members = [t for t in group.parameters if id(t) in names and t.requires_grad]
         values = _values(rule, group)
-        groups.append(Group(rule, tuple(names[id(t)] for t in members), values))
+        own = tuple(names[id(t)] for t in members)
+        groups.append(Group(rule, own, values, clip, accumulator))
     return tuple(groups)
-
-
-def check_supported(reading: Reading) -> None:
-    """Refuse updates that the core has no rule for yet.
-
-    Raises:
-        poptorch.Error: naming the optimizer's attribute.
-    """
-    settings = reading.settings
-    if not math.isinf(settings["max_grad_norm"]):
-        raise createPoptorchError(
-            "this version cannot do the update of an optimizer with max_grad_norm yet: leave it out"
-        )
 
 
 def check_replacement(old: Reading, new: Reading) -> None:

@@ -20,8 +20,11 @@ from ipu_dynamo.program import (
     AllGather,
     AllReduce,
     Call,
+    ClipFactor,
+    ClipValues,
     Copy,
     Function,
+    GradientNorm,
     Load,
     Program,
     Receive,
@@ -259,6 +262,8 @@ def _calls(
                         values, [(n, v, "buffer", None) for n, v in zip(names, given, strict=True)]
                     )
                 case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
+                    raise ValueError(f"this belongs to the end of a step: {instruction}")
+                case GradientNorm() | ClipFactor() | ClipValues():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case _:
                     assert_never(instruction)

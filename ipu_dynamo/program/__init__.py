@@ -3,6 +3,15 @@
 from ipu_dynamo.ops.marks.overlap import OVERLAPS, Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.host_program import HostProgram
+from ipu_dynamo.program.ir.clipping import (
+    Clip,
+    ClipFactor,
+    ClipGlobalNorm,
+    ClipGradNorm,
+    ClipGradValue,
+    ClipValues,
+    GradientNorm,
+)
 from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
@@ -45,9 +54,16 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Call",
+    "Clip",
+    "ClipFactor",
+    "ClipGlobalNorm",
+    "ClipGradNorm",
+    "ClipGradValue",
+    "ClipValues",
     "Copy",
     "Direction",
     "Function",
+    "GradientNorm",
     "HostProgram",
     "Input",
     "Instruction",

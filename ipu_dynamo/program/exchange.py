@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -37,6 +38,8 @@ def exchanged(body: Sequence[Instruction]) -> Links:
             case Receive() | Send() | Call() | Store() | Load() | AllGather() | ReduceScatter():
                 continue
             case AllReduce() | Update() | AdjustLossScale() | Accumulate() | WriteBuffer():
+                continue
+            case GradientNorm() | ClipFactor() | ClipValues():
                 continue
             case _:
                 assert_never(instruction)

@@ -1,15 +1,19 @@
 """Compile a model, or a whole training step, without torch.compile: the core's own door."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
+from ipu_dynamo.program import Clip
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 
 
 def compile_training(
@@ -18,6 +22,7 @@ def compile_training(
     options: Options | dict[str, Any] | None = None,
     *,
     loss: int | None = None,
+    clip: Clip | None = None,
 ) -> CompiledModel:
     """Make a whole training step one program: forward, loss, backward, accumulation, update.
 
@@ -29,6 +34,9 @@ def compile_training(
             its numbers, by a scheduler for instance, act from the next call on.
         options: see `ipu_dynamo.Options`.
         loss: index of the returned tensor to minimise, instead of the marked value.
+        clip: how the gradients of all trained parameters together are clipped before each update,
+            once they are summed over micro-batches and replicas and averaged: `ClipGradNorm` or
+            `ClipGradValue`, which do what torch.nn.utils does, or `ClipGlobalNorm`.
 
     Example:
         step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -45,7 +53,18 @@ def compile_training(
             f"loss is {loss!r}, not the index of a returned tensor",
             hint="count the returned tensors from 0, nested ones in order",
         )
-    step = CompiledModel(model, Options.read(options), optimizer=optimizer, loss=loss)
+    if clip is not None and not isinstance(clip, Clip):
+        raise CompileError(
+            f"clip is {clip!r}, which is no rule",
+            hint="pass ClipGradNorm, ClipGradValue or ClipGlobalNorm with its limit",
+        )
+
+    def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
+        return tuple(replace(group, clip=clip) for group in describe(given, parameters))
+
+    step = CompiledModel(
+        model, Options.read(options), optimizer=optimizer, loss=loss, describe=read
+    )
     follow_checkpoints(step, optimizer)
     return step
 

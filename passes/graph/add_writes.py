@@ -59,6 +59,9 @@ def _accumulate(graph: fx.Graph, write: GraphWrite, behind: fx.Node) -> fx.Node:
             return _call(graph, aten.copy_.default, target, value, like=value)
         if weight is None:
             return _call(graph, aten.add_.Tensor, target, value, like=value)
+        if target.meta["val"].dtype != value.meta["val"].dtype:
+            value = _call(graph, aten.type_as.default, value, target, like=value)
+            value.meta["val"] = value.meta["val"].to(target.meta["val"].dtype)
         if target.meta["val"].dtype != weight.meta["val"].dtype:
             weight = _call(graph, aten.type_as.default, weight, target, like=value)
             weight.meta["val"] = target.meta["val"].new_empty(())

@@ -2,7 +2,7 @@
 
 Before   parts that write gradients to accumulators, and the optimiser's groups
 After    copies of gradients to the homes of their parameters, sums over replicas, in shards
-         where a parameter is updated in shards, updates;
+         where a parameter is updated in shards, clipping, updates;
          accumulators and optimiser states as variables
 Keeps    the order of parameters in each group.
 Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
@@ -10,17 +10,20 @@ Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
+from typing import Literal, Protocol
 
 import torch
 
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Part
+from ipu_dynamo.passes.program.emit_clipping import clipping
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (
     AllReduce,
+    Clip,
     Copy,
     Instruction,
     ReduceScatter,
@@ -32,6 +35,10 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.update_rules import Rule, StateSpec
 
+# Of sums of gradients: `weight` is that of each weight; None is float32 for weights in half
+# precision, and else as `weight`.
+AccumulatorDtype = torch.dtype | Literal["weight"] | None
+
 
 class UpdateGroup(Protocol):
     """A parameter group of an optimiser, as far as a program names it."""
@@ -41,6 +48,14 @@ class UpdateGroup(Protocol):
 
     @property
     def parameters(self) -> tuple[str, ...]: ...
+
+    @property
+    def clip(self) -> Clip | None:
+        """How the gradients of a step are clipped; the same for all groups."""
+
+    @property
+    def accumulator_dtype(self) -> AccumulatorDtype:
+        """In which dtype gradients are summed."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +89,21 @@ class StepEnd:
                 if part.ipu != home:
                     local[name] = on_ipu(accumulator(name), home)
                     why = f"gradient of {name}"
-                    copy = Copy(
-                        accumulator(name), local[name], self.types[name], part.ipu, home, why
-                    )
+                    held = self.summed_as[name]
+                    copy = Copy(accumulator(name), local[name], held, part.ipu, home, why)
                     result.append(copy)
         scale = self.loss_scale
         if scale is not None:
             updated = {name for group in self.groups for name in group.parameters}
             result += scale.copies(sorted({self.homes[name] for name in updated & local.keys()}))
+        updates = []
         for index, group in enumerate(self.groups):
             trained = [name for name in group.parameters if name in local]
             for ipu in sorted({self.homes[name] for name in trained}):
                 names = tuple(name for name in trained if self.homes[name] == ipu)
                 gradients = tuple(local[name] for name in names)
-                update = self._update(index, group, names, gradients, ipu, located)
-                result += self._sums(update, located)
-                result.append(update)
+                updates.append(self._update(index, group, names, gradients, ipu, located))
+        result += self._summed_and_clipped(updates, located)
         return result if scale is None else result + scale.adjustment()
 
     def variables(self) -> list[Variable]:
@@ -101,7 +115,7 @@ class StepEnd:
                 held = accumulator(name)
                 found[held] = Variable(
                     held,
-                    self.types[name],
+                    self.summed_as[name],
                     "accumulator",
                     part.ipu,
                     alone,
@@ -118,12 +132,43 @@ class StepEnd:
                         found.setdefault(state.name, state)
         return list(found.values())
 
+    @cached_property
+    def summed_as(self) -> Mapping[str, TensorType]:
+        """The types of accumulators, by parameter. Where nothing is summed, it is the weight's."""
+        wanted = {n: group.accumulator_dtype for group in self.groups for n in group.parameters}
+        several = self.options.gradient_accumulation * self.options.replicas > 1
+        found = {}
+        for name, type_ in self.types.items():
+            dtype = wanted.get(name)
+            if dtype is None and type_.dtype in (torch.float16, torch.bfloat16):
+                dtype = torch.float32
+            given = dtype is not None and dtype != "weight"
+            found[name] = replace(type_, dtype=dtype) if given and several else type_
+        return found
+
+    def _summed_and_clipped(self, updates: Sequence[Update], located: Located) -> list[Instruction]:
+        """Updates, each behind its sums over replicas; where a norm is clipped, behind all."""
+        gradients: dict[int, dict[str, str]] = {}
+        types: dict[str, TensorType] = {}
+        for update in updates:
+            own = dict(zip(update.parameters, update.gradients, strict=True))
+            gradients.setdefault(update.ipu, {}).update(own)
+            types |= {gradient: self.summed_as[name] for name, gradient in own.items()}
+        scales = {u.ipu: u.loss_scale for u in updates if u.loss_scale is not None}
+        rule = next((group.clip for group in self.groups), None)
+        clip = clipping(rule, gradients, types, _divisor(self.options), scales)
+        sums = [self._sums(update, located) for update in updates]
+        if not clip.instructions:
+            return [i for of, update in zip(sums, updates, strict=True) for i in (*of, update)]
+        clipped = [replace(update, clip=clip.factor.get(update.ipu)) for update in updates]
+        return [*(i for of in sums for i in of), *clip.instructions, *clipped]
+
     def _sums(self, update: Update, located: Located) -> list[Instruction]:
         """The sums over the replicas that share a parameter, if several do: whole or in shards."""
         sharing: dict[tuple[ReplicaGroups | None, bool], list[tuple[str, TensorType]]] = {}
         for name, gradient in zip(update.parameters, update.gradients, strict=True):
             key = located[name].groups, name in update.sharded
-            sharing.setdefault(key, []).append((gradient, self.types[name]))
+            sharing.setdefault(key, []).append((gradient, self.summed_as[name]))
         sums: list[Instruction] = []
         for (groups, sharded), summed in sharing.items():
             values, types = zip(*summed, strict=True)

@@ -14,7 +14,10 @@ from ipu_dynamo.program import (
     AllGather,
     AllReduce,
     Call,
+    ClipFactor,
+    ClipValues,
     Copy,
+    GradientNorm,
     Load,
     Plain,
     Program,
@@ -28,6 +31,7 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
+from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
@@ -81,6 +85,12 @@ class StepEnd:
                 case ReduceScatter():
                     self._reduce(instruction)
                     self._count_scatter(instruction)
+                case GradientNorm():
+                    self._norm(instruction)
+                case ClipFactor():
+                    self._clip_factor(instruction)
+                case ClipValues():
+                    self._clip_values(instruction)
                 case Update():
                     self._update(instruction)
                 case AdjustLossScale():
@@ -148,11 +158,7 @@ class StepEnd:
         self._prepare.append(run)
 
     def _update(self, update: Update) -> None:
-        places = [  # of each parameter the copies that differ: where, and on which replica
-            (place, replica)
-            for place, name in enumerate(update.parameters)
-            for replica in self._first_of_groups(name)
-        ]
+        places = self._distinct_copies(update.parameters)
 
         def copies(names: Sequence[str]) -> list[Tensor]:
             return [self._tensors[names[place]][replica] for place, replica in places]
@@ -162,10 +168,7 @@ class StepEnd:
             self._lasts(names)
         for parameter, (place, replica) in zip(parameters, places, strict=True):
             self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
-        scale = None
-        if update.divisor != 1 or update.loss_scale is not None:
-            factor = self._tensors[update.loss_scale][0] if update.loss_scale else None
-            scale = GradientScale(update.divisor, loss_scale=factor, device=parameters[0].device)
+        scale = self._scale(update, clipped=gradients)
         step = ParameterUpdate(
             update.rule,
             parameters,
@@ -176,11 +179,10 @@ class StepEnd:
         )
         self._updates.append(step)
         group = update.group
-        follows = scale if scale is not None and update.loss_scale else None
 
         def prepare(numbers: Numbers) -> None:
-            if follows is not None:
-                follows.follow()
+            if scale is not None:
+                scale.follow()
             step.prepare(numbers[group])
 
         self._prepare.append(prepare)
@@ -188,6 +190,54 @@ class StepEnd:
         if update.clear:
             cleared = self._accumulators(update.gradients)
             self._clear.append(lambda: foreach_zero_(cleared))
+
+    def _scale(
+        self, by: Update | GradientNorm | ClipValues, clipped: Sequence[Tensor]
+    ) -> GradientScale | None:
+        """What an instruction divides gradients by; None for 1."""
+        clip = by.clip if isinstance(by, Update) else None
+        names = [name for name in (by.loss_scale, clip) if name]
+        if by.divisor == 1 and not names:
+            return None
+        wide = clip is not None and any(t.dtype == torch.float64 for t in clipped)
+        return GradientScale(
+            by.divisor,
+            factors=[self._tensors[name][0] for name in names],
+            device=self._devices[by.ipu],
+            dtype=torch.float64 if wide else torch.float32,
+        )
+
+    def _norm(self, norm: GradientNorm) -> None:
+        gradients = self._gradients(norm)
+        result = torch.zeros((), dtype=norm.type.dtype, device=self._devices[norm.ipu])
+        self._tensors[norm.result] = [result]
+        scale = self._scale(norm, gradients)
+        norms = GradientNorms(gradients, norm.norm_type, result, scale)
+        self._prepare.append(lambda _: norms())
+
+    def _clip_factor(self, factor: ClipFactor) -> None:
+        result = torch.ones((), dtype=factor.type.dtype, device=self._devices[factor.ipu])
+        self._tensors[factor.result] = [result]
+        clip = clip_divisor(factor.rule, [self._tensors[name][0] for name in factor.norms], result)
+        self._prepare.append(lambda _: clip())
+
+    def _clip_values(self, clip: ClipValues) -> None:
+        gradients = self._gradients(clip)
+        limit = clip_values(gradients, clip.limit, self._scale(clip, gradients))
+        self._prepare.append(lambda _: limit())
+
+    def _gradients(self, of: GradientNorm | ClipValues) -> list[Tensor]:
+        """The gradients of all groups of replicas, each of which has summed its own."""
+        places = self._distinct_copies(of.parameters)
+        return [self._tensors[of.gradients[place]][replica] for place, replica in places]
+
+    def _distinct_copies(self, parameters: Sequence[str]) -> list[tuple[int, int]]:
+        """The copies that differ: of which parameter, and on which replica."""
+        return [
+            (place, replica)
+            for place, name in enumerate(parameters)
+            for replica in self._first_of_groups(name)
+        ]
 
     def _adjust(self, adjust: AdjustLossScale) -> None:
         def number(name: str) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_div_
 from ipu_dynamo.program.ir.update_rules import LAMB
-from ipu_dynamo.runtime.update.gradient_scale import norm
+from ipu_dynamo.runtime.update.clip_gradients import norm
 from ipu_dynamo.runtime.update.update_tensors import Batch
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ipu_dynamo.ops.private.native import foreach_add_, foreach_zero_
 from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
 from ipu_dynamo.runtime.update.adam_update import AdamUpdate
-from ipu_dynamo.runtime.update.gradient_scale import GradientNorms, GradientScale
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.lamb_update import LAMBUpdate
 from ipu_dynamo.runtime.update.rmsprop_update import RMSpropUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
@@ -90,27 +90,6 @@ class ParameterUpdate:
         """Take notice that the states were overwritten, by a checkpoint for instance."""
         for part in self._parts:
             part.reload()
-
-
-class OptimizerStep:
-    """One optimiser step on one device that clips by the norm over all groups.
-
-    Args:
-        updates: one per group, all made with `scale`.
-        scale: made with a rule to clip by.
-        norms: of all gradients of all updates.
-    """
-
-    def __init__(
-        self, updates: Sequence[ParameterUpdate], scale: GradientScale, norms: GradientNorms
-    ) -> None:
-        self._updates, self._scale, self._norms = tuple(updates), scale, norms
-
-    def __call__(self, values: Sequence[Sequence[float]]) -> None:
-        """Make a step; `values` holds the numbers of every group."""
-        self._scale.clip(self._norms())
-        for update, numbers in zip(self._updates, values, strict=True):
-            update(numbers)
 
 
 def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:

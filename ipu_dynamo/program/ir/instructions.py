@@ -5,6 +5,7 @@ from typing import Literal
 
 from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_rules import Rule
 from ipu_dynamo.program.ir.writes import Accumulate, Direction, WriteBuffer, in_phase
@@ -247,6 +248,7 @@ class Update:
         rounding: of parameters in half precision: to the nearest, or up or down at random.
         sharded: the parameters of which each replica updates its shard only.
         loss_scale: a number on the IPU by which gradients are divided, too.
+        clip: another one, which clips them.
     """
 
     rule: Rule
@@ -260,6 +262,7 @@ class Update:
     rounding: Literal["nearest", "stochastic"] = "nearest"
     sharded: tuple[str, ...] = ()
     loss_scale: str | None = None
+    clip: str | None = None
 
     def __str__(self) -> str:
         pairs = ", ".join(
@@ -267,7 +270,8 @@ class Update:
             for p, g in zip(self.parameters, self.gradients, strict=True)
         )
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
-        mean += f" / %{self.loss_scale}" if self.loss_scale else ""
+        for name in (self.loss_scale, self.clip):
+            mean += f" / %{name}" if name else ""
         clear = ", clear" if self.clear else ""
         rounding = ", round at random" if self.rounding == "stochastic" else ""
         does = f"{self.rule}{mean}{clear}{rounding}"
@@ -342,6 +346,9 @@ Plain = (  # every instruction but a loop
     | AllGather
     | ReduceScatter
     | AllReduce
+    | GradientNorm
+    | ClipFactor
+    | ClipValues
     | Update
     | AdjustLossScale
 )

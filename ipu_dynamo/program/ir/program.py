@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program.exchange import exchanged
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
@@ -214,7 +215,7 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 total += _traffic(inner) * count
             case Receive() | Send() | Copy() | Call() | AllReduce() | Update() | AdjustLossScale():
                 continue
-            case Accumulate() | WriteBuffer():
+            case Accumulate() | WriteBuffer() | GradientNorm() | ClipFactor() | ClipValues():
                 continue
             case _:
                 assert_never(instruction)
@@ -231,6 +232,8 @@ def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = Fal
             case Accumulate() | WriteBuffer():
                 lines.append(f"{text:<88}  # {instruction.source}")
             case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
+                lines.append(text)
+            case GradientNorm() | ClipFactor() | ClipValues():
                 lines.append(text)
             case Repeat(body=inner):
                 lines += [text, *_body_lines(inner, indent + "  ", short=short)]

@@ -6,7 +6,6 @@ says otherwise. In the equations g is the gradient after accumulation, reduction
 clipping, w the weight, wd the weight decay; with `maximize` g is negated first.
 """
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -215,36 +214,6 @@ class LAMB(Rule):
 
 
 RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB)}
-
-
-@dataclass(frozen=True, slots=True)
-class ClipGlobalNorm:
-    """Multiply all gradients of a step by max_grad_norm / max(max_grad_norm, n).
-
-    n is the L2 norm of the gradients of all parameters together, after accumulation, reduction and
-    division. Nothing is added to n, unlike in `torch.nn.utils.clip_grad_norm_`.
-    Source: PopTorch user guide, `max_grad_norm` of its optimisers.
-    """
-
-    max_grad_norm: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.max_grad_norm < math.inf:
-            raise ValueError(
-                f"max_grad_norm must be a positive finite number, not {self.max_grad_norm}; "
-                "leave clipping out to have none"
-            )
-
-    def __str__(self) -> str:
-        return f"clip_global_norm({self.max_grad_norm!r})"
-
-    @classmethod
-    def parse(cls, text: str) -> "ClipGlobalNorm":
-        """Inverse of `str`."""
-        match = _CALL.fullmatch(text)
-        if match is None or match[1] != "clip_global_norm":
-            raise ValueError(f"not a clipping rule: {text!r}")
-        return cls(float(match[2]))
 
 
 def _write(name: str, value: object) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, assert_never
 
 from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -28,6 +29,7 @@ from ipu_dynamo.program.ir.instructions import (
 from ipu_dynamo.program.ir.residence import Residence
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Variable
+from ipu_dynamo.program.ir.verify_clipping import ClipChecks
 from ipu_dynamo.program.ir.verify_shape import check_loops, check_tables, sharing
 from ipu_dynamo.program.ir.verify_update import check_update
 from ipu_dynamo.program.ir.verify_writes import WriteChecks
@@ -64,6 +66,7 @@ class _Verifier:
         self.outputs = {stream.name: stream for stream in program.outputs}
         self.has = Residence({variable.name: variable for variable in program.variables})
         self.writes = WriteChecks(self.has)
+        self.clips = ClipChecks(self.has)
         self.sent: set[str] = set()
         self.updated: set[str] = set()
 
@@ -118,6 +121,8 @@ class _Verifier:
                 _number("shards", shards, sharing(instruction.groups, self.program.replicas))
             case AllReduce():
                 self.summed(instruction)
+            case GradientNorm() | ClipFactor() | ClipValues():
+                self.clips.check(instruction)
             case Update():
                 check_update(instruction, self.has, self.updated)
             case AdjustLossScale():

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 _BEFORE = Load | AllGather | Copy
 _WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
-_AFTER = Copy | Load | Store | AllGather | AllReduce | ReduceScatter | Update | AdjustLossScale
+_CLIP = GradientNorm | ClipFactor | ClipValues
+_AFTER = (
+    Copy | Load | Store | AllGather | AllReduce | ReduceScatter | _CLIP | Update | AdjustLossScale
+)
 
 
 def check_tables(program: "Program") -> None:

@@ -25,8 +25,9 @@ def check_update(update: Update, has: Residence, updated: set[str]) -> None:
         raise ValueError(f"%{min(strangers)} is in shards, and is no parameter of this update")
     if update.divisor == 0:
         raise ValueError("gradients are divided by 0")
-    if update.loss_scale is not None:
-        has.at(update.loss_scale, update.ipu)
+    for number in filter(None, (update.loss_scale, update.clip)):
+        if has.at(number, update.ipu).shape:
+            raise ValueError(f"gradients are divided by %{number}, which is no number")
     for place, name in enumerate(update.parameters):
         if name in updated:
             raise ValueError(f"%{name} is updated twice")

@@ -74,7 +74,7 @@ class WriteChecks:
         if value not in self._made:
             raise ValueError(f"%{value} is no result of this stage pass")
         expected, found = self.has.at(name, write.ipu), self.has.at(value, write.ipu)
-        if found != expected:
+        if found != expected and not (isinstance(write, Accumulate) and _summable(found, expected)):
             raise ValueError(f"%{value} is {found}, and %{name} is {expected}")
         if isinstance(write, WriteBuffer):
             if name in self._written:
@@ -91,6 +91,12 @@ class WriteChecks:
             raise ValueError("a mean, and no other rule, has a share")
         if write.weight is not None and self.has.at(write.weight, write.ipu) != _SHARE:
             raise ValueError(f"the share %{write.weight} is no {_SHARE}")
+
+
+def _summable(value: TensorType, total: TensorType) -> bool:
+    """Whether a sum may have another precision than its terms."""
+    floats = value.dtype.is_floating_point and total.dtype.is_floating_point
+    return floats and value.shape == total.shape
 
 
 def _pass_of(instruction: Call | Accumulate | WriteBuffer) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from typing import assert_never
 
 import torch
 
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -62,8 +63,10 @@ def number_registers(
                 registers[name] = registers[value]
             case Send() | AllGather() | ReduceScatter() | AllReduce() | Update():
                 continue
-            case AdjustLossScale() | Accumulate() | WriteBuffer():
+            case AdjustLossScale() | Accumulate() | WriteBuffer() | ClipValues():
                 continue
+            case GradientNorm(result=name) | ClipFactor(result=name):
+                made = (name,)
             case _:
                 assert_never(instruction)
         for new in made:

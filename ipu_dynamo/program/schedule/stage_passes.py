@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import assert_never
 
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -69,6 +70,8 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
             case Store() | Send():
                 call = _last(calls, passed, instruction.ipu)
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
+                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+            case GradientNorm() | ClipFactor() | ClipValues():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

@@ -71,7 +71,7 @@ def program_key(
             repr(capture.placeholders),
             repr(capture.outputs),
             repr(capture.training),
-            repr([(str(group.rule), group.parameters) for group in groups]),
+            repr([_group(group) for group in groups]),
             repr([digest(t) for t in capture.tensors.values() if not t.is_floating_point()]),
             repr(_of_program(options)),
             repr([str(device) for device in devices]),
@@ -82,6 +82,11 @@ def program_key(
     except ValueError:
         return None
     return sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _group(group: UpdateGroup) -> tuple[object, ...]:
+    """A group of the optimiser, without its numbers."""
+    return str(group.rule), group.parameters, group.clip, group.accumulator_dtype
 
 
 def _of_program(options: Options) -> Options:

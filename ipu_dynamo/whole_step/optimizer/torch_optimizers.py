@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipu_dynamo.errors import CompileError, InputError
+from ipu_dynamo.passes.program.emit_update import AccumulatorDtype
+from ipu_dynamo.program import Clip
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, RMSprop, Rule
 
 States = dict[str, dict[str, Tensor]]  # parameter's name -> state's name -> tensor
@@ -24,12 +26,17 @@ class Group:
         rule: how its parameters are updated.
         parameters: their names, in the optimiser's order.
         values: the numbers of `rule.hyperparameters`, in that order. They may change without
-            compiling again; the other two may not.
+            compiling again; nothing else may.
+        clip: how the gradients of a step are clipped; the same for all groups.
+        accumulator_dtype: in which gradients are summed; `weight`: each in that of its weight;
+            None: float32 for weights in half precision, else as `weight`.
     """
 
     rule: Rule
     parameters: tuple[str, ...]
     values: tuple[float, ...]
+    clip: Clip | None = None
+    accumulator_dtype: AccumulatorDtype = None
 
 
 def describe(
@@ -103,6 +110,9 @@ def refresh(
         if rule != compiled.rule:
             problem = f"parameter group {index} would need the update {rule}"
             raise InputError(f"{problem}, the program has {compiled.rule}", hint=again)
+        if given.clip != compiled.clip:
+            problem = f"gradients would be clipped by {given.clip}, "
+            raise InputError(f"{problem}and the program has {compiled.clip}", hint=again)
         refreshed.append(replace(compiled, values=given.values))
     return tuple(refreshed)
 

@@ -27,7 +27,10 @@ from ipu_dynamo.program import (
     AllGather,
     AllReduce,
     Call,
+    ClipFactor,
+    ClipValues,
     Copy,
+    GradientNorm,
     Load,
     Plain,
     Program,
@@ -119,6 +122,8 @@ class Binding:
                     raise ValueError(_NOT_JOINED)
                 case AllGather() | ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
+                case GradientNorm() | ClipFactor() | ClipValues():
+                    raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case _:
                     assert_never(instruction)
             found.append(Bound(instruction, names, arguments))
@@ -209,6 +214,8 @@ class TaskWriter:
             case Accumulate() | WriteBuffer():
                 raise ValueError(_NOT_JOINED)
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
+                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+            case GradientNorm() | ClipFactor() | ClipValues():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

@@ -9,7 +9,10 @@ from ipu_dynamo.program import (
     AllGather,
     AllReduce,
     Call,
+    ClipFactor,
+    ClipValues,
     Copy,
+    GradientNorm,
     Load,
     Plain,
     Receive,
@@ -58,7 +61,7 @@ def task_text(
             text = f"gather r{registers[0]}"
         case Accumulate() | WriteBuffer() | ReduceScatter() | AllReduce() | Update():
             raise ValueError(f"no task does this: {instruction}")
-        case AdjustLossScale():
+        case AdjustLossScale() | GradientNorm() | ClipFactor() | ClipValues():
             raise ValueError(f"no task does this: {instruction}")
         case _:
             assert_never(instruction)

@@ -1,5 +1,7 @@
 """Check the update equations against the reference's, and what `setOptimizer` may change."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import assume, given
@@ -172,12 +174,43 @@ class Loss(torch.nn.Module):
         return poptorch.identity_loss(self.model(x), "sum")
 
 
-def test_updates_that_are_not_there_yet_say_so():
-    model = Weighted()
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0, max_grad_norm=1.0)
-    with pytest.raises(poptorch.Error, match="this version cannot"):
-        poptorch.trainingModel(model, None, optimizer)
-    assert type(model) is Weighted
+@pytest.mark.parametrize("kind", [poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.AdamW])
+def test_max_grad_norm_clips_the_norm_of_all_gradients(kind):
+    """As the equation says, without an epsilon; the loss scale does not count."""
+    model = Loss(torch.nn.Linear(3, 2))
+    reference = copy.deepcopy(model.model)
+    optimizer = kind(model.parameters(), lr=0.25, max_grad_norm=0.5, loss_scaling=8.0)
+    theirs = getattr(torch.optim, kind.__name__)(reference.parameters(), lr=0.25)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(2)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    x = torch.randn(4, 3)
+    for scale in (1.0, 0.01, 10.0):
+        executor(scale * x)
+        theirs.zero_grad()
+        (reference(scale * x).sum() / 2).backward()
+        norm = torch.cat([p.grad.flatten() for p in reference.parameters()]).norm()
+        for parameter in reference.parameters():
+            parameter.grad *= 0.5 / max(0.5, norm)
+        theirs.step()
+    executor.copyWeightsToHost()
+    for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "LAMB"])
+def test_half_gradients_are_summed_in_float32(name):
+    """Eight of 20,000 do not fit float16; their mean does."""
+    model = Weighted(1.0).half()
+    optimizer = getattr(poptorch.optim, name)(model.parameters(), lr=2.0**-10)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(8)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    executor(torch.full((8, 1), 20000.0, dtype=torch.float16))
+    executor.copyWeightsToHost()
+    assert model.w.isfinite().all()
+    if name == "SGD":
+        assert model.w.item() == pytest.approx(1.0 - 20000.0 / 1024, abs=0.01)
 
 
 def test_the_loss_is_one_value():

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.program.ir.update_rules import SGD, Adam, ClipGlobalNorm, RMSprop, Rule
-from ipu_dynamo.runtime.update.gradient_scale import GradientNorms, GradientScale, norm
-from ipu_dynamo.runtime.update.parameter_update import OptimizerStep, ParameterUpdate
+from ipu_dynamo.program.ir.update_rules import SGD, Adam, RMSprop, Rule
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.update_tensors import new_states
 
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 3, 4, 5), (33, 17))
@@ -378,69 +378,12 @@ def test_rmsprop_as_in_poptorch(lr, alpha, decay, momentum, centered):
     assert_close(got, weights, 1e-11)
 
 
-# --- Division and clipping -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(
-    max_norm=st.sampled_from((0.1, 3.0, 1e3)),
-    divisor=st.sampled_from((1.0, 5.0, 8.0)),
-    momentum=st.booleans(),
-)
-def test_clipping_multiplies_by_the_quotient_of_norms(dtype, max_norm, divisor, momentum):
-    """Over two groups: one norm for all, no epsilon, and the same bits where nothing is clipped."""
-    rule, values = SGD(momentum=momentum), (0.1, 0.9 * momentum, 0.0, 0.01)
-    parameters, gradients = random_tensors(0, dtype), random_tensors(1, dtype)
-    expected = [p.clone() for p in parameters]
-    averages = [g / divisor for g in gradients]
-    total = torch.cat([g.flatten() for g in averages]).norm()
-    if total > max_norm:
-        averages = [g * (max_norm / total) for g in averages]
-    ParameterUpdate(rule, expected, averages, new_states(rule, expected))(values)
-
-    scale = GradientScale(divisor, clip=ClipGlobalNorm(max_norm), dtype=dtype)
-    groups = [
-        ParameterUpdate(rule, p, g, new_states(rule, p), scale=scale)
-        for p, g in ((parameters[:3], gradients[:3]), (parameters[3:], gradients[3:]))
-    ]
-    OptimizerStep(groups, scale, GradientNorms(gradients))([values, values])
-    if total <= max_norm:
-        assert_equal(parameters, expected)
-    assert_close(parameters, expected, 1e-6 if dtype == torch.float32 else 1e-14)
-
-
-def test_clipping_passes_on_what_is_not_finite():
-    gradient = torch.tensor([1.0, float("inf")])
-    weight = torch.zeros(2)
-    scale = GradientScale(clip=ClipGlobalNorm(1.0))
-    update = ParameterUpdate(SGD(), [weight], [gradient], {}, scale=scale)
-    OptimizerStep([update], scale, GradientNorms([gradient]))([(1.0, 0.0, 0.0, 0.0)])
-    assert weight[0] == 0.0
-    assert weight[1].isnan()
-
-
-@pytest.mark.parametrize("numel", [0, 1, 4096, 4097, 100_003, 1_000_000])
-def test_norm_does_not_depend_on_threads(numel):
-    values = random_tensors(0, torch.float32, [(numel,)])[0]
-    threads = torch.get_num_threads()
-    try:
-        norms = set()
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            norms.add(norm(values, torch.float32).item())
-    finally:
-        torch.set_num_threads(threads)
-    assert len(norms) == 1
-    assert norms.pop() == pytest.approx(values.double().norm().item(), rel=1e-6)
-
-
-def test_norm_of_float16_is_summed_in_float32():
-    assert GradientNorms([torch.full((4, 4), 6e4, dtype=torch.float16)])().item() > 65504.0
+# --- Division -----------------------------------------------------------------------------------
 
 
 def test_divisor_follows_the_loss_scale():
     weight, gradient, loss_scale = torch.zeros(3), torch.ones(3), torch.ones(())
-    scale = GradientScale(2.0, loss_scale=loss_scale)
+    scale = GradientScale(2.0, factors=[loss_scale])
     scale.follow()
     update = ParameterUpdate(SGD(), [weight], [gradient], {}, scale=scale, zero_gradients=True)
     update((1.0, 0.0, 0.0, 0.0))
@@ -587,19 +530,12 @@ def test_rules_print_what_differs_from_the_default():
     assert str(SGD(momentum=True, nesterov=True)) == "sgd(momentum, nesterov)"
     rule = Adam(decoupled_weight_decay=True, exp_avg_dtype=torch.float16)
     assert str(rule) == "adam(decoupled_weight_decay, exp_avg_dtype=float16)"
-    assert ClipGlobalNorm.parse(str(ClipGlobalNorm(0.1))) == ClipGlobalNorm(0.1)
 
 
 @pytest.mark.parametrize("text", ["", "adagrad()", "sgd", "sgd(speed)", "adam(exp_avg_dtype=f)"])
 def test_other_text_is_not_a_rule(text):
     with pytest.raises(ValueError, match=r"not an update rule|has no field|not a dtype"):
         Rule.parse(text)
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.0, -1.0, float("nan"), float("inf")])
-def test_clipping_needs_a_positive_finite_norm(max_grad_norm):
-    with pytest.raises(ValueError, match="positive finite"):
-        ClipGlobalNorm(max_grad_norm)
 
 
 def test_nesterov_needs_momentum():

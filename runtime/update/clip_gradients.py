@@ -1,0 +1,114 @@
+"""Clip gradients before an update: by the norm of all of them, or element by element.
+
+Clipping by a norm multiplies by a number c from 0 to 1; updates divide by 1 / c, together with what
+they divide by anyway. So it costs the norm, and no pass over the gradients of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import NonFiniteNorm
+from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+
+_WIDTH = 4096  # a sum of so many elements is never split
+_TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
+
+
+class GradientNorms:
+    """The p-norms of gradients, each with the same bits for any number of threads.
+
+    Args:
+        gradients: on one device.
+        norm_type: p.
+        result: f32[] or f64[]: a call writes the norm of all gradients here, divided by `scale`.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[Tensor],
+        norm_type: float,
+        result: Tensor,
+        scale: GradientScale | None,
+    ) -> None:
+        self._gradients = [gradient.detach() for gradient in gradients]
+        self._p, self._result, self._scale = norm_type, result, scale
+
+    def __call__(self) -> None:
+        dtype = self._result.dtype
+        norms = torch.stack([norm(gradient, dtype, self._p) for gradient in self._gradients])
+        total = norm_of_norms(norms, self._p)
+        if self._scale is not None:
+            self._scale.follow()
+            total = total / self._scale.tensor
+        self._result.copy_(total)
+
+
+def clip_divisor(
+    rule: ClipGlobalNorm | ClipGradNorm, norms: Sequence[Tensor], result: Tensor
+) -> Callable[[], None]:
+    """What makes of norms the number by which to divide, from 1 on, or NaN.
+
+    Raises:
+        NonFiniteNorm: when called: the norm is not finite, and the rule wants an error.
+    """
+    own = [result.new_empty(()) for _ in norms]  # on this device
+
+    def clip() -> None:
+        for target, source in zip(own, norms, strict=True):
+            target.copy_(source)
+        total = norm_of_norms(torch.stack(own), rule.norm_type)
+        match rule:
+            case ClipGlobalNorm(max_norm=limit):
+                # `fmax` drops a NaN: such gradients stay as they are
+                result.copy_(torch.fmax(torch.ones_like(total), total / limit))
+            case ClipGradNorm(max_norm=limit):
+                if rule.error_if_nonfinite and not total.isfinite():
+                    raise NonFiniteNorm(total.item(), rule.norm_type)
+                coefficient = (limit / (total + _TORCH_EPSILON)).clamp(max=1.0)
+                result.copy_(coefficient.reciprocal())
+
+    return clip
+
+
+def clip_values(
+    gradients: Sequence[Tensor], limit: float, scale: GradientScale | None
+) -> Callable[[], None]:
+    """What keeps the elements of gradients, which are divided by `scale` later, within a limit."""
+    own = [gradient.detach() for gradient in gradients]
+    one = torch.ones((), dtype=torch.float64, device=own[0].device)
+
+    def clip() -> None:
+        bound = one * limit
+        if scale is not None:
+            scale.follow()
+            bound = bound * scale.tensor
+        for gradient in own:
+            gradient.copy_(torch.clamp(gradient, -bound, bound))
+
+    return clip
+
+
+def norm_of_norms(norms: Tensor, p: float) -> Tensor:
+    """The p-norm of what the elements of `norms` are p-norms of."""
+    total: Tensor = torch.linalg.vector_norm(norms, p)
+    return total
+
+
+def norm(tensor: Tensor, dtype: torch.dtype, p: float = 2.0) -> Tensor:
+    """The p-norm of `tensor`, summed in an order that does not depend on the number of threads.
+
+    Torch splits one long sum between threads, but many short ones only from row to row.
+    """
+    flat = tensor.reshape(-1)
+    while flat.numel() > _WIDTH:
+        whole = flat.numel() // _WIDTH * _WIDTH
+        rows = torch.linalg.vector_norm(flat[:whole].view(-1, _WIDTH), p, dim=1, dtype=dtype)
+        flat = torch.cat([rows, flat[whole:].to(dtype)])
+    if p == inf and not flat.numel():
+        return torch.zeros((), dtype=dtype, device=tensor.device)
+    total: Tensor = torch.linalg.vector_norm(flat, p, dtype=dtype)
+    return total
