@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.passes.program.emit_update import AccumulatorDtype
 from ipu_dynamo.program import ClipGlobalNorm
 from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
@@ -54,7 +55,7 @@ def groups_of(reading: Reading, parameters: Mapping[str, Tensor]) -> tuple[Group
     limit = reading.settings["max_grad_norm"]
     clip = None if math.isinf(limit) else ClipGlobalNorm(float(limit))
     combined = reading.kind == "sgd" and reading.settings["use_combined_accum"] and with_momentum
-    accumulator = "weight" if combined else reading.settings["accum_type"]
+    accumulator: AccumulatorDtype = "weight" if combined else reading.settings["accum_type"]
     groups = []
     for group in reading.groups:
         rule = _rule(reading, group, with_momentum)

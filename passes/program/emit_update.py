@@ -142,8 +142,9 @@ class StepEnd:
             dtype = wanted.get(name)
             if dtype is None and type_.dtype in (torch.float16, torch.bfloat16):
                 dtype = torch.float32
-            given = dtype is not None and dtype != "weight"
-            found[name] = replace(type_, dtype=dtype) if given and several else type_
+            if several and isinstance(dtype, torch.dtype):
+                type_ = replace(type_, dtype=dtype)
+            found[name] = type_
         return found
 
     def _summed_and_clipped(self, updates: Sequence[Update], located: Located) -> list[Instruction]:
