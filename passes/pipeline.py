@@ -48,6 +48,7 @@ from ipu_dynamo.passes.joint.precision.stochastic_rounding import StochasticRoun
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatmuls
 from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
+from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
@@ -65,6 +66,7 @@ from ipu_dynamo.passes.program.own_results import OwnResults
 from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.passes.traced.anchor_values import AnchorValues
+from ipu_dynamo.passes.traced.call_recurrent_layers import CallRecurrentLayers
 from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
@@ -74,7 +76,6 @@ from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
-from ipu_dynamo.passes.traced.separate_recurrent_layers import SeparateRecurrentLayers
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
 from ipu_dynamo.passes.traced.stages.placement import Placement
 from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
@@ -176,6 +177,7 @@ def joint_passes(options: Options) -> list[Pass]:
         UpcastHalfMatmuls(),
         StochasticRounding(options.stochastic_rounding),
         Recompute(options.recomputes, options.recompute_budget),
+        DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
         SeparateAnchors(),
     ]
@@ -225,7 +227,7 @@ def placement_passes(options: Options) -> list[Pass]:
         [
             TitlePrints(),
             RemoveIdleDropout(),
-            SeparateRecurrentLayers(),
+            CallRecurrentLayers(),
             Placement(options.strategy, None),
             AnnotateStages(),
         ],
@@ -301,6 +303,7 @@ def numeric_passes(options: Options) -> list[Pass]:
     """From a placed flat graph, or a piece of one, to its program."""
     return left_out(
         [
+            DropUnreadGates(),
             _half_partials(options),
             UpcastHalfMatmuls(),
             FloatingPointExceptions(options.floating_point_exceptions),
@@ -345,7 +348,7 @@ def all_passes() -> list[Pass]:
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),
-        SeparateRecurrentLayers(),
+        CallRecurrentLayers(),
         AvoidReadingValues(),
         FixSizes(),
         KeepDraws(),

@@ -30,7 +30,7 @@ from ipu_dynamo.capture.private.tracing import (
     to_fake,
     trace_once,
 )
-from ipu_dynamo.capture.recurrent_dropout import RecurrentDropout
+from ipu_dynamo.capture.recurrent_layers import RecurrentLayers
 from ipu_dynamo.capture.scopes import SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
@@ -142,13 +142,14 @@ def trace(
         args, kwargs = arguments.rebuild(theirs)
         with swapped(model, swaps), attributes_swapped(model, attributes):
             with (
-                RecurrentDropout(),
+                RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
+        layers.packed.refuse_returned(leaves)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))
         kept = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
         returned.append(Structure(spec, kept, positions))

@@ -50,9 +50,14 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
         if block
         else ""
     )
+    captured = (
+        "torch._dynamo.config.allow_rnn = True lets it capture recurrent layers. "
+        if "RNN, GRU, or LSTM" in why
+        else ""
+    )
     warnings.warn(
         f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
-        f"Compile with fullgraph=True to see the reason in full.",
+        f"{captured}Compile with fullgraph=True to see the reason in full.",
         stacklevel=2,
     )
 

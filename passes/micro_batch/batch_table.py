@@ -20,6 +20,9 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.ops.recurrent.gru import gru, gru_backward
+from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
+from ipu_dynamo.ops.recurrent.rnn import rnn, rnn_backward
 from ipu_dynamo.passes.micro_batch.placements import Kind, Label, Labels, Placements, Row, Shard
 
 aten = torch.ops.aten
@@ -380,8 +383,19 @@ def _overloads(names: str) -> list[Any]:
     return [getattr(getattr(aten, packet), name or "default") for packet, _, name in pairs]
 
 
-RULES: dict[object, Rule] = {op: rule for rule, names in _TABLE for op in _overloads(names)}
-RULES[print_tensor_op] = elementwise
+_RECURRENT: dict[object, Rule] = {
+    lstm: pattern(".n. n. n. .. .. . . .. n -> .n. n. n. .n. .n."),
+    lstm_backward: pattern(".n. n. n. .n. n. n. .. .. .. n .n. .n. .n. -> .n. n. n. .. .. . .."),
+    gru: pattern(".n. n. .. .. . . n -> .n. n. .n."),
+    gru_backward: pattern(".n. n. .n. n. .. .. n .n. .n. -> .n. n. .. .. . ."),
+    rnn: pattern(".n. n. .. .. . . n -> .n. n."),
+    rnn_backward: pattern(".n. n. .n. n. .. .. n .n. -> .n. n. .. .. ."),
+}
+RULES: dict[object, Rule] = {
+    **{op: rule for rule, names in _TABLE for op in _overloads(names)},
+    **_RECURRENT,
+    print_tensor_op: elementwise,
+}
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
 # Replicate: they need all rows. Where all that they read are integers and masks made of inputs, as
 # when a padding mask is looked up for each row, they run before the micro-batches, else after them.

@@ -100,6 +100,9 @@ __all__ = [
 ]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+# what torch.nn.utils.rnn calls to pack sequences, and to unpack them
+pack_padded_sequence = torch._pack_padded_sequence
+pad_packed_sequence = torch._pad_packed_sequence
 
 
 def shape_of_values(error: BaseException | None) -> str:

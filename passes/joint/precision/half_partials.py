@@ -3,7 +3,8 @@
 Before   %y: f16[m,n] = aten.addmm(%bias, %a, %b)
 After    %p: f16[m,n] = ipu.half_partials_matmul(%a, %b, 64);  %y: f16[m,n] = aten.add(%p, %bias)
 Keeps    stages, source lines, shapes, groups; products of float32. Values change, as is asked:
-         `program/half_partials.py` says how, and how far they can be from the exact ones.
+         `ops/half_partial_sums.py` says how, and how far they can be from the exact ones. Recurrent
+         layers keep partial sums of float32: the options speak of matmuls and convolutions.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
 """
 

@@ -21,6 +21,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.recurrent.pairs import RECURRENT
 from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
@@ -90,7 +91,7 @@ def computing_in_half(graph: fx.Graph) -> list[fx.Node]:
         node
         for node in graph.nodes
         if isinstance(node.target, OpOverload)
-        and node.target.namespace == "aten"
+        and (node.target.namespace == "aten" or node.target in RECURRENT)
         and node.all_input_nodes
         and not is_view(node)
         and node.target not in (*_COPIES, aten._to_copy.default)

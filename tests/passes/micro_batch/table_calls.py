@@ -323,7 +323,36 @@ def _slice_scatter(d: Draw) -> Arguments:
     return [x, part, dim, 1, 2] if d.flag() else [x, d.float(*shape), dim], {}
 
 
+def _recurrent(gates: int, states: int = 1, *end: Any) -> Callable[[Draw], Arguments]:
+    """One layer; sequences sometimes have lengths, layers sometimes have no biases."""
+
+    def make(d: Draw) -> Arguments:
+        steps, batch, inputs, cells = d.size(), d.size(), d.size(), d.size()
+        rows = gates * cells
+        biased, has_lengths = d.flag(), d.flag()
+        projected = gates == 4 and d.flag()
+        outputs = 2 if projected else cells
+        return [
+            d.float(steps, batch, inputs),
+            d.float(batch, outputs),
+            *(d.float(batch, cells) for _ in range(states - 1)),
+            d.float(rows, inputs),
+            d.float(rows, outputs),
+            *(d.float(rows) if biased else None for _ in range(2)),
+            *([d.float(outputs, cells) if projected else None] if gates == 4 else []),
+            d.int(steps, batch) + 1 if has_lengths else None,
+            *end,
+            d.flag(),
+            *([True] if gates > 1 else []),
+        ], {}
+
+    return make
+
+
 CALLS: dict[str, Callable[[Draw], Arguments]] = {
+    "ipu::lstm": _recurrent(4, 2),
+    "ipu::gru": _recurrent(3),
+    "ipu::rnn": _recurrent(1, 1, "tanh"),
     "_to_copy": lambda d: ([d.tensor()], {"dtype": torch.float32} if d.flag() else {}),
     "round.decimals": lambda d: ([d.tensor()], {"decimals": 1}),
     "div.Tensor_mode": lambda d: (_narrowing(1)(d)[0], {"rounding_mode": "floor"}),

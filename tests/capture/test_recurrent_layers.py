@@ -1,4 +1,4 @@
-"""Check that dropout between recurrent layers is kept, which PyTorch's decomposition drops."""
+"""Check that programs call recurrent layers as operators, with the dropout between them."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ipu_dynamo import Options, compile_inference, compile_training
-from ipu_dynamo.capture.recurrent_dropout import recurrent_layers
 from ipu_dynamo.testing import assert_same_training
 from ipu_dynamo.torch_compile.backend import ipu
 
@@ -88,26 +87,6 @@ def test_torch_compile_draws_once_in_a_checkpoint():
     assert_draws_as_pytorch(LAYERS["gru"], FORMS["three layers"], checkpointed=True)
 
 
-def test_sequences_of_different_lengths_are_taken_layer_by_layer():
-    layer = nn.LSTM(3, 4, num_layers=2, dropout=0.5, bidirectional=True)
-    lengths, states = torch.tensor([2, 2, 1]), (torch.randn(4, 2, 4), torch.randn(4, 2, 4))
-    arguments = (
-        torch.randn(5, 3),
-        lengths,
-        states,
-        [*layer.parameters()],
-        True,
-        2,
-        0.5,
-        True,
-        True,
-    )
-    torch.manual_seed(1)
-    expected = torch.lstm(*arguments)
-    torch.manual_seed(1)
-    torch.testing.assert_close(recurrent_layers("lstm", *arguments), expected)
-
-
 @cases
 def test_a_whole_step_drops_everything_between_layers(make, form):
     """Where everything is dropped no numbers are random, and later layers see zeros."""
@@ -159,3 +138,24 @@ def test_a_whole_step_draws_anew_each_time():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     run = compile_training(model, optimizer, Options(engine="eager", seed=1), loss=0)
     assert len({run(torch.ones(3, 2, 3)).item() for _ in range(4)}) == 4
+
+
+def test_the_notice_of_a_break_names_the_setting():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(3, 4)
+
+        def forward(self, x):
+            return self.layer(x)[0]
+
+    model = nn.Sequential(nn.Linear(3, 3), Inner(), nn.Linear(4, 2))
+
+    def run(x):
+        return model[2](model[1](model[0](x)))
+
+    x = torch.randn(5, 2, 3)
+    with pytest.warns(UserWarning, match=r"allow_rnn = True lets it capture recurrent layers"):
+        found = torch.compile(run, backend=ipu, options=EAGER)(x)
+    torch.testing.assert_close(found, run(x))
+    assert not torch._dynamo.config.allow_rnn

@@ -1,0 +1,193 @@
+"""Define `ipu::gru` and its backward operator: one layer in one direction.
+
+Shapes: `x [steps, batch, inputs]`, `h [batch, cells]`, `wi [3 cells, inputs]`,
+`wh [3 cells, cells]`. Saved of each step are the gates r, z, n as PyTorch orders them, after
+their activations, and what the state gives to n before r scales it.
+
+Source: PyTorch's documentation of `torch.nn.GRU`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from ipu_dynamo.ops.recurrent.steps import (
+    Steps,
+    check_layer,
+    kept,
+    of_gates,
+    of_inputs,
+    product_over_steps,
+    sum_over_steps,
+    wide,
+    widened,
+    within,
+)
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define(
+    "gru(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
+    " bool reverse, bool saves) -> (Tensor out, Tensor hy, Tensor gates)"
+)
+_library.define(
+    "gru_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
+    " Tensor? lengths, Tensor out, Tensor gates, bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bi, Tensor bh)"
+)
+gru = torch.ops.ipu.gru.default
+gru_backward = torch.ops.ipu.gru_backward.default
+
+
+def _gru(
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+    saves: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    bi, bh = widened(bi, bh)
+    x, h, wi, wh = map(wide, (within(x, inside), h, wi, wh))
+    inputs, recurrent, cells = of_inputs(x, wi, bi), wh.t(), h.shape[1]
+    out = x.new_empty(*x.shape[:2], cells)
+    gates = x.new_empty(x.shape[0] if saves else 0, h.shape[0], 4 * cells)
+    for t in steps.forward:
+        here = None if inside is None else inside[t]
+        of_state = h @ recurrent if bh is None else torch.addmm(bh, h, recurrent)
+        gate = inputs[t, :, : 2 * cells] + of_state[:, : 2 * cells]
+        r, z = gate.sigmoid_().chunk(2, 1)
+        hn = of_state[:, 2 * cells :]
+        n = torch.addcmul(inputs[t, :, 2 * cells :], r, hn).tanh_()
+        if saves:
+            torch.cat((gate, n, hn), 1, out=gates[t])
+        h = kept(torch.addcmul(n, h - n, z), h, here)
+        out[t] = within(h, here)
+    return tuple(r.to(dtype) for r in (out, h, gates))
+
+
+def _backward(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    lengths: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    of_out, of_hy = widened(of_out, of_hy)
+    x, h, wi, wh, out, gates = map(wide, (within(x, inside), h, wi, wh, out, gates))
+    dh = torch.zeros_like(h) if of_hy is None else of_hy
+    earlier = steps.before(out, h)
+    of_gate, of_state = (gates.new_empty(*gates.shape[:2], wi.shape[0]) for _ in range(2))
+    for t in steps.backward:
+        here = None if inside is None else inside[t]
+        r, z, n, hn = gates[t].chunk(4, 1)
+        d = dh if of_out is None else dh + of_out[t]
+        d_n = d * (1 - z) * (1 - n.square())
+        d_z = d * (earlier[t] - n) * z * (1 - z)
+        d_r = d_n * hn * r * (1 - r)
+        of_gate[t] = within(torch.cat((d_r, d_z, d_n), 1), here)
+        of_state[t] = within(torch.cat((d_r, d_z, d_n * r), 1), here)
+        dh = kept(torch.addmm(d * z, of_state[t], wh), dh, here)
+    dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
+    dwh = product_over_steps(of_state, earlier, wanted=of_weights)
+    dbi, dbh = (sum_over_steps(g, wanted=of_weights) for g in (of_gate, of_state))
+    return tuple(r.to(dtype).contiguous() for r in (dx, dh, dwi, dwh, dbi, dbh))
+
+
+def _shapes(
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+    saves: bool,
+) -> tuple[Tensor, ...]:
+    check_layer(3, x, h, wi, wh, h.shape[-1])
+    (steps, batch, _), cells = x.shape, h.shape[1]
+    saved = steps if saves else 0
+    sizes = (steps, batch, cells), (batch, cells), (saved, batch, 4 * cells)
+    return tuple(x.new_empty(size) for size in sizes)
+
+
+def _backward_shapes(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    lengths: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    rows = wi.shape[0] if of_weights else 0
+    sizes = (
+        x.shape if of_x else (0, *x.shape[1:]),
+        h.shape,
+        (rows, x.shape[2]),
+        (rows, h.shape[1]),
+        (rows,),
+        (rows,),
+    )
+    return tuple(x.new_empty(size) for size in sizes)
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    x, h, wi, wh, _, _, lengths, ctx.reverse, _ = inputs
+    out, _, gates = output
+    ctx.set_materialize_grads(False)  # else zeros for a state that nobody reads join the graph
+    ctx.mark_non_differentiable(gates)
+    ctx.save_for_backward(x, h, wi, wh, lengths, out, gates)
+
+
+def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor, *_: Tensor) -> Any:
+    wanted = ctx.needs_input_grad
+    gradients = torch.ops.ipu.gru_backward(
+        of_out, of_hy, *ctx.saved_tensors, ctx.reverse, wanted[0], any(wanted[2:6])
+    )
+    return tuple(
+        g if w else None for g, w in zip((*gradients, None, None, None), wanted, strict=True)
+    )
+
+
+for _name, _run, _shape in (
+    ("gru", _gru, _shapes),
+    ("gru_backward", _backward, _backward_shapes),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
+torch.library.register_autograd("ipu::gru", _gradient, setup_context=_setup, lib=_library)
+
+
+@register_flop_formula(torch.ops.ipu.gru)
+def _flops(x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
+    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+
+
+@register_flop_formula(torch.ops.ipu.gru_backward)
+def _backward_flops(
+    of_out: Any, of_hy: Any, x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object
+) -> int:  # the gradients of both factors of both products
+    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))

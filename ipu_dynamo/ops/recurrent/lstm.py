@@ -1,0 +1,241 @@
+"""Define `ipu::lstm` and its backward operator: one layer in one direction.
+
+Shapes: `x [steps, batch, inputs]`, `h [batch, outputs]`, `c [batch, cells]`,
+`wi [4 cells, inputs]`, `wh [4 cells, outputs]`, `wp [outputs, cells]` for a layer with projections.
+The gates are i, f, g, o as PyTorch orders them, after their activations.
+
+Source: PyTorch's documentation of `torch.nn.LSTM`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from ipu_dynamo.ops.recurrent.steps import (
+    Steps,
+    check_layer,
+    kept,
+    of_gates,
+    of_inputs,
+    product_over_steps,
+    sum_over_steps,
+    wide,
+    widened,
+    within,
+)
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define(
+    "lstm(Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? wp,"
+    " Tensor? lengths, bool reverse, bool saves)"
+    " -> (Tensor out, Tensor hy, Tensor cy, Tensor gates, Tensor cells)"
+)
+_library.define(
+    "lstm_backward(Tensor? of_out, Tensor? of_hy, Tensor? of_cy, Tensor x, Tensor h, Tensor c,"
+    " Tensor wi, Tensor wh, Tensor? wp, Tensor? lengths, Tensor out, Tensor gates, Tensor cells,"
+    " bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor bias, Tensor wp)"
+)
+lstm = torch.ops.ipu.lstm.default
+lstm_backward = torch.ops.ipu.lstm_backward.default
+
+
+def _lstm(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    wp: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+    saves: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    bi, bh, wp = widened(bi, bh, wp)
+    x, h, c, wi, wh = map(wide, (within(x, inside), h, c, wi, wh))
+    inputs, recurrent = of_inputs(x, wi, bi, bh), wh.t()
+    out = x.new_empty(*x.shape[:2], h.shape[1])
+    saved = x.shape[0] if saves else 0
+    gates, cells = (x.new_empty(saved, *s.shape) for s in (inputs[0], c))
+    for t in steps.forward:
+        here = None if inside is None else inside[t]
+        gate = torch.addmm(inputs[t], h, recurrent)
+        i, f, g, o = gate.chunk(4, 1)
+        for part in (i, f, o):
+            part.sigmoid_()
+        g.tanh_()
+        c = kept(torch.addcmul(f * c, i, g), c, here)
+        hidden = o * c.tanh()
+        h = kept(hidden if wp is None else hidden @ wp.t(), h, here)
+        out[t] = within(h, here)
+        if saves:
+            gates[t], cells[t] = gate, c
+    return tuple(r.to(dtype) for r in (out, h, c, gates, cells))
+
+
+def _backward(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    of_cy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    wp: Tensor | None,
+    lengths: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    of_out, of_hy, of_cy, wp = widened(of_out, of_hy, of_cy, wp)
+    x, h, c, wi, wh = map(wide, (within(x, inside), h, c, wi, wh))
+    out, gates, cells = map(wide, (out, gates, cells))
+    dh = torch.zeros_like(h) if of_hy is None else of_hy
+    dc = torch.zeros_like(c) if of_cy is None else of_cy
+    earlier, tanh = steps.before(cells, c), cells.tanh()
+    of_gate = torch.empty_like(gates)
+    of_step = torch.zeros_like(out) if wp is not None else None  # of what was projected
+    for t in steps.backward:
+        here = None if inside is None else inside[t]
+        i, f, g, o = gates[t].chunk(4, 1)
+        d = dh if of_out is None else dh + of_out[t]
+        if of_step is not None and wp is not None:
+            of_step[t] = within(d, here)
+            d = d @ wp
+        d_cell = torch.addcmul(dc, d * o, 1 - tanh[t].square())
+        parts = (
+            d_cell * g * i * (1 - i),
+            d_cell * earlier[t] * f * (1 - f),
+            d_cell * i * (1 - g.square()),
+            d * tanh[t] * o * (1 - o),
+        )
+        of_gate[t] = within(torch.cat(parts, 1), here)
+        dh = kept(of_gate[t] @ wh, dh, here)
+        dc = kept(d_cell * f, dc, here)
+    dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
+    dwh = product_over_steps(of_gate, steps.before(out, h), wanted=of_weights)
+    bias = sum_over_steps(of_gate, wanted=of_weights)
+    if of_step is not None and of_weights:
+        dwp = product_over_steps(of_step, gates[..., -c.shape[1] :] * tanh)
+    else:
+        dwp = x.new_empty(0, c.shape[1])
+    return tuple(r.to(dtype).contiguous() for r in (dx, dh, dc, dwi, dwh, bias, dwp))
+
+
+def _shapes(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    wp: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+    saves: bool,
+) -> tuple[Tensor, ...]:
+    check_layer(4, x, h, wi, wh, c.shape[-1])
+    (steps, batch, _), outputs, cells = x.shape, h.shape[1], c.shape[1]
+    saved = steps if saves else 0
+    sizes = (
+        (steps, batch, outputs),
+        (batch, outputs),
+        (batch, cells),
+        (saved, batch, 4 * cells),
+        (saved, batch, cells),
+    )
+    return tuple(x.new_empty(size) for size in sizes)
+
+
+def _backward_shapes(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    of_cy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    wp: Tensor | None,
+    lengths: Tensor | None,
+    out: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    rows = wi.shape[0] if of_weights else 0
+    projected = h.shape[1] if of_weights and wp is not None else 0
+    sizes = (
+        x.shape if of_x else (0, *x.shape[1:]),
+        h.shape,
+        c.shape,
+        (rows, x.shape[2]),
+        (rows, h.shape[1]),
+        (rows,),
+        (projected, c.shape[1]),
+    )
+    return tuple(x.new_empty(size) for size in sizes)
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    x, h, c, wi, wh, _, _, wp, lengths, ctx.reverse, _ = inputs
+    out, _, _, gates, cells = output
+    ctx.set_materialize_grads(False)  # else zeros for states that nobody reads join the graph
+    ctx.mark_non_differentiable(gates, cells)
+    ctx.save_for_backward(x, h, c, wi, wh, wp, lengths, out, gates, cells)
+
+
+def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor, of_cy: Tensor, *_: Tensor) -> Any:
+    wanted = ctx.needs_input_grad
+    of_weights = any(wanted[3:8])
+    dx, dh, dc, dwi, dwh, bias, dwp = torch.ops.ipu.lstm_backward(
+        of_out, of_hy, of_cy, *ctx.saved_tensors, ctx.reverse, wanted[0], of_weights
+    )
+    gradients = (dx, dh, dc, dwi, dwh, bias, bias, dwp, None, None, None)
+    return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
+
+
+for _name, _run, _shape in (
+    ("lstm", _lstm, _shapes),
+    ("lstm_backward", _backward, _backward_shapes),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
+torch.library.register_autograd("ipu::lstm", _gradient, setup_context=_setup, lib=_library)
+
+
+@register_flop_formula(torch.ops.ipu.lstm)
+def _flops(x: Any, h: Any, c: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
+    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+
+
+@register_flop_formula(torch.ops.ipu.lstm_backward)
+def _backward_flops(
+    of_out: Any,
+    of_hy: Any,
+    of_cy: Any,
+    x: Any,
+    h: Any,
+    c: Any,
+    wi: Any,
+    wh: Any,
+    *rest: object,
+    **values: object,
+) -> int:  # the gradients of both factors of both products
+    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))

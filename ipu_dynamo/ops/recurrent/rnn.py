@@ -1,0 +1,182 @@
+"""Define `ipu::rnn` and its backward operator: one plain layer in one direction.
+
+Shapes: `x [steps, batch, inputs]`, `h [batch, cells]`, `wi [cells, inputs]`, `wh [cells, cells]`;
+`activation` is tanh or relu. Its result is all that the backward operator has to know of the gate.
+
+Source: PyTorch's documentation of `torch.nn.RNN`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from ipu_dynamo.ops.recurrent.steps import (
+    Steps,
+    check_layer,
+    kept,
+    of_gates,
+    of_inputs,
+    product_over_steps,
+    sum_over_steps,
+    wide,
+    widened,
+    within,
+)
+
+_library = torch.library.Library("ipu", "FRAGMENT")
+_library.define(
+    "rnn(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
+    " str activation, bool reverse) -> (Tensor out, Tensor hy)"
+)
+_library.define(
+    "rnn_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
+    " Tensor? lengths, Tensor out, str activation, bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bias)"
+)
+rnn = torch.ops.ipu.rnn.default
+rnn_backward = torch.ops.ipu.rnn_backward.default
+
+
+def _rnn(
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    lengths: Tensor | None,
+    activation: str,
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    bi, bh = widened(bi, bh)
+    x, h, wi, wh = map(wide, (within(x, inside), h, wi, wh))
+    inputs, recurrent = of_inputs(x, wi, bi, bh), wh.t()
+    activate = torch.tanh_ if activation == "tanh" else torch.relu_
+    out = x.new_empty(*x.shape[:2], h.shape[1])
+    for t in steps.forward:
+        here = None if inside is None else inside[t]
+        h = kept(activate(torch.addmm(inputs[t], h, recurrent)), h, here)
+        out[t] = within(h, here)
+    return out.to(dtype), h.to(dtype)
+
+
+def _backward(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    lengths: Tensor | None,
+    out: Tensor,
+    activation: str,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    dtype, steps = x.dtype, Steps(x.shape[0], reverse, lengths)
+    inside = steps.inside(x.device)
+    of_out, of_hy = widened(of_out, of_hy)
+    x, h, wi, wh, out = map(wide, (within(x, inside), h, wi, wh, out))
+    dh = torch.zeros_like(h) if of_hy is None else of_hy
+    of_gate = torch.empty_like(out)
+    for t in steps.backward:
+        here = None if inside is None else inside[t]
+        d = dh if of_out is None else dh + of_out[t]
+        if activation == "tanh":
+            d = d * (1 - out[t].square())
+        else:
+            d = torch.where(out[t] <= 0, 0, d)
+        of_gate[t] = within(d, here)
+        dh = kept(of_gate[t] @ wh, dh, here)
+    dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
+    dwh = product_over_steps(of_gate, steps.before(out, h), wanted=of_weights)
+    bias = sum_over_steps(of_gate, wanted=of_weights)
+    return tuple(r.to(dtype).contiguous() for r in (dx, dh, dwi, dwh, bias))
+
+
+def _shapes(
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    bi: Tensor | None,
+    bh: Tensor | None,
+    lengths: Tensor | None,
+    activation: str,
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    check_layer(1, x, h, wi, wh, h.shape[-1])
+    return x.new_empty(*x.shape[:2], h.shape[1]), x.new_empty(h.shape)
+
+
+def _backward_shapes(
+    of_out: Tensor | None,
+    of_hy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    wi: Tensor,
+    wh: Tensor,
+    lengths: Tensor | None,
+    out: Tensor,
+    activation: str,
+    reverse: bool,
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, ...]:
+    rows = wi.shape[0] if of_weights else 0
+    sizes = (
+        x.shape if of_x else (0, *x.shape[1:]),
+        h.shape,
+        (rows, x.shape[2]),
+        (rows, h.shape[1]),
+        (rows,),
+    )
+    return tuple(x.new_empty(size) for size in sizes)
+
+
+def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    x, h, wi, wh, _, _, lengths, ctx.activation, ctx.reverse = inputs
+    ctx.set_materialize_grads(False)  # else zeros for a state that nobody reads join the graph
+    ctx.save_for_backward(x, h, wi, wh, lengths, output[0])
+
+
+def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor) -> Any:
+    wanted = ctx.needs_input_grad
+    dx, dh, dwi, dwh, bias = torch.ops.ipu.rnn_backward(
+        of_out,
+        of_hy,
+        *ctx.saved_tensors,
+        ctx.activation,
+        ctx.reverse,
+        wanted[0],
+        any(wanted[2:6]),
+    )
+    gradients = (dx, dh, dwi, dwh, bias, bias, None, None, None)
+    return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
+
+
+for _name, _run, _shape in (
+    ("rnn", _rnn, _shapes),
+    ("rnn_backward", _backward, _backward_shapes),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
+torch.library.register_autograd("ipu::rnn", _gradient, setup_context=_setup, lib=_library)
+
+
+@register_flop_formula(torch.ops.ipu.rnn)
+def _flops(x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
+    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+
+
+@register_flop_formula(torch.ops.ipu.rnn_backward)
+def _backward_flops(
+    of_out: Any, of_hy: Any, x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object
+) -> int:  # the gradients of both factors of both products
+    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))

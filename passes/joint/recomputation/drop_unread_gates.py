@@ -1,0 +1,52 @@
+"""Let recurrent layers save nothing that no backward operator reads.
+
+Before   %l = ipu.lstm(%x, ..., True);  %y = getitem(%l, 0)
+After    %l = ipu.lstm(%x, ..., False);  %y = getitem(%l, 0)
+Keeps    every value that is read; stages and source lines.
+Source   dead code elimination, of results that an argument asks for.
+
+A layer saves its gates where gradients are on when it is called. Nobody reads them if nothing that
+the layer depends on is trained, or if all of it is computed again in the backward pass.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.recurrent.pairs import SAVED
+from ipu_dynamo.passes.graph.builder import evaluate
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class DropUnreadGates:
+    """The pass."""
+
+    name: ClassVar[str] = "DropUnreadGates"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        layers = plan(graph)
+        for node in layers:
+            for part in list(node.users):
+                if part.args[1] in SAVED[node.target]:
+                    graph.erase_node(part)
+            node.args = (*node.args[:-1], False)
+            node.meta["val"] = evaluate(node)
+        if layers:
+            capture.graph.recompile()
+        return bool(layers)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """The layers that save what nobody reads. Reads the graph only."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target in SAVED
+        and node.args[-1] is True
+        and not any(part.users for part in node.users if part.args[1] in SAVED[node.target])
+    ]
