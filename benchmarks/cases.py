@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks import (
+    ctc_decoder,
     door_overhead,
     half,
     inference,
@@ -53,4 +54,5 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "pipeline": pipeline.idle_shares,
     "half_training": half.distances,
     "loader": loader.epochs,
+    "ctc_decoder": ctc_decoder.batches,
 }  # what else is to be known, by name: figures by what they say

@@ -10,6 +10,8 @@ from ipu_dynamo.version import __version__
 
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
+    from ipu_dynamo.capture.custom_operators import custom_operator, register_custom_operator
+    from ipu_dynamo.capture.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
@@ -47,6 +49,7 @@ __all__ = [
     "Difference",
     "ExecutionError",
     "Explanation",
+    "HostFunction",
     "InputError",
     "IpuError",
     "LoadedModel",
@@ -62,6 +65,7 @@ __all__ = [
     "bisect",
     "compile_inference",
     "compile_training",
+    "custom_operator",
     "explain",
     "identity_loss",
     "load",
@@ -69,6 +73,7 @@ __all__ = [
     "print_tensor",
     "programs",
     "recomputation_checkpoint",
+    "register_custom_operator",
     "register_named_tuple",
     "save",
     "serialized_matmul",
@@ -79,6 +84,8 @@ __all__ = [
 _HOMES = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
+    "ipu_dynamo.capture.custom_operators": ("custom_operator", "register_custom_operator"),
+    "ipu_dynamo.capture.host_functions": ("HostFunction",),
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),

@@ -22,6 +22,9 @@ from poptorch.blocks import (
     removeBlocks,
 )
 from poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from poptorch.cpu import CPU
+from poptorch.ctc import ctc_beam_search_decoder
+from poptorch.custom_ops import accessAttributes, custom_op
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AutoStage,
@@ -61,6 +64,7 @@ from poptorch.ops import (
     set_overlap_for_output,
 )
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
+from poptorch.point_clouds import fps, nearest
 from poptorch.printing import module_repr, print
 from poptorch.profiling import poptorchAtExit
 from poptorch.slicing import dynamic_slice, dynamic_update
@@ -74,6 +78,7 @@ from poptorch.strategies import (
 from poptorch.tracing import getIpuTensorId, isRunningOnIpu
 
 __all__ = [
+    "CPU",
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
@@ -114,10 +119,14 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "accessAttributes",
     "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "enums",
+    "fps",
     "getIpuTensorId",
     "identity_loss",
     "importPoptorchMetadataFromFile",
@@ -129,6 +138,7 @@ __all__ = [
     "load",
     "logger",
     "module_repr",
+    "nearest",
     "nop",
     "ops",
     "optim",

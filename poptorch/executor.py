@@ -255,7 +255,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
             self._update.read_again()
         named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
         inputs = self._prepared(named.values())
-        adapter = TracedModel(self._traced, call)
+        adapter = TracedModel(self._traced, call, training=self._training)
         started = time.perf_counter()
         with (
             ShortTracebacks(),

@@ -22,16 +22,18 @@ class TracedModel(nn.Module):
     Args:
         model: the user's module or function.
         call: the arguments that it is traced with.
+        training: a program is made that trains.
     """
 
     _model: Callable[..., Any]
     _call: Call
     _returned: Any
+    _training: bool
 
-    def __init__(self, model: Callable[..., Any], call: Call) -> None:
+    def __init__(self, model: Callable[..., Any], call: Call, *, training: bool) -> None:
         super().__init__()
         self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
-        self.__dict__["_returned"] = None
+        self.__dict__["_returned"], self.__dict__["_training"] = None, training
 
     @property
     def call(self) -> Call:
@@ -43,7 +45,7 @@ class TracedModel(nn.Module):
         args, kwargs = self._call.rebuild(tensors.values())
         seen = next(iter([*tensors.values(), *self.parameters()]), None)
         device = "cpu" if seen is None else seen.device
-        with tracing(device), compile_hooks(), substitutions():
+        with tracing(device, training=self._training), compile_hooks(), substitutions():
             result = self._model(*args, **kwargs)
         self.__dict__["_returned"] = result
         leaves = list(tensors_of(result))

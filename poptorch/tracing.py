@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -24,10 +25,12 @@ class Trace:
     """One trace of a model.
 
     Args:
+        training: a program is made that trains.
         block_numbers: the automatic ids of blocks, from 0.
         tensor_numbers: of the tensors that were asked for, from 1.
     """
 
+    training: bool = False
     block_numbers: Iterator[int] = field(default_factory=itertools.count)
     tensor_numbers: "WeakIdKeyDictionary" = field(default_factory=WeakIdKeyDictionary)
 
@@ -74,13 +77,14 @@ def current_trace() -> Trace | None:
 
 
 @contextmanager
-def tracing(device: torch.device | str = "cpu") -> Iterator[Trace]:
+def tracing(device: torch.device | str = "cpu", *, training: bool = False) -> Iterator[Trace]:
     """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions.
 
     Args:
         device: what stands for the device "ipu".
+        training: a program is made that trains.
     """
-    trace = Trace()
+    trace = Trace(training)
     token = _current.set(trace)
     validates = Distribution._validate_args
     with ExitStack() as stack:
@@ -92,7 +96,8 @@ def tracing(device: torch.device | str = "cpu") -> Iterator[Trace]:
 
 
 class _Devices(TorchFunctionMode):
-    """Take moves to the device "ipu", or "xla", as done, and refuse moves away from it."""
+    """Take moves to the device "ipu", or "xla", as done; refuse moves away from it, and what else
+    PopTorch's device does not compute."""
 
     def __init__(self, device: torch.device | str) -> None:
         super().__init__()
@@ -106,6 +111,8 @@ class _Devices(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func is F.ctc_loss and kwargs.get("reduction") == "none":
+            raise createPoptorchError('CTCLoss with reduction="none" is currently not supported')
         if func is Tensor.cpu or (func in (Tensor.to, Tensor.type) and _names_cpu(args, kwargs)):
             raise createPoptorchError(
                 "Illegal move to CPU (via .to() or .cpu()): a value of the traced model is not "

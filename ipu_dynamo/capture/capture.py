@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.program import Overlap
@@ -118,6 +119,7 @@ class Capture:
             connects; None when one program has all of it.
         homes: IPUs of variables that another program has placed.
         calls: what the graph's custom autograd functions call, to be kept with it.
+        host_functions: what the program calls on the host, to be kept with it.
         aliases: returned values may share memory with inputs and with each other.
         overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
             set by `OverlapIO`.
@@ -143,6 +145,7 @@ class Capture:
     alone: Literal["forward", "backward"] | None = None
     homes: Mapping[str, int] = field(default_factory=dict)
     calls: tuple[Callable[..., Any], ...] = ()
+    host_functions: tuple[KnownFunction, ...] = ()
     aliases: bool = False
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     loss_scale: LossScale | None = None

@@ -5,7 +5,7 @@ A trace records operators before autograd, so it would inline the forward of a
 `ipu::autograd_function`, which calls the real `apply` when the graph is differentiated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from ipu_dynamo.capture.host_functions import on_host
 from ipu_dynamo.capture.private.function_apply import apply_replaced
 from ipu_dynamo.capture.private.tracing import flatten, pytree, run_backward
 from ipu_dynamo.errors import CompileError, called_from
@@ -63,6 +64,8 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
         return pytree.tree_unflatten(rebuilt, out_spec)
 
     def refused(self: Tensor, hook: Any) -> Any:
+        if on_host():
+            return register_hook(self, hook)
         raise CompileError(
             "a hook on a tensor inside the model would not run in the compiled program",
             where=called_from(),
@@ -70,7 +73,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
         )
 
     def refused_gradient(*args: Any, **kwargs: Any) -> Any:
-        if inside:
+        if inside or on_host():
             return run_backward(*args, **kwargs)
         raise CompileError(
             "the model computes a gradient in forward, and a trace has no autograd",
@@ -78,10 +81,11 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
             hint="write that part as a torch.autograd.Function",
         )
 
-    hook = in_this_thread(refused, torch.Tensor.register_hook)
+    register_hook: Callable[[Tensor, Any], Any] = torch.Tensor.register_hook
+    hook = in_this_thread(refused, register_hook)
     gradient = in_this_thread(refused_gradient, run_backward)
     with (
-        apply_replaced(recorded, unless=lambda: inside),
+        apply_replaced(recorded, unless=lambda: inside or on_host()),
         replaced(torch.Tensor, "register_hook", hook),
         replaced(torch.autograd, run_backward.__name__, gradient),
     ):

@@ -1,7 +1,7 @@
 """Put stand-ins in place of a module's tensors while its Python is traced, and take them out."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,13 @@ def named_tensors(model: Model) -> list[tuple[Placeholder, Tensor]]:
 
 
 @contextmanager
-def swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself."""
+def swapped(
+    model: Model, swaps: Mapping[int, Tensor]
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself.
+
+    Gives what puts the module's own tensors back for a while.
+    """
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
     slots = [
         (kind, path, slot, name, tensor)
@@ -39,8 +44,20 @@ def swapped(model: Model, swaps: Mapping[int, Tensor]) -> Iterator[None]:
     ]
     for _, _, slot, name, tensor in slots:
         slot[name] = swaps[id(tensor)]
+
+    @contextmanager
+    def own_tensors() -> Iterator[None]:
+        present = [(slot, name, slot[name]) for _, _, slot, name, _ in slots if name in slot]
+        for _, _, slot, name, tensor in slots:
+            slot[name] = tensor
+        try:
+            yield
+        finally:
+            for slot, name, stand_in in present:
+                slot[name] = stand_in
+
     try:
-        yield
+        yield own_tensors
         for kind, path, slot, name, tensor in slots:
             full = f"{path}.{name}" if path else name
             if name not in slot:

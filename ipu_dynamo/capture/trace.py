@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
 from ipu_dynamo.capture.composed_losses import ComposedLosses
+from ipu_dynamo.capture.ctc_losses import CtcLosses
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
+from ipu_dynamo.capture.host_functions import HostCalls, host_calls
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
@@ -41,6 +43,7 @@ from ipu_dynamo.capture.swap import (
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
 from ipu_dynamo.errors import CompileError, raised_at
+from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
@@ -132,6 +135,7 @@ def trace(
     fakes, inputs = (moved(mode, tensors, device) for tensors in (fakes, inputs))
     attributes = copied_attributes(model, device)
     returned: list[Structure] = []
+    host_functions: list[KnownFunction] = []
     names: dict[int, str] = {}  # by the identity of what forward sees
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -140,10 +144,12 @@ def trace(
         names.update((id(tensor), name) for tensor, name in zip(tensors, roles, strict=True))
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
-        with swapped(model, swaps), attributes_swapped(model, attributes):
+        with swapped(model, swaps) as own_tensors, attributes_swapped(model, attributes):
             with (
+                host_calls(HostCalls(training, own_tensors, host_functions)),
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
+                CtcLosses(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
             ):
@@ -200,6 +206,7 @@ def trace(
         structure=returned[-1],
         training=training,
         calls=tuple(calls),
+        host_functions=tuple(host_functions),
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
     )
     _finish_outputs(capture)

@@ -15,6 +15,11 @@ from torch import fx
 import ipu_dynamo.ops.accumulate  # registers operators, as all of these do
 import ipu_dynamo.ops.float_check
 import ipu_dynamo.ops.half_partial_sums
+import ipu_dynamo.ops.library.ctc_beam_search
+import ipu_dynamo.ops.library.ctc_loss
+import ipu_dynamo.ops.library.host_call
+import ipu_dynamo.ops.library.points
+import ipu_dynamo.ops.library.suppression
 import ipu_dynamo.ops.marks.convolution_groups
 import ipu_dynamo.ops.marks.markers
 import ipu_dynamo.ops.marks.overlap

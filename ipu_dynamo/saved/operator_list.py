@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.library.host_call import calls_host, host_call
 from ipu_dynamo.ops.operators import operator_name, operator_named
 from ipu_dynamo.program import Program
 from ipu_dynamo.saved.json_text import expect
@@ -14,6 +15,7 @@ from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 # Of known versions, and without Python of a user's own behind them.
 _NAMESPACES = frozenset({"aten", "prims", "ipu", "mkldnn", "mkl", "quantized_decomposed"})
 _PYTHON = "getitem"
+_HOST_CALL = str(host_call)
 # They exchange the memory of a tensor, which a program knows the layout of.
 _REBINDING = frozenset(
     {
@@ -44,7 +46,7 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
                 if (problem := _problem(name)) is not None:
                     raise SavedProgramError(
                         Reason.CANNOT_SAVE,
-                        f"the operator {name} {problem}",
+                        f"{_called(node, name)} {problem}",
                         part=source_line(node),
                         hint="compute it with PyTorch's own operators, or outside of the model",
                     )
@@ -80,6 +82,11 @@ def check_program(program: Program, listed: frozenset[str]) -> None:
                 raise SavedProgramError(Reason.OPERATOR, problem)
 
 
+def _called(node: fx.Node, name: str) -> str:
+    """How an error calls the operator of a node; the host's functions by their own names."""
+    return f"the host function {node.args[1]}" if calls_host(node) else f"the operator {name}"
+
+
 def _name(node: fx.Node) -> str:
     try:
         return operator_name(node.target)
@@ -90,6 +97,8 @@ def _name(node: fx.Node) -> str:
 def _problem(name: str) -> str | None:
     """Why saved programs do not call an operator; None if they may."""
     namespace, _, rest = name.partition(".")
+    if name == _HOST_CALL:
+        return "is Python of the process that compiled it"
     if name != _PYTHON and namespace not in _NAMESPACES:
         return f"is none of {', '.join(sorted(_NAMESPACES))}"
     if rest.partition(".")[0] in _REBINDING:

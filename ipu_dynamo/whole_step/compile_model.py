@@ -12,6 +12,7 @@ from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
 from ipu_dynamo.capture.host_changes import changed_attributes
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
+from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.graphs import code_on_demand
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.options.devices import devices_of_ipus, devices_to_use
@@ -49,6 +50,7 @@ class Compiled:
         names: of the values that operators make.
         gradients: which of them, and of the parameters, have a gradient.
         anchors: the output stream of each anchor that is one.
+        host_functions: what the program calls; they are known while somebody keeps them.
     """
 
     host: HostProgram
@@ -64,6 +66,7 @@ class Compiled:
     names: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     anchors: Mapping[str, str] = field(default_factory=dict)
+    host_functions: Sequence[KnownFunction] = ()
 
     @property
     def program(self) -> Program:
@@ -177,6 +180,7 @@ def _lowered(
         names=capture.names,
         gradients=capture.gradients,
         anchors=capture.anchors,
+        host_functions=capture.host_functions,
     )
 
 

@@ -1,4 +1,5 @@
-"""Cut a function at operators that loop by themselves, which no compiler needs to see.
+"""Cut a function at operators that run by themselves, loops and calls of the host, which no
+compiler needs to see.
 
 What lies between them is compiled. A compiler that wants a functional graph would copy the memory
 that such an operator writes in place.
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
+from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
 LOOPS = frozenset(
     {
+        host_call,
         serialized_loss.serialized_loss,
         serialized_loss.serialized_loss_backward,
         serialized_loss.serialized_loss_backward_,

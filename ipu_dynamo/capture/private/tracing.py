@@ -82,6 +82,7 @@ __all__ = [
     "marked_dynamic",
     "masks_unread",
     "moved",
+    "outside_function_modes",
     "outside_modes",
     "outside_tracing",
     "pytree",
@@ -112,6 +113,7 @@ def shape_of_values(error: BaseException | None) -> str:
     return str(error.func).removesuffix(".default")
 
 
+outside_function_modes = torch._C.DisableTorchFunction
 key_text = pytree.keystr
 flatten = pytree.tree_flatten
 flatten_with_path = pytree.tree_flatten_with_path

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.library.host_call import calls_host
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.program import Call, Program, Stash
 from ipu_dynamo.program.schedule.dependencies import (
@@ -74,7 +75,9 @@ def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) 
 
 def independent(program: Program) -> bool:
     """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
-    return program.kind == "inference" and not changed_variables(program) and not draws(program)
+    if program.kind != "inference" or changed_variables(program) or draws(program):
+        return False
+    return not any(calls_host(node) for one in program.functions for node in one.operators)
 
 
 def draws(program: Program) -> bool:

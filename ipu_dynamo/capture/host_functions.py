@@ -1,0 +1,136 @@
+"""Let a model call Python functions of the host, with values, while its program runs.
+
+A trace calls the function once, on zeros, to learn what it returns, and records one operator.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.private.tracing import (
+    flatten,
+    outside_function_modes,
+    outside_modes,
+    pytree,
+)
+from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.library.host_call import KnownFunction, layout, register
+
+
+@dataclass
+class HostCalls:
+    """What a trace needs for calls of host functions.
+
+    Args:
+        training: a program is made that trains.
+        own_tensors: puts the model's own tensors in the place of stand-ins for a while.
+        kept: the functions that are called, to be kept with the program.
+    """
+
+    training: bool
+    own_tensors: Callable[[], AbstractContextManager[None]]
+    kept: list[KnownFunction] = field(default_factory=list)
+
+
+_trace: ContextVar[HostCalls | None] = ContextVar("host_calls", default=None)
+_here = threading.local()
+_TENSOR = object()  # stands for a tensor among what a function returns
+
+
+def on_host() -> bool:
+    """Whether this thread is inside a host function that a trace calls."""
+    return getattr(_here, "depth", 0) > 0
+
+
+@contextmanager
+def host_calls(trace: HostCalls) -> Iterator[None]:
+    """Record the calls of host functions for `trace`."""
+    token = _trace.set(trace)
+    try:
+        yield
+    finally:
+        _trace.reset(token)
+
+
+class HostFunction:
+    """A function that the host runs in the middle of a program.
+
+    Calling it in a model that `compile_inference` compiles makes one operator, which calls the
+    function once for each micro-batch and replica, in the order of micro-batches, one thread at a
+    time. The function gets copies of tensors, on the CPU; it may look at values, and use any
+    library. While compiling it is called once, on zeros: shapes and types of its results are those
+    of that call, and what else it returns is returned as it was then. Outside of such a model it is
+    just called. Programs with it cannot be saved.
+
+    Args:
+        function: takes tensors and other values, returns any structure of tensors.
+        name: what errors and programs call it; "": its own.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, *args: Any) -> Any:
+        trace = _trace.get()
+        if trace is None or on_host():
+            return self.function(*args)
+        if trace.training:
+            raise CompileError(
+                f"the host function {self.name} has no gradient: it cannot be in training",
+                where=called_from(),
+                hint="write it as operators of PyTorch, or compile for inference",
+                id="operator",
+            )
+        return _recorded(self.function, self.name, args, trace)
+
+
+def _recorded(
+    function: Callable[..., Any], name: str, args: Sequence[Any], trace: HostCalls
+) -> Any:
+    leaves, spec = flatten(tuple(args))
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    structure: list[tuple[list[Any], Any]] = []
+
+    def call(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        given = list(leaves)
+        for position, tensor in zip(positions, tensors, strict=False):
+            given[position] = tensor
+        found, found_spec = flatten(function(*pytree.tree_unflatten(given, spec)))
+        if not structure:
+            others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
+            structure.append((others, found_spec))
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    tensors = [leaves[i] for i in positions]
+    with _on_host(trace):
+        zeros = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
+        results = [layout(tensor) for tensor in call(zeros)]
+    known = register(name, call)
+    trace.kept.append(known)
+    # An operator needs a tensor to be found by; the function does not get it.
+    values = iter(torch.ops.ipu.host_call(tensors or [torch.zeros(())], known.name, results))
+    out_leaves, out_spec = structure[0]
+    rebuilt = [next(values) if leaf is _TENSOR else leaf for leaf in out_leaves]
+    return pytree.tree_unflatten(rebuilt, out_spec)
+
+
+@contextmanager
+def _on_host(trace: HostCalls) -> Iterator[None]:
+    """Run a function as outside of the trace: on real tensors, unrecorded."""
+    _here.depth = getattr(_here, "depth", 0) + 1
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(trace.own_tensors())
+            stack.enter_context(outside_modes())
+            stack.enter_context(outside_function_modes())
+            stack.enter_context(torch.no_grad())
+            yield
+    finally:
+        _here.depth -= 1
