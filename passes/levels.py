@@ -24,7 +24,8 @@ Level = Literal["traced", "joint", "directions", "parts", "program", "host"]
 class Pass(Protocol):
     """One step: a frozen dataclass, whose fields are its options.
 
-    A class attribute `needed` says why the step cannot be left out; without it, it can.
+    A class attribute `needed` says why the step cannot be left out; without it, it can. A step that
+    takes a decision has `choices`, and a field `forced` for that of the user, or None.
     """
 
     @property

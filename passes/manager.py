@@ -2,12 +2,12 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from time import perf_counter
 
-from ipu_dynamo.options import OptionError
+from ipu_dynamo.options import Choice, OptionError
 from ipu_dynamo.passes.dump import Dump, operators_in
 from ipu_dynamo.passes.invariants import ESTABLISHING, check
 from ipu_dynamo.passes.levels import Level, Model, Pass, level_of
@@ -132,6 +132,44 @@ def without(passes: Sequence[Pass], names: Collection[str], known: Collection[Pa
         if reasons[name]:
             raise OptionError(f"pass {name} cannot be left out: {reasons[name]}")
     return [step for step in passes if step.name not in wanted]
+
+
+def forced(
+    passes: Sequence[Pass], choices: Mapping[str, Choice], known: Collection[Pass]
+) -> list[Pass]:
+    """`passes`, which decide as the user wants.
+
+    Args:
+        choices: by the names of passes.
+        known: all passes that there are, also those of other pipelines.
+
+    Raises:
+        OptionError: a name that no pass has that decides something, or a choice that it has not.
+    """
+    if not choices:
+        return list(passes)
+    open_ = {step.name: step.choices for step in known if hasattr(step, "choices")}
+    for name, choice in choices.items():
+        if name not in open_:
+            near = get_close_matches(name, open_, n=3) or sorted(open_)
+            raise OptionError(
+                f"no pass {name!r} decides anything; did you mean: {', '.join(near)}?"
+            )
+        if not any(choice is one or (choice == one and type(choice) is str) for one in open_[name]):
+            named = ", ".join(map(repr, open_[name]))
+            raise OptionError(f"option force has {choice!r} for {name}; choose one of {named}")
+    return [_forced(step, choices) for step in passes]
+
+
+def _forced(step: Pass, choices: Mapping[str, Choice]) -> Pass:
+    if step.name not in choices:
+        return step
+    own, choice = getattr(step, "forced", None), choices[step.name]
+    if own is not None and own != choice:
+        raise OptionError(
+            f"option force has {choice!r} for {step.name}, and another option says {own!r}"
+        )
+    return replace(step, forced=choice)  # type: ignore[type-var]
 
 
 def with_pass(passes: Sequence[Pass], new: Pass, *, after: str) -> list[Pass]:

@@ -5,18 +5,17 @@ compile_training, compile_inference    whole_step = traced_passes, joint_passes,
 torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, which
                                        asks for the joint graph to be cut: aot_passes,
                                        cutting_passes; then for each of the two: flat_passes,
-                                       placed_passes, numeric_passes
+                                       placed_passes, numeric_passes, host_passes
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
-                                       numeric_passes
+                                       numeric_passes, host_passes
 """
 
 from collections.abc import Sequence
 
-import torch
-
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import Cutting
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
 from ipu_dynamo.passes.aot.avoid_reading_values import AvoidReadingValues
@@ -35,8 +34,12 @@ from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
+from ipu_dynamo.passes.host.choose_threads import ChooseThreads
+from ipu_dynamo.passes.host.defer_accumulation import DeferAccumulation
 from ipu_dynamo.passes.host.fuse_loss import FuseLoss
+from ipu_dynamo.passes.host.fuse_step import FuseStep
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
@@ -56,7 +59,7 @@ from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.levels import Pass
-from ipu_dynamo.passes.manager import PassManager, without
+from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
 from ipu_dynamo.passes.program.emit import Emit
@@ -85,6 +88,7 @@ from ipu_dynamo.passes.traced.title_prints import TitlePrints
 from ipu_dynamo.program import Accumulation, HostProgram, Program
 
 Passes = Sequence[Pass]
+ANY_MACHINE = Machine()
 
 
 def whole_step(
@@ -198,22 +202,37 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
     ]
 
 
-def host_passes(options: Options, *, devices: Sequence[torch.device] = ()) -> list[Pass]:
-    """From a program to what this computer does for it.
+def host_passes(options: Options, machine: Machine = ANY_MACHINE) -> list[Pass]:
+    """From a program to what this computer does for it."""
+    return [*writing_passes(options, machine), *form_passes(options, machine)]
 
-    Args:
-        devices: one for all IPUs, or one for each; none: functions are left on their device.
-    """
-    return left_out(
-        [
-            InlineWrites(),
-            AccumulateInLoop(),
-            FuseLoss(),
-            AccumulateMatmuls(),
-            SetStageDevice(tuple(devices)),
-        ],
-        options,
-    )
+
+def writing_passes(options: Options, machine: Machine) -> list[Pass]:
+    """From a program to one whose functions write, on their devices: what caches keep."""
+    return left_out(_writing_passes(machine), options)
+
+
+def _writing_passes(machine: Machine) -> list[Pass]:
+    return [
+        InlineWrites(),
+        AccumulateInLoop(),
+        FuseLoss(),
+        AccumulateMatmuls(),
+        SetStageDevice(tuple(machine.devices)),
+    ]
+
+
+def form_passes(options: Options, machine: Machine) -> list[Pass]:
+    """From functions that write to the form in which a step runs."""
+    return left_out(_form_passes(options, machine), options)
+
+
+def _form_passes(options: Options, machine: Machine) -> list[Pass]:
+    return [
+        DeferAccumulation(options.side_by_side),
+        ChooseThreads(options.strategy.several_at_once),
+        FuseStep(machine.compiles, machine.numbers),
+    ]
 
 
 def captured_passes() -> list[Pass]:
@@ -322,12 +341,15 @@ def lower(model: Capture, passes: Passes, manager: PassManager | None = None) ->
 
 
 def run_host_passes(
-    program: Program, passes: Passes | None = None, manager: PassManager | None = None
+    program: Program | HostProgram,
+    passes: Passes | None = None,
+    manager: PassManager | None = None,
 ) -> HostProgram:
     """What this computer does for `program`, as `passes` decide, of which the first is
-    `InlineWrites`; None: all of them with default options."""
+    `InlineWrites`, or as they decide further; None: all of them with default options."""
     manager = PassManager("program", first="program") if manager is None else manager
-    host = manager.run(host_passes(Options()) if passes is None else passes, program)
+    with compile_lock():
+        host = manager.run(host_passes(Options()) if passes is None else passes, program)
     assert isinstance(host, HostProgram), "InlineWrites is the first pass"
     return host
 
@@ -340,11 +362,8 @@ def all_passes() -> list[Pass]:
         AutoPartition(options.strategy, 1, again=False),
         *joint_passes(options),
         *program_passes(options),
-        InlineWrites(),
-        AccumulateInLoop(),
-        FuseLoss(),
-        AccumulateMatmuls(),
-        SetStageDevice(()),
+        *_writing_passes(ANY_MACHINE),
+        *_form_passes(options, ANY_MACHINE),
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),
@@ -362,8 +381,9 @@ def all_passes() -> list[Pass]:
 
 
 def left_out(passes: Passes, options: Options) -> list[Pass]:
-    """`passes` but those that the options, or the environment, leave out."""
-    return without(passes, options.without, all_passes())
+    """`passes` but those that the options, or the environment, leave out; others as they force."""
+    known = all_passes()
+    return forced(without(passes, options.without, known), options.force, known)
 
 
 def start_gradient(options: Options) -> float:

@@ -17,6 +17,7 @@ from ipu_dynamo.options.strategy import Strategy
 Engine = Literal["auto", "inductor", "eager"]
 Recomputation = Literal["auto", "off", "stages", "all"]
 Outlining = Literal["auto"] | bool
+Choice = bool | str  # of a decision
 OutputMode = Literal["default", "all", "every", "final", "sum"]
 _CHOICES = {
     "engine": ("auto", "inductor", "eager"),
@@ -51,6 +52,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "side_by_side": (bool, type(None)),
     "program_cache": (str, type(None)),
     "without": Sequence,
+    "force": Mapping,
     "anchors": Mapping,
     "module_names": bool,
     "synthetic_data": bool,
@@ -128,6 +130,8 @@ class Options:
             replica, in order; all of one kind. None: the device of the model.
         without: names of passes to leave out, to see what they do or to get around a fault; the
             environment variable IPU_DYNAMO_WITHOUT adds to them. Some cannot be left out.
+        force: decisions of host passes by the pass's name, whatever they are worth on this machine:
+            `{"FuseStep": True, "ChooseMatmuls": "onednn"}`. One that cannot be is refused.
         anchors: values inside the program that each call brings to the host, by a name for each:
             `CompiledModel.anchored(name)` has that of the last call. Nothing else changes.
         module_names: values are named by the path of the module that computes them.
@@ -175,6 +179,7 @@ class Options:
     side_by_side: bool | None = None
     devices: Device | Sequence[Device] | None = None
     without: Sequence[str] = ()
+    force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
     anchors: Mapping[str, Anchor] = field(default_factory=dict, hash=False)
     module_names: bool = True
     synthetic_data: bool = False
@@ -230,6 +235,12 @@ class Options:
                 f"option without is {names!r}; it is a tuple of names of passes: ('Outline',)"
             )
         object.__setattr__(self, "without", tuple(names))
+        for name, choice in self.force.items():
+            if not isinstance(name, str) or not isinstance(choice, bool | str):
+                raise OptionError(
+                    f"option force is {self.force!r}; it has choices by names of passes: "
+                    "{'FuseStep': True}"
+                )
         self._check_replica_groups()
         self._check_anchors()
         self._check_devices()

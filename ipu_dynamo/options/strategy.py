@@ -117,6 +117,11 @@ class Strategy:
             )
 
     @property
+    def several_at_once(self) -> bool:
+        """Whether stages of several IPUs run at the same time."""
+        return self.kind in ("pipelined", "parallel_phased")
+
+    @property
     def phased(self) -> bool:
         """Whether stages run in phases."""
         return self.kind in ("serial_phased", "parallel_phased")

@@ -2,6 +2,7 @@
 
 from ipu_dynamo.ops.marks.overlap import OVERLAPS, Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.decision import Decision
 from ipu_dynamo.program.host_program import HostProgram
 from ipu_dynamo.program.ir.clipping import (
     Clip,
@@ -61,6 +62,7 @@ __all__ = [
     "ClipGradValue",
     "ClipValues",
     "Copy",
+    "Decision",
     "Direction",
     "Function",
     "GradientNorm",

@@ -1,7 +1,10 @@
 """Describe what this computer does for a program: the program, and what decides how it runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ipu_dynamo.program.decision import Decision
+from ipu_dynamo.program.deferred import Deferred
+from ipu_dynamo.program.fused import Fused
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.program import Program
 
@@ -14,12 +17,29 @@ class HostProgram:
         program: what every IPU does, the same on every machine.
         inlined: the same in the form in which this computer runs it: functions write variables,
             and may have operators that are faster here.
+        deferred: the same once more, with gradients that calls return; None: calls add them.
+        fused: a step and its update as one function; None: they are apart.
+        threads: intra-op threads of each worker; None is torch's number.
+        decisions: what the host passes decided, in their order.
         plan: how it runs, once it is bound to tensors and an engine.
     """
 
     program: Program
     inlined: Program
+    deferred: Deferred | None = None
+    fused: Fused | None = None
+    threads: int | None = None
+    decisions: tuple[Decision, ...] = ()
     plan: HostPlan | None = field(default=None, compare=False)
+
+    @property
+    def runs(self) -> Program:
+        """What micro-batches run."""
+        return self.inlined if self.deferred is None else self.deferred.program
+
+    def deciding(self, *decisions: Decision) -> "HostProgram":
+        """The same, with further decisions."""
+        return replace(self, decisions=(*self.decisions, *decisions))
 
     def __str__(self) -> str:
         return str(self.inlined if self.plan is None else self.plan)

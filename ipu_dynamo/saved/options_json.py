@@ -106,6 +106,7 @@ _OPTIONS: dict[str, Convert] = {
     "locations": lambda one: _read(Locations, one, _LOCATIONS),
     "anchors": _anchors,
     "automatic_loss_scaling": lambda one: _read(AutomaticLossScaling, one, {}),
+    "force": lambda one: dict(expect(one, dict, "forced decisions")),
     "replica_groups": lambda one: {
         name: ReplicaGroups.parse(expect(text, str, "a group"))
         for name, text in expect(one, dict, "groups").items()

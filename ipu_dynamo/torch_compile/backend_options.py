@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ipu_dynamo.options import (
+    Choice,
     Engine,
     OptionError,
     Options,
@@ -39,6 +40,7 @@ class BackendOptions:
             little beside the memory of their results (`cheap`), or nothing (`off`). `auto` is
             `cheap`, and `off` with micro-batches: what they add up is not there to be repeated.
         without: names of passes to leave out, as in `ipu_dynamo.Options`.
+        force: decisions of host passes, as in `ipu_dynamo.Options`.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -53,6 +55,7 @@ class BackendOptions:
     outline: Outlining = "auto"
     recompute: Recomputing = "auto"
     without: Sequence[str] = ()
+    force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
@@ -108,6 +111,7 @@ class BackendOptions:
             workers=self.workers,
             outline=self.outline,
             without=self.without,
+            force=self.force,
         )
 
     @classmethod

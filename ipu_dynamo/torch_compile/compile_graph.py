@@ -31,11 +31,13 @@ from ipu_dynamo.passes.pipeline import (
     captured_passes,
     cutting_passes,
     flat_passes,
+    host_passes,
     left_out,
     lower,
     numeric_passes,
     placed_passes,
     placement_passes,
+    run_host_passes,
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
 from ipu_dynamo.program import Program
@@ -226,7 +228,8 @@ class _Region:
             manager.run(placed_passes(core), capture)
             if self.micro_batches is None:
                 programs = [lower(capture, numeric_passes(core), manager)]
-                boxed = bind(programs[0], self.engine, flat.arguments, flat.constants, flat.results)
+                host = run_host_passes(programs[0], host_passes(core), manager)
+                boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results)
             else:
                 boxed, programs = self.micro_batches.compile(
                     flat, descriptions, self.homes, manager

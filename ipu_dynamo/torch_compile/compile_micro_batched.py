@@ -15,12 +15,18 @@ from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
 from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
 from ipu_dynamo.passes.micro_batch.split_batch import plan
-from ipu_dynamo.passes.pipeline import lower, numeric_passes, split_passes
+from ipu_dynamo.passes.pipeline import (
+    host_passes,
+    lower,
+    numeric_passes,
+    run_host_passes,
+    split_passes,
+)
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind, bind_loop
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
-from ipu_dynamo.whole_step.thread_counts import threads_for
+from ipu_dynamo.whole_step.worker_counts import workers_for
 
 
 @dataclass
@@ -110,7 +116,8 @@ class MicroBatches:
         if not piece.joins:
             program = lower(piece.capture, numeric_passes(core), manager)
             count = range(len(piece.results))
-            return program, bind(program, self.engine, [*piece.sources], (), [*map(str, count)])
+            host = run_host_passes(program, host_passes(core), manager)
+            return program, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
         core = replace(core, device_iterations=n)
         program = lower(piece.capture, numeric_passes(core), manager)
         program = replace(
@@ -130,14 +137,13 @@ class MicroBatches:
                 for o, join in zip(program.outputs, piece.joins, strict=True)
             ),
         )
-        workers, threads = threads_for(program, core)
+        host = run_host_passes(program, host_passes(core), manager)
         run = bind_loop(
-            program,
+            host,
             self.engine,
             [*piece.sources],
             [join.like for join in piece.joins],
-            workers=workers,
-            threads=threads,
+            workers=workers_for(host, core),
         )
         return program, run
 

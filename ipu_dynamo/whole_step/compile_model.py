@@ -16,10 +16,19 @@ from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.graphs import code_on_demand
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.options.devices import devices_of_ipus, devices_to_use
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.manager import PassManager, PassRun
-from ipu_dynamo.passes.pipeline import host_passes, lower, run_host_passes, whole_step
+from ipu_dynamo.passes.pipeline import (
+    ANY_MACHINE,
+    form_passes,
+    lower,
+    run_host_passes,
+    whole_step,
+    writing_passes,
+)
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program.fused import Numbers
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
@@ -37,6 +46,7 @@ class Compiled:
 
     Args:
         host: the program, and what this computer does for it.
+        written: the same before its form was decided: functions write.
         structure: how the program's outputs make up the model's return value.
         tensors: the model's own tensors, by the name of the variable that they initialise.
         roles: what each variable and input is, by name.
@@ -54,6 +64,7 @@ class Compiled:
     """
 
     host: HostProgram
+    written: HostProgram
     structure: Structure
     tensors: Mapping[str, Tensor]
     roles: Mapping[str, Placeholder]
@@ -84,6 +95,7 @@ def compile_model(
     loss: int | None = None,
     may_train_nothing: bool = False,
     ready: ReadyMade | None = None,
+    machine: Machine = ANY_MACHINE,
 ) -> Compiled:
     """Trace `model` on one micro-batch and lower it.
 
@@ -92,7 +104,8 @@ def compile_model(
         groups: the optimiser's groups, when training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
         may_train_nothing: accept a loss that depends on no parameter.
-        ready: the program that it would become; then no pass runs.
+        ready: the program that it would become; then only those passes run that say how.
+        machine: what runs it, but for the devices, which the model says.
 
     Raises:
         CompileError: the model cannot be compiled, or `ready` is of another one.
@@ -115,11 +128,12 @@ def compile_model(
         host_changes = changed_attributes(capture)
         if training:
             _train_only(capture, {name for group in groups for name in group.parameters})
+        machine = replace(machine, devices=tuple(devices))
         if ready is not None:
             check_fit(ready, capture, groups)
-            return _of_ready(ready, capture, options, devices, host_changes)
+            return _of_ready(ready, capture, options, machine, host_changes)
         options = with_costs(capture, options, loss=loss)
-        wanted = Wanted(groups, devices, training, loss, may_train_nothing)
+        wanted = Wanted(groups, machine, training, loss, may_train_nothing)
         cache = ProgramCache.of(options)
         more = {"loss": loss, "may_train_nothing": may_train_nothing}
         key = program_key(capture, options, groups, devices, **more) if cache else None
@@ -128,10 +142,10 @@ def compile_model(
                 log.info("the program is kept in no cache: Python or operators of others are in it")
             return _lowered(capture, options, wanted, host_changes)
         with cache.alone(key):
-            passes = host_passes(options, devices=devices)
+            passes = writing_passes(options, machine)
             if (found := cache.find(key, partial(run_host_passes, passes=passes))) is not None:
                 check_fit(found, capture, groups)
-                return _of_ready(found, capture, options, devices, host_changes)
+                return _of_ready(found, capture, options, machine, host_changes)
             compiled = _lowered(capture, options, wanted, host_changes)
             cache.keep(key, _to_keep(compiled))
             return compiled
@@ -142,10 +156,21 @@ class Wanted:
     """What the passes are told beside the options; see `compile_model`."""
 
     groups: Sequence[UpdateGroup]
-    devices: Sequence[torch.device]
+    machine: Machine
     training: bool
     loss: int | None
     may_train_nothing: bool
+
+
+def fused_again(
+    written: HostProgram, options: Options, machine: Machine, numbers: Numbers
+) -> HostProgram:
+    """What runs with other hyperparameters, of which others may be zero.
+
+    Args:
+        written: as `Compiled` has it.
+    """
+    return run_host_passes(written, form_passes(options, replace(machine, numbers=numbers)))
 
 
 def _lowered(
@@ -164,15 +189,17 @@ def _lowered(
         may_train_nothing=wanted.may_train_nothing,
     )
     program = lower(capture, passes, manager)
-    host = run_host_passes(program, host_passes(options, devices=wanted.devices), manager)
+    written = run_host_passes(program, writing_passes(options, wanted.machine), manager)
+    host = run_host_passes(written, form_passes(options, wanted.machine), manager)
     log.debug("%s", program)
     return Compiled(
         host=host,
+        written=written,
         structure=capture.structure,
         tensors=capture.tensors,
         roles={role.name: role for role in capture.placeholders},
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
-        devices=devices_of_ipus(wanted.devices, program.num_ipus),
+        devices=devices_of_ipus(wanted.machine.devices, program.num_ipus),
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
@@ -193,7 +220,7 @@ def _to_keep(compiled: Compiled) -> ReadyMade:
         if kinds.get(name) == "constant"
     }
     return ReadyMade(
-        compiled.host,
+        compiled.written,
         constants,
         compiled.input_names,
         names=compiled.names,
@@ -206,17 +233,19 @@ def _of_ready(
     ready: ReadyMade,
     capture: Capture,
     options: Options,
-    devices: Sequence[torch.device],
+    machine: Machine,
     host_changes: Sequence[tuple[Tensor, Tensor]],
 ) -> Compiled:
     """A traced model with the program that it would become."""
+    manager = PassManager("program", first="written")
     return Compiled(
-        host=ready.host,
+        host=run_host_passes(ready.host, form_passes(options, machine), manager),
+        written=ready.host,
         structure=capture.structure,
         tensors={**capture.tensors, **ready.constants},
         roles={role.name: role for role in capture.placeholders},
         input_names=ready.input_names,
-        devices=devices_of_ipus(devices, ready.host.program.num_ipus),
+        devices=devices_of_ipus(machine.devices, ready.host.program.num_ipus),
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         host_changes=host_changes,

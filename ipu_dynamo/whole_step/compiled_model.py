@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from ipu_dynamo.errors import InputError, OptionError
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
@@ -27,11 +29,10 @@ from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.calls.synthetic_data import synthetic_inputs, without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
-from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
+from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
-from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
@@ -39,6 +40,7 @@ from ipu_dynamo.whole_step.weights.initial_state import (
 )
 from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
+from ipu_dynamo.whole_step.worker_counts import workers_for
 
 
 class Parts(NamedTuple):
@@ -295,6 +297,9 @@ class CompiledModel(Inspection, WeightExchange):
                 self.read_optimizer_state()  # the new program goes on from there
             reading = link.read()
         groups = reading.groups
+        self._figures = self._ready_made.figures if self._ready_made else None
+        engine = self._engine or make_engine(options.stage_engine, self._figures)
+        machine = Machine(engine.name, numbers=[group.values for group in groups])
         compiled = compile_model(
             self.model,
             example,
@@ -304,15 +309,13 @@ class CompiledModel(Inspection, WeightExchange):
             loss=self._loss,
             may_train_nothing=self._may_train_nothing,
             ready=self._ready_made,
+            machine=machine,
         )
-        self._figures = self._ready_made.figures if self._ready_made else None
-        engine = self._engine or make_engine(options.stage_engine, self._figures)
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = fresh_seed(compiled.program) if options.seed is None else options.seed
-        workers, threads = threads_for(compiled.host.inlined, options)
         with recorded_casts_only():
             executable = Executable(
                 compiled.host,
@@ -320,11 +323,10 @@ class CompiledModel(Inspection, WeightExchange):
                 engine,
                 self._batching.group_of,
                 seed=seed,
-                workers=workers,
-                threads=threads,
+                workers=workers_for(compiled.host, options),
                 devices=compiled.devices,
-                numbers=[group.values for group in groups],
-                apart=micro_batches_apart(compiled.host.inlined, options),
+                numbers=machine.numbers,
+                fuse_again=partial(fused_again, compiled.written, options, machine),
                 own_tensors=self._own_weights,
                 guard_updates=options.guard_updates,
             )

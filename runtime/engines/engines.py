@@ -31,12 +31,10 @@ class Engine(Protocol):
     """Makes callables of recipes; counts how many it made.
 
     Attributes:
-        fuses: whether one function for a step and its update is faster than two.
         figures: what recipes for it are decided by; None: figures of this machine.
     """
 
     name: str
-    fuses: bool
     compiled: int
     figures: Figures | None
 
@@ -48,7 +46,6 @@ class EagerEngine:
     """Runs a function's operators one by one: the reference for every other engine."""
 
     name = "eager"
-    fuses = False
 
     def __init__(self) -> None:
         self.compiled = 0
@@ -67,7 +64,6 @@ class InductorEngine:
     """
 
     name = "inductor"
-    fuses = True
 
     def __init__(self, figures: Figures | None = None) -> None:
         mute()

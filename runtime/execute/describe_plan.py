@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ipu_dynamo.program import Copy, Program
+from ipu_dynamo.program import Copy, HostProgram
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.dependencies import changed_variables
@@ -13,30 +13,23 @@ from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
-from ipu_dynamo.runtime.lower.defer_accumulation import why_not_deferred
-from ipu_dynamo.runtime.lower.fuse_step import why_not_fused
 
 
 def plan_of(
-    program: Program,
+    host: HostProgram,
     engine: Engine,
     form: FusedStep | MicroBatchLoop,
     schedule: Schedule,
     devices: Sequence[object],
-    threads: int | None,
-    *,
-    deferred: bool,
 ) -> HostPlan:
     """The plan of an executable.
 
     Args:
-        program: what runs; before gradients were deferred, if they are.
         form: how a step runs.
     """
+    program, threads = host.inlined, host.threads
     kinds = tuple(dict.fromkeys(map(str, devices)))
-    decisions = _decisions(
-        program, engine, kinds, fused=isinstance(form, FusedStep), deferred=deferred
-    )
+    decisions = tuple(map(str, host.decisions))
     cut = sections(program)
     if isinstance(form, FusedStep):
         now = form.now
@@ -67,26 +60,6 @@ def plan_of(
         tuple(zip(titles, map(tuple, texts), strict=True)), (*others, *copied),
         tuple(map(str, cut.after)), tuple(undone), str(schedule),
     )  # fmt: skip
-
-
-def _decisions(
-    program: Program, engine: Engine, devices: Sequence[str], *, fused: bool, deferred: bool
-) -> tuple[str, ...]:
-    """What form a step has, and why it has no other."""
-    if fused:
-        return ("fused: a step and its update are one function",)
-    why = why_not_fused(program)
-    if why is None and not engine.fuses:
-        why = f"engine {engine.name} calls operator by operator"
-    elif why is None:
-        why = f"its device is {devices[0]}"
-    found = [f"not fused: {why}"]
-    if deferred:
-        found.append("deferred accumulation: micro-batches side by side, sums in their order")
-    elif program.kind == "training":
-        reason = why_not_deferred(program) or "it is not wanted, or not worth threads"
-        found.append(f"not deferred: {reason}")
-    return tuple(found)
 
 
 def _recipes(binding: Binding) -> tuple[Recipe, ...]:

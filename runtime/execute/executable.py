@@ -14,10 +14,11 @@ from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.side_by_side import side_by_side
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
-from ipu_dynamo.runtime.execute.fused_step import FusedStep
+from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
@@ -31,8 +32,6 @@ from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
-from ipu_dynamo.runtime.lower.defer_accumulation import keep_apart, side_by_side
-from ipu_dynamo.runtime.lower.fuse_step import why_not_fused
 
 
 class Executable:
@@ -53,11 +52,10 @@ class Executable:
         seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
-        threads: intra-op threads of each worker; None is torch's number.
         devices: the torch device of every IPU, where the tensors of its variables are.
         numbers: what calls will probably have, so that what they need is compiled now.
-        apart: micro-batches run side by side, and add their gradients in turn; only for a program
-            that `why_not_deferred`.
+        fuse_again: what to run with hyperparameters of which others are zero than of those that
+            `host` was fused for.
         own_tensors: nobody writes the tensors without their version counters' notice, as a user
             can with `weight.data`; what only inference reads may be kept in another order, too.
         guard_updates: keep copies of what updates write until they are complete.
@@ -84,10 +82,9 @@ class Executable:
         group_of: Sequence[int] = (),
         seed: int = 0,
         workers: int | None = 1,
-        threads: int | None = None,
         devices: Sequence[torch.device] = (),
         numbers: Numbers = (),
-        apart: bool = False,
+        fuse_again: FuseAgain | None = None,
         own_tensors: bool = False,
         guard_updates: bool = False,
     ) -> None:
@@ -102,8 +99,8 @@ class Executable:
         self.transfers: TransferTimes | None = None
         self.records: StepRecords | None = None
         self.memory = StreamingMemory()
-        deferred = keep_apart(program) if apart else None
-        program = deferred.program if deferred else program
+        deferred, threads = host.deferred, host.threads
+        program = host.runs
         cut = sections(program)
         registers = number_registers(program, devices=self.devices)
         self._storage = storage = Storage(program, tensors, registers)
@@ -117,10 +114,8 @@ class Executable:
         self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
         self._loop: MicroBatchLoop | None = None
-        fits = why_not_fused(program) is None and self.devices[0].type == "cpu"
-        self._deferred, self._threads = deferred is not None, threads
-        if engine.fuses and fits:
-            self.fused = FusedStep(program, engine, storage, self._link.kept, threads)
+        if host.fused is not None:
+            self.fused = FusedStep(host, engine, storage, self._link.kept, fuse_again)
             self.fused.prepare(numbers)
         else:
             constants = constant_variables(program) if own_tensors else frozenset()
@@ -152,15 +147,7 @@ class Executable:
         """What is done for the program here; printed, with every decision and its reason."""
         form = self.fused or self._loop
         assert form is not None
-        plan = plan_of(
-            self._host.inlined,
-            self._engine,
-            form,
-            self.schedule,
-            self.devices,
-            self._threads,
-            deferred=self._deferred,
-        )
+        plan = plan_of(self._host, self._engine, form, self.schedule, self.devices)
         return replace(self._host, plan=plan)
 
     @property

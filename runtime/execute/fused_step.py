@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, Plain, Program, Receive, Send, Update
+from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, Update
+from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.progress import begin
@@ -23,9 +24,9 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instru
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.lower.fuse_step import Linked, Zeros, link
 from ipu_dynamo.runtime.lower.make_recipe import recipe_of
-from ipu_dynamo.runtime.lower.update_graphs import LEFT_OUT
+
+FuseAgain = Callable[[Numbers], HostProgram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class FusedFunction:
         instructions, binding: what `task` does, and with what.
     """
 
-    linked: Linked
+    fused: Fused
     stage: Stage
     call: Call
     task: Task
@@ -54,24 +55,30 @@ class FusedFunction:
 
 
 class FusedStep:
-    """The steps of a program that nothing keeps from it, see `why_not_fused`.
+    """The steps of a host program that is fused.
 
     Invariant: within a call the variables' homes hold their values from before it. A step is
     complete as soon as its results take the place of the variables.
 
     Args:
-        program: what to run.
+        host: what to run.
         engine: compiles the functions, one for each set of hyperparameters that are left out.
         kept: of every output.
-        threads: intra-op threads; None is torch's number.
+        fuse_again: gives what to run when others are left out; None: they never are.
     """
 
     def __init__(
-        self, program: Program, engine: Engine, storage: Storage, kept: Kept, threads: int | None
+        self,
+        host: HostProgram,
+        engine: Engine,
+        storage: Storage,
+        kept: Kept,
+        fuse_again: FuseAgain | None,
     ) -> None:
+        program = host.inlined
         (self._call,) = program.calls
-        self._program, self._engine, self._storage = program, engine, storage
-        self._kept, self._threads = kept, threads
+        self._host, self._program, self._engine, self._storage = host, program, engine, storage
+        self._kept, self._fuse_again = kept, fuse_again
         self._signals = DeferredSignals()
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._functions: dict[Zeros, FusedFunction] = {}
@@ -100,12 +107,12 @@ class FusedStep:
             for group, rule in self._rules.items()
             for name, value in zip(rule.hyperparameters, values[group], strict=True)
         }
-        zeros = frozenset(p for p, value in named.items() if value == 0.0 and p[1] in LEFT_OUT)
+        zeros = zeros_of(self._rules, values)
         if zeros not in self._functions:
             begin("functions", 1, 1)
-            self._functions[zeros] = self._bind(link(self._program, zeros))
+            self._functions[zeros] = self._bind(self._host_for(zeros, values))
         self._now = self._functions[zeros]
-        wanted = self._now.linked.numbers
+        wanted = self._now.fused.numbers
         self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
         self._values = values
         return self._now
@@ -165,19 +172,29 @@ class FusedStep:
                     storage.write_home()
                 raise
 
-    def _bind(self, linked: Linked) -> FusedFunction:
-        recipe = recipe_of(linked.function, self._engine, self._threads)
+    def _host_for(self, zeros: Zeros, numbers: Numbers) -> HostProgram:
+        """What to run with these hyperparameters."""
+        host = self._host
+        if host.fused is None or host.fused.zeros != zeros:
+            assert self._fuse_again is not None, "fused for other hyperparameters"
+            host = self._fuse_again(numbers)
+        return host
+
+    def _bind(self, host: HostProgram) -> FusedFunction:
+        assert host.fused is not None
+        fused = host.fused
+        recipe = recipe_of(fused.function, self._engine, host.threads)
         stage = self._engine.compile(recipe)
-        numbers = [f"{name} of group {group}" for group, name in linked.numbers]
-        arguments = (*linked.state, *linked.constants, *linked.received, *numbers)
-        new = [f"{name} new" for name in linked.state]
-        results = [f"output {place}" for place in range(len(linked.sent))]
-        own = (*linked.state, *linked.constants, *numbers, *new)
-        names = dict.fromkeys([*own, *linked.received, *results])
+        numbers = [f"{name} of group {group}" for group, name in fused.numbers]
+        arguments = (*fused.state, *fused.constants, *fused.received, *numbers)
+        new = [f"{name} new" for name in fused.state]
+        results = [f"output {place}" for place in range(len(fused.sent))]
+        own = (*fused.state, *fused.constants, *numbers, *new)
+        names = dict.fromkeys([*own, *fused.received, *results])
         registers = {name: register for register, name in enumerate(names)}
         call, loop = self._call, sections(self._program).loop
-        fused = replace(
-            call, function=linked.function.name, arguments=arguments, results=(*new, *results)
+        whole = replace(
+            call, function=fused.function.name, arguments=arguments, results=(*new, *results)
         )
         receives = [i for i in loop if isinstance(i, Receive)]
         taken = [receive for receive in receives if receive.result in registers]
@@ -189,21 +206,21 @@ class FusedStep:
             self._program,
             registers,
             {registers[name] for name in own},
-            {linked.function.name: (recipe, stage)},
-            self._failure((*linked.state, *linked.constants, *linked.received)),
+            {fused.function.name: (recipe, stage)},
+            self._failure((*fused.state, *fused.constants, *fused.received)),
             received={receive.result: place for place, receive in enumerate(receives)},
             sent={o.name: (i, self._kept[i]) for i, o in enumerate(self._program.outputs)},
         )
-        instructions: tuple[Plain, ...] = (*taken, fused, *sends)
+        instructions: tuple[Plain, ...] = (*taken, whole, *sends)
         task = bind_instructions(binding, instructions)
         first = registers[new[0]]
         homes, constants = (
             [self._storage.tensor(name) for name in names]
-            for names in (linked.state, linked.constants)
+            for names in (fused.state, fused.constants)
         )
         blank = [None] * (len(registers) - first)
         return FusedFunction(
-            linked, stage, fused, task, first, homes, constants, blank, instructions, binding
+            fused, stage, whole, task, first, homes, constants, blank, instructions, binding
         )
 
     def _failure(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Program, Receive, Send
+from ipu_dynamo.program import HostProgram, Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
 from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, sequential
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -29,16 +29,16 @@ Boxed = Callable[[list[Any]], tuple[Any, ...]]
 
 
 def bind(
-    program: Program,
+    host: HostProgram,
     engine: Engine,
     arguments: Sequence[str],
     constants: Sequence[Tensor],
     results: Sequence[str | float | None],
 ) -> Boxed:
-    """Make `program` callable.
+    """Make a program callable.
 
     Args:
-        program: one micro-batch per call, no update.
+        host: one micro-batch per call, no update.
         arguments: names of the program's variables and input streams, in calling order; those of
             `constants` come last.
         constants: tensors that the caller does not pass.
@@ -48,6 +48,7 @@ def bind(
     Returns:
         A function on the list of arguments, which it empties. It may run in several threads.
     """
+    program = host.inlined
     registers = number_registers(program, arguments)
     loop = sections(program).loop
     named = registers | {i.stream: registers[i.value] for i in loop if isinstance(i, Send)}
@@ -56,34 +57,37 @@ def bind(
     after = iter(range(count, count + len(plain)))
     returned = [named[name] if isinstance(name, str) else next(after) for name in results]
     binding = Binding(
-        program, registers, {*returned}, stages_of(program, engine), failure_of(program)
+        program,
+        registers,
+        {*returned},
+        stages_of(program, engine, host.threads),
+        failure_of(program),
     )
     blank = [None] * (count - len(arguments))
     return bind_call(binding, [*constants, *blank, *plain], returned)
 
 
 def bind_loop(
-    program: Program,
+    host: HostProgram,
     engine: Engine,
     arguments: Sequence[str],
     joined: Sequence[Tensor],
     *,
     workers: int,
-    threads: int | None,
 ) -> Boxed:
-    """Make `program` callable on whole batches.
+    """Make a program callable on whole batches.
 
     Args:
-        program: no update; its inputs are as many blocks along their `dim` as its loop runs, its
+        host: no update; its inputs are as many blocks along their `dim` as its loop runs, its
             outputs are joined along theirs, or summed.
         arguments: names of its variables and inputs, in calling order.
         joined: for each output, a tensor with shape, strides, dtype and device of what results.
         workers: threads that run IPUs side by side.
-        threads: intra-op threads of each; None is torch's number.
 
     Returns:
         A function on the list of arguments. It may run in several threads.
     """
+    program, threads = host.inlined, host.threads
     registers = number_registers(program, arguments)
     loop, micro_batches = sections(program).loop, sections(program).micro_batches
     places = {stream.name: place for place, stream in enumerate(program.inputs)}

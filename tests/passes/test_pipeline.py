@@ -151,6 +151,7 @@ def dynamo_steps(*, micro_batches=False):
         *pipeline.flat_passes(options),
         *pipeline.placed_passes(options),
         *pipeline.numeric_passes(options),
+        *host_passes(options),
     ]
 
 

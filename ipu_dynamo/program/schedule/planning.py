@@ -18,9 +18,11 @@ from ipu_dynamo.program.schedule.dependencies import (
     changes_between_calls,
     dependencies,
 )
+from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.program.schedule.pipeline_clock import slots
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
 
 
@@ -78,6 +80,13 @@ def independent(program: Program) -> bool:
     if program.kind != "inference" or changed_variables(program) or draws(program):
         return False
     return not any(calls_host(node) for one in program.functions for node in one.operators)
+
+
+def is_spread(program: Program) -> bool:
+    """Whether workers share micro-batches of one IPU, each the whole of some."""
+    alone = program.num_ipus * program.replicas == 1
+    several = sections(program).micro_batches > 1
+    return alone and several and on_cpu(program) and independent(program)
 
 
 def draws(program: Program) -> bool:

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.options import Engine, Options
-from ipu_dynamo.passes.pipeline import host_passes, run_host_passes
+from ipu_dynamo.passes.host.machine import Machine
+from ipu_dynamo.passes.pipeline import form_passes, run_host_passes, writing_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
@@ -21,15 +23,15 @@ from ipu_dynamo.saved.tensors import read_tensors
 from ipu_dynamo.saved.weights import with_views
 from ipu_dynamo.whole_step.anchored_values import UnknownValue
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
-from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.compile_model import Compiled, fused_again
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
 from ipu_dynamo.whole_step.saving.decided import read_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
 from ipu_dynamo.whole_step.saving.save import CORE
-from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.weights.initial_state import fresh_seed, new_accumulator
+from ipu_dynamo.whole_step.worker_counts import workers_for
 
 _LARGEST_TEXT = 1 << 28  # bytes of a program's text, or of a table
 _MOST_ENTRIES = 1000
@@ -210,7 +212,7 @@ class Opened:
         engine = make_engine(options.stage_engine)
         devices = tuple(map(torch.device, self.entry.devices))
         return ReadyMade(
-            host=run_host_passes(self.program, host_passes(options, devices=devices)),
+            host=run_host_passes(self.program, writing_passes(options, Machine(devices=devices))),
             constants={
                 variable.name: self.tensors[self.entry.variables[variable.name][0]]
                 for variable in self.program.variables
@@ -279,9 +281,17 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         }
     except (RuntimeError, AssertionError) as error:
         raise SavedProgramError(Reason.DEVICE, str(error)) from error
-    host = run_host_passes(program, host_passes(options, devices=devices))
+    engine = make_engine(options.stage_engine)
+    figures = read_decided(entry.decided, engine)
+    if figures is not None:
+        engine = make_engine(options.stage_engine, figures)
+    groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
+    machine = Machine(engine.name, devices, [group.values for group in groups])
+    written = run_host_passes(program, writing_passes(options, machine))
+    host = run_host_passes(written, form_passes(options, machine))
     compiled = Compiled(
         host=host,
+        written=written,
         structure=entry.results,
         tensors=held,
         roles={},
@@ -293,27 +303,20 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         gradients=entry.values[1],
         anchors=entry.anchors,
     )
-    engine = make_engine(options.stage_engine)
-    figures = read_decided(entry.decided, engine)
-    if figures is not None:
-        engine = make_engine(options.stage_engine, figures)
-    workers, threads = threads_for(host.inlined, options)
     sums = {
         variable.name: new_accumulator(compiled, variable)
         for variable in program.variables
         if variable.kind == "accumulator"
     }
-    groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
     executable = Executable(
         host,
         held | sums,
         engine,
         options.input_replica_groups.of(options.replicas),
-        workers=workers,
-        threads=threads,
+        workers=workers_for(host, options),
         devices=devices,
-        numbers=[group.values for group in groups],
-        apart=micro_batches_apart(host.inlined, options),
+        numbers=machine.numbers,
+        fuse_again=partial(fused_again, written, options, machine),
         own_tensors=entry.own_weights,
         guard_updates=options.guard_updates,
     )

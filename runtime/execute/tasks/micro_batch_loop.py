@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from ipu_dynamo.program import Copy, Program, Receive
+from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.tasks.deferred_gradients import Gradients
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     Stages,
     bind_instructions,
@@ -21,7 +23,6 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.lower.defer_accumulation import Apart, Gradients
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
@@ -52,7 +53,7 @@ class MicroBatchLoop:
         threads: int | None,
         devices: Sequence[torch.device],
         memory: StreamingMemory,
-        deferred: Apart | None,
+        deferred: Deferred | None,
     ) -> None:
         cut, registers = sections(program), storage.registers
         copies = [i for i in cut.before if isinstance(i, Copy)]  # of weights

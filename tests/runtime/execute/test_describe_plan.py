@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
-from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
@@ -37,7 +36,7 @@ def printed(*args, **options):
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ({}, "engine eager calls operator by operator"),
+        ({}, "functions run operator by operator"),
         ({"ipus": 2}, "2 IPUs"),
         ({"replicas": 2}, "2 replicas"),
         ({"gradient_accumulation": 3}, "3 micro-batches a step, 1 calls each"),
@@ -45,13 +44,12 @@ def printed(*args, **options):
     ],
 )
 def test_the_reason_is_given_why_a_step_is_not_fused(case, why):
-    assert f"  not fused: {why}" in printed(**case)
+    assert f"  FuseStep: not fused: {why}" in printed(**case)
 
 
-def test_a_fused_step_shows_its_commit(monkeypatch):
-    monkeypatch.setattr(EagerEngine, "fuses", True)
-    text = printed()
-    assert "  fused: a step and its update are one function" in text
+def test_a_fused_step_shows_its_commit():
+    text = printed(force={"FuseStep": True})
+    assert "  FuseStep: fused: it is forced" in text
     assert "call whole_step0(" in text
     assert "which is the commit" in text
 

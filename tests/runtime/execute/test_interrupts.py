@@ -97,10 +97,7 @@ def test_a_signal_at_any_time_leaves_complete_steps(handlers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [PIPELINED, *CASES.values(), *MORE.values()])
-def test_many_signals_leave_complete_steps(case, handlers, monkeypatch):
-    from ipu_dynamo.runtime.engines.engines import EagerEngine
-
-    monkeypatch.setattr(EagerEngine, "fuses", case.fused)
+def test_many_signals_leave_complete_steps(case, handlers):
     assert len(check_interrupts(case, 200)) > 1
 
 

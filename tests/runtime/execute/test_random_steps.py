@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_dynamo import BeginBlock, ExecutionError, Options, compile_inference, compile_training
-from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.testing import assert_same_bits
 
 ROWS = 4
@@ -46,14 +45,19 @@ def training(iterations, accumulation=1, dtype=torch.float32, ipus=(0, 0), **opt
     return step, model
 
 
+def forced(fused):
+    """Options by which a step is fused, if it is to be."""
+    return {"force": {"FuseStep": True}} if fused else {}
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulation": 2, "replicas": 2}, {"dtype": torch.half, "stochastic_rounding": True}],
     ids=["plain", "micro-batches", "stochastic rounding"],
 )
-def test_steps_of_one_call_draw_what_calls_of_one_step_draw(options, fused, monkeypatch):
-    monkeypatch.setattr(EagerEngine, "fuses", fused)
+def test_steps_of_one_call_draw_what_calls_of_one_step_draw(options, fused):
+    options = options | forced(fused and not options)
     rows = options.get("accumulation", 1) * options.get("replicas", 1) * ROWS
     batches = torch.arange(4 * rows) % 5
     (together, one), (single, other) = training(4, **options), training(1, **options)
@@ -75,9 +79,9 @@ def test_iterations_of_an_inference_draw_what_calls_draw():
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("ipus", [(0, 0), (0, 1)])
-def test_a_failed_call_does_not_repeat_the_masks_of_its_complete_steps(fused, ipus, monkeypatch):
-    monkeypatch.setattr(EagerEngine, "fuses", fused)
-    (step, model), (reference, expected) = training(3, ipus=ipus), training(1, ipus=ipus)
+def test_a_failed_call_does_not_repeat_the_masks_of_its_complete_steps(fused, ipus):
+    options = {"ipus": ipus} | forced(fused and ipus == (0, 0))
+    (step, model), (reference, expected) = training(3, **options), training(1, **options)
     step.compile(GOOD.repeat(3))
     with pytest.raises(ExecutionError):
         step(torch.cat([GOOD, GOOD + 1, BAD]))

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
 from ipu_dynamo.errors import IpuError, UpdateError
-from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.tasks import workers
 from ipu_dynamo.tune.intra_op import intra_op_threads
 from tests.runtime.execute.faults import Failure, Interrupt, Tracer, traced
@@ -52,6 +51,8 @@ class Case(NamedTuple):
         if self.adam:
             kind, numbers = torch.optim.Adam, {"lr": 0.01}
         options: dict = {"engine": "eager", "guard_updates": self.guard} | dict(self.more)
+        if self.fused:
+            options |= {"force": {"FuseStep": True}}
         if self.stages == 2:
             options = {"strategy": Strategy("pipelined"), "workers": 2} | options
         return compile_training(model, kind(groups, **numbers), Options(**options | changed))
@@ -172,9 +173,7 @@ def subjects():
 
     def subject(case: Case) -> Subject:
         if case not in made:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(EagerEngine, "fuses", case.fused)
-                made[case] = Subject(case)
+            made[case] = Subject(case)
         made[case].reset()
         return made[case]
 

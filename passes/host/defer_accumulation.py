@@ -1,25 +1,29 @@
-"""Keep the gradients of each micro-batch apart until its turn to add them.
+"""Defer the additions of a micro-batch's gradients until its turn to add them.
 
 Before   a micro-batch's calls add its gradients to accumulators, so the next one has to wait
 After    the calls return its gradients, and whoever ran them adds them when those of the
          micro-batch before are in: micro-batches run side by side, and sums have the same order
 Keeps    what the program computes, for any number of workers to the last bit.
+Source   our own; data parallelism over the micro-batches of one replica.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
 from ipu_dynamo.ops.graph_queries import writes
-from ipu_dynamo.ops.private.native import foreach_add_
+from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     Call,
+    Decision,
     Function,
+    HostProgram,
     Instruction,
     Program,
     Receive,
@@ -28,27 +32,14 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
+from ipu_dynamo.program.deferred import Deferred
+from ipu_dynamo.program.schedule.estimated_times import on_cpu, seconds_of_passes
 from ipu_dynamo.program.schedule.planning import draws
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
+from ipu_dynamo.tune.costs import PASSES_OF_ADDING, SHARE_OF_ADDING, WORTH_DEFERRING
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """A program whose calls return their gradients.
-
-    Args:
-        program: the same but for calls and functions.
-        gradients: names of the gradients.
-        accumulators: names of the variables that they are to be added to, aligned.
-    """
-
-    program: Program
-    gradients: tuple[str, ...]
-    accumulators: tuple[str, ...]
 
 
 def why_not_deferred(program: Program) -> str | None:
@@ -110,7 +101,7 @@ def _places(function: Function) -> list[int]:
     return [place[node.args[0]] for node in _additions(function)]
 
 
-def keep_apart(program: Program) -> Apart:
+def defer(program: Program) -> Deferred:
     """The program with gradients as results; see `why_not_deferred`."""
     places = {function.name: _places(function) for function in program.functions}
     accumulators: list[str] = []
@@ -126,7 +117,7 @@ def keep_apart(program: Program) -> Apart:
             arguments=tuple(name for name in call.arguments if name not in added),
             results=(*call.results, *parts[len(parts) - len(added) :]),
         )
-    return Apart(
+    return Deferred(
         replace(
             program,
             functions=tuple(map(_without_additions, program.functions)),
@@ -187,49 +178,46 @@ def _with(body: tuple[Instruction, ...], calls: Mapping[int, Call]) -> tuple[Ins
     )
 
 
-class Gradients:
-    """The gradients of micro-batches that have run and were not added yet.
+@dataclass(frozen=True)
+class DeferAccumulation:
+    """The pass. `forced`: whether to, whatever it is worth."""
 
-    Args:
-        apart: what makes them.
-        slots: where the values of a micro-batch are, by name.
-        tensors: of every variable.
-    """
+    name: ClassVar[str] = "DeferAccumulation"
+    level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
 
-    def __init__(
-        self, apart: Apart, slots: Mapping[str, int], tensors: Mapping[str, Tensor]
-    ) -> None:
-        self._slots = [slots[name] for name in apart.gradients]
-        self._accumulators = [tensors[name] for name in apart.accumulators]
-        seen: Counter[str] = Counter()
-        self._rounds: list[list[int]] = []  # in each an accumulator is written once
-        for place, name in enumerate(apart.accumulators):
-            if seen[name] == len(self._rounds):
-                self._rounds.append([])
-            self._rounds[seen[name]].append(place)
-            seen[name] += 1
-        self._waiting: dict[int, list[Tensor]] = {}
+    forced: bool | None = None
 
-    def take(self, micro_batch: int, values: Sequence[Any]) -> None:
-        """Keep what a micro-batch has made."""
-        self._waiting[micro_batch] = [values[slot] for slot in self._slots]
-
-    def add(self, task: Task) -> None:
-        """Add those of a micro-batch, whose turn it is."""
-        parts = self._waiting.pop(task.micro_batch)
-        for places in self._rounds:
-            foreach_add_([self._accumulators[i] for i in places], [parts[i] for i in places])
-
-    def forget(self) -> None:
-        """Drop what a step that failed has left."""
-        self._waiting.clear()
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
+        program = host.inlined
+        if program.kind != "training" or sections(program).micro_batches == 1:
+            return False
+        reason = why_not_deferred(program)
+        if self.forced and reason is not None:
+            raise CompileError(
+                f"micro-batches cannot run side by side: {reason}",
+                hint="leave side_by_side out; running statistics of a batch norm, for instance, "
+                "pass from one micro-batch to the next",
+            )
+        if self.forced is not None:
+            wanted, reason = self.forced, "it is forced"
+        elif reason is not None:
+            wanted = False
+        else:
+            wanted, reason = _is_worth_it(program)
+        choice = "deferred accumulation" if wanted else "not deferred"
+        host = host.deciding(Decision(self.name, choice, reason))
+        return replace(host, deferred=defer(program)) if wanted else host
 
 
-def side_by_side(turn: Call, *, micro_batches: int, workers: int) -> Schedule:
-    """Each worker takes every `workers`-th micro-batch, the whole of it."""
-    count = min(workers, micro_batches)
-    tasks = tuple(
-        tuple(Task(m // count, 0, m) for m in range(worker, micro_batches, count))
-        for worker in range(count)
-    )
-    return Schedule((turn,), tasks, ((),))
+def _is_worth_it(program: Program) -> tuple[bool, str]:
+    """Whether threads gain more than deferring costs, and why."""
+    if torch.get_num_threads() == 1:
+        return False, "PyTorch has one thread"
+    if not on_cpu(program):
+        return False, "it runs on a device"
+    seconds = sum(seconds_of_passes(program))
+    held = sum(v.type.nbytes for v in program.variables if v.kind == "accumulator")
+    adding = PASSES_OF_ADDING * held / BYTES_PER_SECOND
+    figures = f"a micro-batch takes {1e3 * seconds:.1f} ms, adding {1e3 * adding:.1f} ms"
+    return seconds >= WORTH_DEFERRING and adding <= SHARE_OF_ADDING * seconds, figures

@@ -1,6 +1,7 @@
 """Check that a step linked into one function is the step: values, states, failures, layouts."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_dynamo import ExecutionError, Options, compile_training, identity_loss
-from ipu_dynamo.runtime.engines.engines import EagerEngine
+from ipu_dynamo.passes.host.fuse_step import FuseStep
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.testing import assert_same_bits
 
@@ -51,10 +52,8 @@ class Lookup(nn.Module):
         return F.mse_loss(h, h.detach() + 1)
 
 
-@pytest.fixture(autouse=True)
-def linking(monkeypatch):
-    """The eager engine links, too: its results show that the linked graph is right."""
-    monkeypatch.setattr(EagerEngine, "fuses", True)
+# The eager engine is forced to fuse: its results show that the fused graph is right.
+FUSED = Options("eager", force={"FuseStep": True})
 
 
 def data(seed, iterations=ITERATIONS):
@@ -65,7 +64,7 @@ def data(seed, iterations=ITERATIONS):
 
 
 def compiled(model, optimizer, *, iterations=ITERATIONS, engine="eager"):
-    options = Options(device_iterations=iterations, engine=engine)
+    options = replace(FUSED, device_iterations=iterations, engine=engine)
     step = compile_training(model, optimizer, options)
     step.compile(*data(0, iterations))
     assert step.executable.fused
@@ -164,7 +163,7 @@ class Scaled(nn.Module):
 def test_numbers_that_are_zero_meet_infinite_gradients_as_in_torch(make):
     model, expected = Scaled(), Scaled()
     optimizer, reference = make(model.parameters()), make(expected.parameters())
-    step = compile_training(model, optimizer, Options("eager"))
+    step = compile_training(model, optimizer, FUSED)
     for x in ([1.0, 2.0, 0.0], [1.0, float("inf"), -1.0], [1.0, 1.0, 1.0]):
         reference.zero_grad()
         expected(torch.tensor([x])).backward()
@@ -184,7 +183,7 @@ def test_a_failing_step_leaves_what_the_last_complete_one_made():
         compile_training(
             one,
             torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9),
-            Options(device_iterations=count, engine="eager"),
+            replace(FUSED, device_iterations=count),
         )
         for one, count in ((model, 3), (whole, 1))
     ]
@@ -263,7 +262,7 @@ def test_large_updates_and_other_steps_stay_apart(width, options):
         own, torch.optim.SGD(own.parameters(), lr=0.1), Options(engine="eager", **options)
     )
     step.compile(torch.zeros(2, width, dtype=like.dtype))
-    assert not step.executable.fused
+    assert not FuseStep()(step.parts.compiled.written).fused
 
 
 def test_a_parameter_that_becomes_another_keeps_apart_from_it():
@@ -286,7 +285,7 @@ def test_a_parameter_that_becomes_another_keeps_apart_from_it():
     step = compile_training(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        Options(device_iterations=3, engine="eager"),
+        replace(FUSED, device_iterations=3),
     )
     step(torch.ones(3, 2))
     assert step.executable.fused

@@ -1,23 +1,29 @@
-"""Link a small training step into one pure function: variables in, new variables out.
+"""Fuse a small training step and its update into one pure function: variables in, new ones out.
 
-The calls of a step and its update, which a program keeps apart, become one graph for the compiler:
-no accumulator is written, no operator of the update is launched, and until the call ends no
-variable changes, so that a step that fails has changed nothing. For large updates PyTorch's fused
-operators are as fast, and need no second copy of the variables.
+Before   (%loss) = call @step0(%w, %x, !%w.grad);  update group 0 sgd (%w by %w.grad)
+After    %w', %loss = whole_step0(%w, %x, %lr)
+Keeps    values but for the order of roundings in the update. No accumulator is written, no operator
+         of the update is launched, and until the call ends no variable changes.
+Source   our own; the whole step under one `jit`, as in JAX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.passes.host.update_graphs import RULES, Writer, written
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     Call,
+    Decision,
     Function,
+    HostProgram,
     Program,
     Receive,
     Send,
@@ -25,34 +31,12 @@ from ipu_dynamo.program import (
     Variable,
     make_function,
 )
+from ipu_dynamo.program.fused import Fused, Numbers, Zeros, zeros_of
+from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.lower.update_graphs import RULES, Writer, written
 from ipu_dynamo.tune.costs import LARGE_UPDATE
 
 aten = torch.ops.aten
-Zeros = frozenset[tuple[int, str]]  # the numbers that are zero and left out: group and name
-
-
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A whole step as a function.
-
-    Args:
-        function: takes the values of `state`, `constants`, `received` and `numbers` in this order,
-            and returns the new values of `state`, then those of `sent`.
-        state: variables that the step changes.
-        constants: variables that it only reads.
-        received: names that the loop receives.
-        numbers: hyper-parameters that are not left out, by group and name: 0-dim float64.
-        sent: the value of every output stream, by the stream's name.
-    """
-
-    function: Function
-    state: tuple[str, ...]
-    constants: tuple[str, ...]
-    received: tuple[str, ...]
-    numbers: tuple[tuple[int, str], ...]
-    sent: tuple[str, ...]
 
 
 def why_not_fused(program: Program) -> str | None:
@@ -119,12 +103,12 @@ def _only_copies(function: Function) -> bool:
     return True
 
 
-def link(program: Program, zeros: Zeros) -> Linked:
+def fuse(program: Program, zeros: Zeros) -> Fused:
     """The step as one function, for numbers of which `zeros` are left out; see `why_not_fused`."""
-    return _Linker(program).link(zeros)
+    return _Fusing(program).fuse(zeros)
 
 
-class _Linker:
+class _Fusing:
     """Writes the graph of a whole step.
 
     Invariant: `values` has a node of `graph` for every variable and received value, the newest.
@@ -143,7 +127,7 @@ class _Linker:
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
 
-    def link(self, zeros: Zeros) -> Linked:
+    def fuse(self, zeros: Zeros) -> Fused:
         placeholders = self.function.graph.graph.find_nodes(op="placeholder")
         given = dict(zip(self.call.arguments, placeholders, strict=True))
         variables = {v.name: v for v in self.program.variables}
@@ -175,7 +159,7 @@ class _Linker:
         self.graph.output((*outputs, *(results[name] for name in sent)))
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         function = make_function(f"whole_{self.function.name}", module)
-        return Linked(function, state, constants, received, numbers, sent)
+        return Fused(function, state, constants, received, numbers, sent, zeros)
 
     def take(
         self, name: str, given: Mapping[str, fx.Node], variables: Mapping[str, Variable]
@@ -250,3 +234,47 @@ class _Linker:
 
 def _states_of(update: Update) -> list[str]:
     return [name for _, names in update.states for name in names]
+
+
+@dataclass(frozen=True)
+class FuseStep:
+    """The pass.
+
+    Args:
+        compiles: functions are compiled, and not run operator by operator.
+        numbers: hyperparameters that the function is made for.
+        forced: whether to, whatever it is worth.
+    """
+
+    name: ClassVar[str] = "FuseStep"
+    level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    compiles: bool = True
+    numbers: Numbers = ()
+    forced: bool | None = None
+
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
+        program = host.inlined
+        if program.kind != "training":
+            return False
+        reason = why_not_fused(program)
+        if self.forced and reason is not None:
+            raise CompileError(
+                f"a step and its update cannot be one function: {reason}",
+                hint="leave FuseStep out of the forced decisions",
+            )
+        if self.forced is not None:
+            wanted, reason = self.forced, "it is forced"
+        elif reason is None and not self.compiles:
+            wanted, reason = False, "functions run operator by operator"
+        elif reason is None and not on_cpu(program):
+            wanted, reason = False, "it runs on a device"
+        else:
+            wanted = reason is None
+        choice = "fused" if wanted else "not fused"
+        host = host.deciding(Decision(self.name, choice, reason or ""))
+        if not wanted:
+            return host
+        rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        return replace(host, fused=fuse(program, zeros_of(rules, self.numbers)))

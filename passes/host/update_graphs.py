@@ -15,10 +15,6 @@ from ipu_dynamo.program.ir.update_rules import SGD, Adam, Rule
 
 aten = torch.ops.aten
 Numbers = Mapping[str, fx.Node]  # hyper-parameters by name; of `LEFT_OUT` those that are not zero
-# Zeros that need no operator. PyTorch's optimisers branch on the first two; with the others nothing
-# changes: g * (1 - 0) and x + 0 are g and x, also where these are infinite. No other may be:
-# w - 0 * g is not w where g is infinite, nor is 0 * m + g then g.
-LEFT_OUT = frozenset({"weight_decay", "momentum", "dampening", "eps"})
 Written = tuple[fx.Node, dict[str, fx.Node]]  # new parameter, new states by name
 
 

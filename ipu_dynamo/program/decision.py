@@ -1,0 +1,34 @@
+"""Say what a host pass decided, and why: what is printed, explained and kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for a step, for a function, or for operators of it.
+
+    Args:
+        by: the pass.
+        choice: what was chosen.
+        reason: why, if the figures do not say it.
+        function: whose operators it is about; empty: the whole step.
+        of: which operators; empty: all.
+        count: how many of them.
+        seconds: of each choice, as measured or estimated.
+    """
+
+    by: str
+    choice: str
+    reason: str = ""
+    function: str = ""
+    of: str = ""
+    count: int = 1
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """`ChooseMatmuls: 2 x small a @ b.t(): onednn  (torch 31 us, onednn 20 us)`."""
+        subject = f"{self.count} x {self.of}: " if self.of else ""
+        times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
+        reason = ": ".join(filter(None, (self.choice, self.reason)))
+        return f"{self.by}: {subject}{reason}" + (f"  ({times})" if times else "")

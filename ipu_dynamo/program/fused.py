@@ -1,0 +1,54 @@
+"""Describe a step and its update as one function, for some values of the hyperparameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ipu_dynamo.program.ir.function import Function
+from ipu_dynamo.program.ir.update_rules import Rule
+
+Numbers = Sequence[Sequence[float]]  # for each update group, the values of its hyperparameters
+Zeros = frozenset[tuple[int, str]]  # the hyperparameters that are zero and left out: group and name
+# Zeros that need no operator. PyTorch's optimisers branch on the first two; with the others nothing
+# changes: g * (1 - 0) and x + 0 are g and x, also where these are infinite. No other may be:
+# w - 0 * g is not w where g is infinite, nor is 0 * m + g then g.
+LEFT_OUT = frozenset({"weight_decay", "momentum", "dampening", "eps"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A whole step as a function.
+
+    Args:
+        function: takes the values of `state`, `constants`, `received` and `numbers` in this order,
+            and returns the new values of `state`, then those of `sent`.
+        state: variables that the step changes.
+        constants: variables that it only reads.
+        received: names that the loop receives.
+        numbers: hyperparameters that are not left out, by group and name: 0-dim float64.
+        sent: the value of every output stream, by the stream's name.
+        zeros: hyperparameters that are left out.
+    """
+
+    function: Function
+    state: tuple[str, ...]
+    constants: tuple[str, ...]
+    received: tuple[str, ...]
+    numbers: tuple[tuple[int, str], ...]
+    sent: tuple[str, ...]
+    zeros: Zeros
+
+
+def zeros_of(rules: Mapping[int, Rule], numbers: Numbers) -> Zeros:
+    """The hyperparameters that are left out; none where they are not known yet.
+
+    Args:
+        rules: of update groups.
+    """
+    if not numbers:
+        return frozenset()
+    return frozenset(
+        (group, name)
+        for group, rule in rules.items()
+        for name, value in zip(rule.hyperparameters, numbers[group], strict=True)
+        if float(value) == 0.0 and name in LEFT_OUT
+    )

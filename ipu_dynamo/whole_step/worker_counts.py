@@ -1,0 +1,46 @@
+"""Decide how many workers run a host program: no result depends on it."""
+
+import os
+
+import torch
+
+from ipu_dynamo.options import Options
+from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program.schedule.estimated_times import seconds_of_passes
+from ipu_dynamo.program.schedule.planning import is_spread
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.tune.costs import WORTH_A_WORKER
+
+
+def workers_for(host: HostProgram, options: Options) -> int:
+    """Threads that run IPUs, micro-batches or device iterations side by side."""
+    if host.deferred is not None:
+        return options.workers or torch.get_num_threads()
+    program = host.inlined
+    if is_spread(program):
+        return _spread(host, options)
+    places = program.num_ipus * program.replicas
+    if not options.strategy.several_at_once or places == 1:
+        return 1
+    if options.workers is not None:
+        return options.workers
+    seconds = seconds_of_passes(program)
+    if sum(seconds) < WORTH_A_WORKER * len(seconds):
+        return 1
+    return min(places, _cores())
+
+
+def _spread(host: HostProgram, options: Options) -> int:
+    """Workers that share the device iterations of inference."""
+    iterations = sections(host.inlined).micro_batches
+    most = min(iterations, torch.get_num_threads())
+    seconds = sum(seconds_of_passes(host.inlined))
+    workers = options.workers or (min(most, _cores()) if seconds > WORTH_A_WORKER else 1)
+    return min(workers, iterations)
+
+
+def _cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
