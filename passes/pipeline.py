@@ -34,13 +34,21 @@ from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
+from ipu_dynamo.passes.host.avoid_inductor_faults import AvoidInductorFaults
+from ipu_dynamo.passes.host.choose_matmuls import ChooseMatmuls
 from ipu_dynamo.passes.host.choose_threads import ChooseThreads
+from ipu_dynamo.passes.host.cut_loops import CutLoops
 from ipu_dynamo.passes.host.defer_accumulation import DeferAccumulation
 from ipu_dynamo.passes.host.fuse_loss import FuseLoss
 from ipu_dynamo.passes.host.fuse_step import FuseStep
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.machine import Machine
+from ipu_dynamo.passes.host.make_recipes import MakeRecipes
+from ipu_dynamo.passes.host.prepack_weights import PrepackWeights
+from ipu_dynamo.passes.host.recipe_pass import RecipePass
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
+from ipu_dynamo.passes.host.skip_compiling import SkipCompiling
+from ipu_dynamo.passes.host.unfold_convolutions import UnfoldConvolutions
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.partition import Partition
@@ -85,7 +93,8 @@ from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
-from ipu_dynamo.program import Accumulation, HostProgram, Program
+from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
+from ipu_dynamo.program.recipe import Recipe
 
 Passes = Sequence[Pass]
 ANY_MACHINE = Machine()
@@ -227,11 +236,37 @@ def form_passes(options: Options, machine: Machine) -> list[Pass]:
     return left_out(_form_passes(options, machine), options)
 
 
+def recipe_of(function: Function, options: Options, machine: Machine) -> Recipe:
+    """How a function becomes a callable that no program calls, to look at it or to test it."""
+    recipe = MakeRecipes(machine.compiles).recipe(function)
+    with compile_lock():
+        for step in left_out(_recipe_passes(machine), options):
+            if recipe.engine == "inductor":
+                assert isinstance(step, RecipePass)
+                recipe, _ = step.rewrite(recipe, None)
+    return recipe
+
+
 def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once),
         FuseStep(machine.compiles, machine.numbers),
+        MakeRecipes(machine.compiles),
+        *_recipe_passes(machine),
+    ]
+
+
+def _recipe_passes(machine: Machine) -> list[RecipePass]:
+    """Those that look at one function at a time."""
+    figures = machine.figures
+    return [
+        AvoidInductorFaults(),
+        UnfoldConvolutions(figures),
+        PrepackWeights(machine.own_tensors, figures),
+        ChooseMatmuls(figures),
+        SkipCompiling(),
+        CutLoops(),
     ]
 
 

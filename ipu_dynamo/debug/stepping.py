@@ -13,7 +13,10 @@ from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
 from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.levels import Part, Partitioned
+from ipu_dynamo.passes.pipeline import recipe_of
 from ipu_dynamo.program import (
     Accumulate,
     AdjustLossScale,
@@ -39,7 +42,7 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
 from ipu_dynamo.runtime.engines.stage import Stage
-from ipu_dynamo.runtime.lower.make_recipe import stage_of
+from ipu_dynamo.runtime.engines.stage_key import keyed
 
 _RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy
 
@@ -223,8 +226,8 @@ def _computed(
     graph.eliminate_dead_code()
     function = make_function("watched", fx.GraphModule(torch.nn.Module(), graph))
     with torch.no_grad():
-        found = stage_of(function, engine)(list(map(kept, wrong.given)))
-        expected = stage_of(function, EagerEngine())(list(map(kept, wrong.given)))
+        found = _stage_of(function, engine)(list(map(kept, wrong.given)))
+        expected = _stage_of(function, EagerEngine())(list(map(kept, wrong.given)))
     return [
         (node, ours, theirs)
         for node, ours, theirs in zip(watched, found, expected, strict=True)
@@ -236,7 +239,7 @@ def _calls(
     program: Program, engine: Engine, values: dict[str, Tensor]
 ) -> Iterator[tuple[Call, Function, Stage]]:
     """Do what moves values, and stop at each call."""
-    functions = {f.name: (f, stage_of(f, engine)) for f in program.functions}
+    functions = {f.name: (f, _stage_of(f, engine)) for f in program.functions}
     parts = sections(program)
     with torch.no_grad():
         for instruction in (*parts.before, *parts.loop):
@@ -288,6 +291,11 @@ def _first_values(
     return values
 
 
+def _stage_of(function: Function, engine: Engine) -> Stage:
+    """The callable that an engine makes of a function."""
+    return engine.compile(keyed(recipe_of(function, Options(), Machine(engine.name))))
+
+
 def _engine_differs(
     function: Function,
     before: Sequence[Tensor],
@@ -299,7 +307,7 @@ def _engine_differs(
     """Whether eager PyTorch gives another value for the same function and arguments."""
     given = list(map(kept, before))
     with torch.no_grad():
-        results = stage_of(function, EagerEngine())(list(given))
+        results = _stage_of(function, EagerEngine())(list(given))
     eager = dict(zip(call.arguments, given, strict=True)) | dict(
         zip(call.results, results, strict=True)
     )

@@ -26,9 +26,13 @@ class Decision:
     count: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        """`ChooseMatmuls: 2 x small a @ b.t(): onednn  (torch 31 us, onednn 20 us)`."""
+    @property
+    def about(self) -> str:
+        """`2 x small a @ b.t(): onednn  (torch 31 us, onednn 20 us)`."""
         subject = f"{self.count} x {self.of}: " if self.of else ""
         times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
         reason = ": ".join(filter(None, (self.choice, self.reason)))
-        return f"{self.by}: {subject}{reason}" + (f"  ({times})" if times else "")
+        return f"{subject}{reason}" + (f"  ({times})" if times else "")
+
+    def __str__(self) -> str:
+        return f"{self.by}: {self.about}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from textwrap import fill
 
+from ipu_dynamo.program.decision import Decision
 from ipu_dynamo.program.recipe import Recipe
 
 
@@ -14,7 +15,7 @@ class HostPlan:
         engine: its name.
         devices: the torch devices of the IPUs, each once.
         threads: intra-op threads of each worker; None is torch's number.
-        decisions: forms of a step that were considered, each with the reason.
+        decisions: what was decided, each with its reason.
         recipes: how functions become callables.
         registers: names, by number; on one device a copy is in the register of what it copies.
         passes: what runs for every micro-batch: a title for each stage pass, and its lines.
@@ -27,7 +28,7 @@ class HostPlan:
     engine: str
     devices: tuple[str, ...]
     threads: int | None
-    decisions: tuple[str, ...]
+    decisions: tuple[Decision, ...]
     recipes: tuple[Recipe, ...]
     registers: tuple[tuple[str, ...], ...]
     passes: tuple[tuple[str, tuple[str, ...]], ...]
@@ -40,10 +41,14 @@ class HostPlan:
         """All of it; the last section, the workers, changes no result."""
         threads = "torch's number of threads" if self.threads is None else f"threads {self.threads}"
         lines = [f"host program: {self.engine} on {', '.join(self.devices)}, {threads} each"]
-        lines += [f"  {decision}" for decision in self.decisions]
-        lines += [f"  recipe {recipe}" for recipe in self.recipes]
-        names = (f"{number} {' '.join(of)}" for number, of in enumerate(self.registers))
-        lines += _wrapped(f"registers: {', '.join(names)}")
+        names = {recipe.function.name for recipe in self.recipes}
+        lines += [f"  {one}" for one in self.decisions if one.function not in names]
+        for recipe in self.recipes:
+            lines.append(f"  recipe {recipe}")
+            own = (one for one in self.decisions if one.function == recipe.function.name)
+            lines += [f"    {one}" for one in own]
+        held = (f"{number} {' '.join(of)}" for number, of in enumerate(self.registers))
+        lines += _wrapped(f"registers: {', '.join(held)}")
         for title, body in (("before the micro-batches", self.before), *self.passes):
             if body:
                 lines += [f"  {title}:", *(f"    {line}" for line in body)]

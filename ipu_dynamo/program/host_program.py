@@ -1,12 +1,15 @@
 """Describe what this computer does for a program: the program, and what decides how it runs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ipu_dynamo.program.decision import Decision
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.fused import Fused
 from ipu_dynamo.program.host_plan import HostPlan
+from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class HostProgram:
         deferred: the same once more, with gradients that calls return; None: calls add them.
         fused: a step and its update as one function; None: they are apart.
         threads: intra-op threads of each worker; None is torch's number.
+        recipes: how functions become callables, by name.
         decisions: what the host passes decided, in their order.
         plan: how it runs, once it is bound to tensors and an engine.
     """
@@ -29,6 +33,7 @@ class HostProgram:
     deferred: Deferred | None = None
     fused: Fused | None = None
     threads: int | None = None
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     plan: HostPlan | None = field(default=None, compare=False)
 
@@ -36,6 +41,11 @@ class HostProgram:
     def runs(self) -> Program:
         """What micro-batches run."""
         return self.inlined if self.deferred is None else self.deferred.program
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """What becomes callables."""
+        return self.runs.functions if self.fused is None else (self.fused.function,)
 
     def deciding(self, *decisions: Decision) -> "HostProgram":
         """The same, with further decisions."""

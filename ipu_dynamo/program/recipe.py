@@ -27,7 +27,6 @@ class Recipe:
         function: what the program calls.
         lowered: the same with the operators of this machine's libraries.
         engine: what runs it.
-        reason: why that engine, and what makes `lowered` another function.
         threads: intra-op threads of whoever calls it; None is torch's number.
         written: positions of the inputs that it writes in place.
         packed: inputs of `lowered` behind those of `function`.
@@ -35,13 +34,13 @@ class Recipe:
             that end with the call, and each is freed after its last reader in it.
         parts: what `lowered` is cut into, where it loops by itself; None: it is compiled whole.
         settings: what Inductor is told.
-        key: of its machine code; None: nothing is compiled, or nobody else may take it.
+        key: of its machine code, once an engine knows it; None: nothing is compiled, or nobody
+            else may take it.
     """
 
     function: Function
     lowered: Function
-    engine: Literal["eager", "inductor"]
-    reason: str
+    engine: Literal["inductor", "eager"]
     threads: int | None = None
     written: tuple[int, ...] = ()
     packed: tuple[Packed, ...] = ()
@@ -51,7 +50,7 @@ class Recipe:
     key: str | None = None
 
     def __str__(self) -> str:
-        """`forward0: inductor, 1 thread; writes 3; packs 1: matmuls by onednn`."""
+        """`forward0: inductor, threads 1; writes 3; packs 1; key 5f3759df`."""
         threads = f", threads {self.threads}" if self.threads is not None else ""
         facts = [f"{self.function.name}: {self.engine}{threads}"]
         facts += [f"writes {', '.join(map(str, self.written))}"] if self.written else []
@@ -59,7 +58,7 @@ class Recipe:
         facts += ["releases arguments"] if self.releases else []
         facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
         facts += [f"key {self.key[:8]}"] if self.key else []
-        return f"{'; '.join(facts)}: {self.reason}"
+        return "; ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)

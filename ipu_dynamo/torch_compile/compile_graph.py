@@ -24,6 +24,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.levels import Directions, Pass
 from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import (
@@ -40,7 +41,7 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
@@ -67,6 +68,7 @@ class Record:
     blocks: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     passes: dict[str, list[PassRun]] = field(default_factory=dict)
     programs: list[Program] = field(default_factory=list)
+    hosts: list[HostProgram] = field(default_factory=list)
 
     def runs_of(self, kind: str) -> list[PassRun]:
         """What passes did to the captured, joint, forward, backward or inference graph."""
@@ -227,14 +229,15 @@ class _Region:
             self.seen |= {node.name: role for node, role in capture.roles().items()}
             manager.run(placed_passes(core), capture)
             if self.micro_batches is None:
-                programs = [lower(capture, numeric_passes(core), manager)]
-                host = run_host_passes(programs[0], host_passes(core), manager)
+                program = lower(capture, numeric_passes(core), manager)
+                machine = Machine(self.engine.name)
+                host = run_host_passes(program, host_passes(core, machine), manager)
+                hosts = [host]
                 boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results)
             else:
-                boxed, programs = self.micro_batches.compile(
-                    flat, descriptions, self.homes, manager
-                )
-            for program in programs:
+                boxed, hosts = self.micro_batches.compile(flat, descriptions, self.homes, manager)
+            self.record.hosts += hosts
+            for program in (host.program for host in hosts):
                 self.homes |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
                 remember(program)

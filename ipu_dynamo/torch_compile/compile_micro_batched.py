@@ -11,6 +11,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.dynamo import FlatPass
 from ipu_dynamo.capture.private.tracing import TangentAOTInput
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
 from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
@@ -22,7 +23,7 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
     split_passes,
 )
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import HostProgram
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind, bind_loop
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
@@ -51,8 +52,8 @@ class MicroBatches:
         descriptions: Sequence[object],
         known: Mapping[str, int],
         manager: PassManager,
-    ) -> tuple[Boxed, list[Program]]:
-        """The programs of a placed graph, and a callable on its arguments.
+    ) -> tuple[Boxed, list[HostProgram]]:
+        """What runs for the programs of a placed graph, and a callable on its arguments.
 
         Args:
             descriptions: of each of its results, by AOTAutograd.
@@ -76,22 +77,22 @@ class MicroBatches:
             for description, result in zip(descriptions, flat.results, strict=False):
                 if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
                     self.outputs[description] = placed[int(result)]
-        programs, calls = [], []
+        hosts, calls = [], []
         homes = dict(known)
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
             piece.capture.homes = homes
-            program, run = self._bind(piece, manager)
-            homes |= {variable.name: variable.ipu for variable in program.variables}
+            host, run = self._bind(piece, manager)
+            homes |= {variable.name: variable.ipu for variable in host.program.variables}
             sources = [places[source] for source in piece.sources.values()]
             calls.append((_taker(sources), run))
             places |= {name: len(places) + i for i, name in enumerate(piece.results)}
-            programs.append(program)
+            hosts.append(host)
         kept: list[str | float | None] = [
             names[int(r)] if isinstance(r, str) and r not in flat.arguments else r
             for r in flat.results
         ]
-        return _in_order(calls, flat.constants, places, kept), programs
+        return _in_order(calls, flat.constants, places, kept), hosts
 
     def _known(self, capture: Capture) -> dict[fx.Node, Placement]:
         """What the forward pass split; the gradients of what it returned are split likewise."""
@@ -107,17 +108,18 @@ class MicroBatches:
 
     def _bind(
         self, piece: Piece, manager: PassManager
-    ) -> tuple[Program, Callable[[list[Any]], Sequence[Any]]]:
+    ) -> tuple[HostProgram, Callable[[list[Any]], Sequence[Any]]]:
         n = self.options.micro_batches
         core = self.options.core()
         piece.capture.level = "joint"
         done, runs = set(manager.done), manager.runs
+        machine = Machine(self.engine.name)
         manager = PassManager(_part(piece), first="piece", runs=runs, done=done)
         if not piece.joins:
             program = lower(piece.capture, numeric_passes(core), manager)
             count = range(len(piece.results))
-            host = run_host_passes(program, host_passes(core), manager)
-            return program, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
+            host = run_host_passes(program, host_passes(core, machine), manager)
+            return host, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
         core = replace(core, device_iterations=n)
         program = lower(piece.capture, numeric_passes(core), manager)
         program = replace(
@@ -137,7 +139,7 @@ class MicroBatches:
                 for o, join in zip(program.outputs, piece.joins, strict=True)
             ),
         )
-        host = run_host_passes(program, host_passes(core), manager)
+        host = run_host_passes(program, host_passes(core, machine), manager)
         run = bind_loop(
             host,
             self.engine,
@@ -145,7 +147,7 @@ class MicroBatches:
             [join.like for join in piece.joins],
             workers=workers_for(host, core),
         )
-        return program, run
+        return host, run
 
 
 def split_inputs(

@@ -2,9 +2,10 @@
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 import torch
@@ -14,12 +15,8 @@ from ipu_dynamo.capture.private.tracing import pytree, skipped_frames
 from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import OptionError, source_line
 from ipu_dynamo.passes.manager import PassRun, summary
-from ipu_dynamo.program import Function, Program, Repeat
-from ipu_dynamo.runtime.engines.engines import ENGINE, InductorEngine
-from ipu_dynamo.runtime.lower import choose_convolutions
-from ipu_dynamo.runtime.lower import choose_matmuls as choose_products
-from ipu_dynamo.runtime.lower.choose_convolutions import ConvolutionUse
-from ipu_dynamo.runtime.lower.choose_matmuls import ProductUse
+from ipu_dynamo.program import Decision, HostProgram, Program, Repeat
+from ipu_dynamo.runtime.engines.engines import ENGINE
 from ipu_dynamo.torch_compile.backend import compile_readably
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_graph import Record
@@ -116,8 +113,8 @@ class Explanation:
     graphs: tuple[GraphExplanation, ...]
     skipped: tuple[str, ...]
     settings: tuple[Setting, ...]
-    products: tuple[ProductUse, ...] = ()
-    convolutions: tuple[ConvolutionUse, ...] = ()
+    products: tuple[Decision, ...] = ()
+    convolutions: tuple[Decision, ...] = ()
 
     @property
     def breaks(self) -> tuple[Break, ...]:
@@ -136,9 +133,9 @@ class Explanation:
             lines += ["not captured, so PyTorch runs it itself:"]
             lines += [f"  {reason}" for reason in self.skipped]
         if self.products:
-            lines += ["matrix products:", *(f"  {use}" for use in self.products)]
+            lines += ["matrix products:", *(f"  {one.about}" for one in self.products)]
         if self.convolutions:
-            lines += ["small convolutions:", *(f"  {use}" for use in self.convolutions)]
+            lines += ["small convolutions:", *(f"  {one.about}" for one in self.convolutions)]
         return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
 
 
@@ -192,23 +189,29 @@ def explain(
         warnings.simplefilter("ignore")  # what they say is in the explanation
         torch.compile(model, backend=backend)(*given, **named)
     graphs = tuple(map(_describe, records))
-    called = [r.programs for r in records if r.engine == InductorEngine.name]
-    functions = [function for programs in called for function in _called(programs)]
+    hosts = [host for record in records for host in record.hosts]
     known = {graph.ended_by.reason for graph in graphs if graph.ended_by is not None}
     return Explanation(
         graphs=graphs,
         skipped=tuple(text for text in (_first_line(s) for s in skipped) if text not in known),
         settings=tuple(_settings(options, read, {record.engine for record in records} - {""})),
-        products=choose_products.uses_of(functions),
-        convolutions=choose_convolutions.uses_of(functions),
+        products=_decided(hosts, "PrepackWeights", "ChooseMatmuls"),
+        convolutions=_decided(hosts, "UnfoldConvolutions"),
     )
 
 
-def _called(programs: Sequence[Program]) -> Iterator[Function]:
-    """The function of every call in the loop over micro-batches."""
-    for program in programs:
-        functions = {function.name: function for function in program.functions}
-        yield from (functions[call.function] for call in program.calls)
+def _decided(hosts: Sequence[HostProgram], *passes: str) -> tuple[Decision, ...]:
+    """What passes decided for the operators of a micro-batch, equal ones together."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], Decision] = {}
+    for host in hosts:
+        for call in host.runs.calls:
+            for one in host.decisions:
+                if one.by in passes and one.function == call.function:
+                    key = one.by, one.of, one.choice
+                    counts[key] += one.count
+                    first.setdefault(key, one)
+    return tuple(replace(first[key], count=count) for key, count in counts.items())
 
 
 def _describe(record: Record) -> GraphExplanation:

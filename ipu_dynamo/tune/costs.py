@@ -1,9 +1,19 @@
 """Name the costs that decide between two ways where nothing was measured.
 
-Figures are round ones of server processors; a decision needs no more than their size.
+Figures are round ones of server processors; a decision needs no more than their size. Limits of
+passes above the host are theirs, as programs are the same on every machine.
 """
 
-LARGE_UPDATE = 100_000  # elements; they take some tenths of a millisecond
+# --- Fused steps --------------------------------------------------------------------------------
+
+# Seconds of calling an update apart from its step: numbers, launch, the check of what it wrote.
+CALLING_AN_UPDATE = 4e-5
+STORES_OF_A_GRADIENT = 2  # passes over its memory: written to its accumulator, read by the update
+COPIES_HOME = 2  # passes over what a fused step has changed, at the end of a call
+UPDATE_BYTES_PER_SECOND = 1e10  # of such passes
+COMPILING_AN_UPDATE = 0.1  # seconds, for each parameter that a fused step updates
+STEPS_OF_A_TRAINING = 20_000  # that what compiling takes is shared by
+MOST_COPIES = 1 << 28  # bytes of weights and states that a fused step may hold twice
 
 # --- Threads and deferred accumulation ----------------------------------------------------------
 
@@ -15,3 +25,13 @@ WORTH_DEFERRING = 2e-3
 # language model with a share of 0.13 took 1.14 times as long side by side on two cores.
 SHARE_OF_ADDING = 0.05
 PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added later
+
+# --- Matrix products and convolutions -----------------------------------------------------------
+
+WORTH_CHANGING = 1.05  # PyTorch's own code stays where another way gains less
+WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight
+LARGE_CONVOLUTION = 50_000_000  # operations (a multiplication and an addition are two)
+MOST_PATCHES = 1_000_000  # elements of the patches, which take memory while the product runs
+MOST_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
+ROWS_OF_A_BLOCK = 128  # at least, of a loss: with fewer, products wait for the weight from memory
+FEWEST_BLOCKS = 4  # of rows of a loss, unless fewer were asked for

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
+from ipu_dynamo.tune.convolution_times import convolution_times
 from ipu_dynamo.tune.matmul_choice import Library, ProductChoice
 from ipu_dynamo.tune.matmul_times import Times
 
@@ -27,6 +28,10 @@ class Figures:
     library: Library | None
     products: Times | None = None
     convolutions: Mapping[ConvolutionShape, Mapping[str, float]] = field(default_factory=dict)
+
+    def of_convolution(self, one: ConvolutionShape) -> Mapping[str, float] | None:
+        """Seconds of a convolution in each way; None where nothing is known."""
+        return self.convolutions.get(one) or convolution_times(one)
 
     def choice(self) -> ProductChoice:
         """Which library computes which products."""

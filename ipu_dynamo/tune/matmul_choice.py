@@ -10,13 +10,12 @@ import torch
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import mkldnn_enabled
+from ipu_dynamo.tune.costs import WORTH_CHANGING, WORTH_MEMORY
 from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass
 from ipu_dynamo.tune.matmul_times import Times, Way, product_times
 
 MATMUL = "IPU_DYNAMO_MATMUL"  # environment variable: a library, or `auto`
 _LIBRARIES = ("auto", "torch", "onednn")
-_FASTER = 1.05  # PyTorch's own products stay where another library gains less
-_WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight
 _TORCH: Way = "torch"
 Library = Literal["torch", "onednn"]
 
@@ -49,9 +48,9 @@ class ProductChoice:
         times, way = self.measured(one), _TORCH
         if not times:
             return way
-        if times["onednn"] * _FASTER <= times["torch"]:
+        if times["onednn"] * WORTH_CHANGING <= times["torch"]:
             way = "onednn"
-        worth = _FASTER if way == "torch" else _WORTH_MEMORY
+        worth = WORTH_CHANGING if way == "torch" else WORTH_MEMORY
         if packable and times.get("packed", inf) * worth <= times[way]:
             way = "packed"
         return way
@@ -71,15 +70,28 @@ def product_choice() -> ProductChoice:
     named = os.environ.get(MATMUL) or "auto"
     if named not in _LIBRARIES:
         raise IpuError(f"{MATMUL} is {named!r}: choose one of {', '.join(_LIBRARIES)}")
-    here = torch.backends.mkldnn.is_available() and mkldnn_enabled()
     if named == "onednn":
-        if not here:
-            raise IpuError(
-                f"{MATMUL} is 'onednn', which this PyTorch lacks or has disabled\n"
-                "  try:  torch.backends.mkldnn.set_flags(True), or IPU_DYNAMO_MATMUL=torch"
-            )
-        return ProductChoice(forced="onednn")
+        return forced_choice("onednn")
+    here = _has_onednn()
     exact = torch.get_float32_matmul_precision() == "highest"
     if named == "torch" or not here or not exact:
         return ProductChoice(forced="torch")
     return ProductChoice()
+
+
+def forced_choice(library: Library) -> ProductChoice:
+    """One library for all products.
+
+    Raises:
+        IpuError: it is not here.
+    """
+    if library == "onednn" and not _has_onednn():
+        raise IpuError(
+            "matrix products are to be oneDNN's, which this PyTorch lacks or has disabled\n"
+            "  try:  torch.backends.mkldnn.set_flags(True), or the library torch"
+        )
+    return ProductChoice(forced=library)
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and mkldnn_enabled()

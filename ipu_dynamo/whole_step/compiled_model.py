@@ -298,8 +298,13 @@ class CompiledModel(Inspection, WeightExchange):
             reading = link.read()
         groups = reading.groups
         self._figures = self._ready_made.figures if self._ready_made else None
-        engine = self._engine or make_engine(options.stage_engine, self._figures)
-        machine = Machine(engine.name, numbers=[group.values for group in groups])
+        engine = self._engine or make_engine(options.stage_engine)
+        machine = Machine(
+            engine.name,
+            numbers=[group.values for group in groups],
+            own_tensors=self._own_weights,
+            figures=self._figures,
+        )
         compiled = compile_model(
             self.model,
             example,
@@ -327,7 +332,6 @@ class CompiledModel(Inspection, WeightExchange):
                 devices=compiled.devices,
                 numbers=machine.numbers,
                 fuse_again=partial(fused_again, compiled.written, options, machine),
-                own_tensors=self._own_weights,
                 guard_updates=options.guard_updates,
             )
         self._watched = [

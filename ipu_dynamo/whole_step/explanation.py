@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ipu_dynamo.passes.manager import PassRun
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import Decision, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +13,18 @@ class WholeStepExplanation:
     Args:
         passes: what each did, in order, from the traced model to the program.
         program: what runs.
+        decisions: what was decided for this computer.
     """
 
     passes: tuple[PassRun, ...]
     program: Program
+    decisions: tuple[Decision, ...] = ()
 
     def __str__(self) -> str:
         first, _, _ = str(self.program).partition("\n")
         seconds = sum(run.seconds for run in self.passes)
         lines = [first, f"{len(self.passes)} passes, {seconds:.2f} s:"]
-        return "\n".join([*lines, *(f"  {run}" for run in self.passes)])
+        lines += [f"  {run}" for run in self.passes]
+        if self.decisions:
+            lines += ["decisions for this computer:", *(f"  {one}" for one in self.decisions)]
+        return "\n".join(lines)

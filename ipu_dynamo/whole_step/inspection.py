@@ -23,7 +23,7 @@ class Inspection(CompiledState):
     def explain(self) -> WholeStepExplanation:
         """What each pass did to the model, once compiled."""
         compiled, _ = self._ready()
-        return WholeStepExplanation(compiled.passes, compiled.program)
+        return WholeStepExplanation(compiled.passes, compiled.program, compiled.host.decisions)
 
     @property
     def schedule(self) -> Schedule:

@@ -17,8 +17,8 @@ from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten
 # Elements of an accumulator, from which a pass over its memory takes longer than calling one more
-# operator. A step that stores its gradients and is small becomes one function as it is.
-_WORTH_ADDING, _WORTH_STORING = 2**15, 2**17
+# operator. Programs are split by these, so they are no costs of one machine.
+WORTH_ADDING, WORTH_STORING = 2**15, 2**17
 _FEW = 8  # times as many elements as the rows that are added to it has a table at least
 _TYPES = (torch.float32, torch.float64)
 
@@ -52,8 +52,13 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 def is_large(total: Tensor, rule: str) -> bool:
     """Whether an accumulator is worth that what computes a term stores it, or adds it."""
-    least = _WORTH_STORING if rule == "store" else _WORTH_ADDING
-    return total.dtype in _TYPES and total.dim() == 2 and total.numel() >= least
+    least = WORTH_STORING if rule == "store" else WORTH_ADDING
+    return is_matrix(total) and total.numel() >= least
+
+
+def is_matrix(total: Tensor) -> bool:
+    """Whether what computes a term can store it, or add it."""
+    return total.dtype in _TYPES and total.dim() == 2
 
 
 def untransposed(term: fx.Node) -> tuple[fx.Node, bool]:

@@ -27,7 +27,7 @@ from ipu_dynamo.passes.graph.gradient_sums import (
 )
 from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import Decision, HostProgram
 
 aten = torch.ops.aten
 
@@ -104,13 +104,19 @@ def apply(graph: fx.Graph, one: Accumulation) -> None:
 
 @dataclass(frozen=True)
 class AccumulateInLoop:
-    """The pass."""
+    """The pass. `forced`: whether to, where it can be."""
 
     name: ClassVar[str] = "AccumulateInLoop"
     level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    forced: bool | None = None
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
-        return rewrite_functions(host, _rewrite, wanted=plan)
+        if self.forced is False:
+            return False
+        decision = Decision(self.name, "written where they are added", of="gradients of loops")
+        return rewrite_functions(host, _rewrite, plan, decision)
 
 
 def _rewrite(graph: fx.Graph) -> None:

@@ -11,6 +11,7 @@ Source   the `beta` of BLAS's `gemm`, which adds to a matrix what it computes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -25,13 +26,14 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     alike,
     erase_unread,
     is_large,
+    is_matrix,
     matmul_of,
     rows_are_few,
     untransposed,
 )
 from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import Decision, HostProgram
 
 aten = torch.ops.aten
 
@@ -70,12 +72,18 @@ class Accumulation:
         return self.write.target is aten.add_.Tensor
 
 
-def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
-    """The accumulations of a function that are worth it. Reads the graph only."""
+def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[Accumulation, ...]:
+    """The accumulations of a function that are worth it. Reads the graph only.
+
+    Args:
+        all_sizes: also those of small accumulators.
+    """
     order = {node: place for place, node in enumerate(graph.nodes)}
     found = []
     for write in graph.nodes:
-        if write.target not in (aten.copy_.default, aten.add_.Tensor) or not _is_large(write):
+        if write.target not in (aten.copy_.default, aten.add_.Tensor) or not _fits(
+            write, all_sizes=all_sizes
+        ):
             continue
         term = write.args[1]
         matmul = matmul_of(term) if len(term.users) == 1 else None
@@ -87,17 +95,16 @@ def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
     return tuple(found)
 
 
-def _is_large(write: fx.Node) -> bool:
-    """Whether a node writes to a large accumulator that is written only."""
+def _fits(write: fx.Node, *, all_sizes: bool) -> bool:
+    """Whether a node writes to an accumulator that is written only, and large."""
     total = write.args[0]
     if not isinstance(total, fx.Node) or total.op != "placeholder" or write.users or write.kwargs:
         return False
     only_written = all(user.args[0] is total and writes(user) for user in total.users)
     rule = "+=" if write.target is aten.add_.Tensor else "store"
     value, term = total.meta["val"], write.all_input_nodes[1:2]
-    return (
-        only_written and is_large(value, rule) and bool(term) and alike(value, term[0].meta["val"])
-    )
+    large = is_matrix(value) if all_sizes else is_large(value, rule)
+    return only_written and large and bool(term) and alike(value, term[0].meta["val"])
 
 
 def apply(graph: fx.Graph, one: Accumulation) -> None:
@@ -118,15 +125,22 @@ def apply(graph: fx.Graph, one: Accumulation) -> None:
 
 @dataclass(frozen=True)
 class AccumulateMatmuls:
-    """The pass."""
+    """The pass. `forced`: whether to, whatever the size."""
 
     name: ClassVar[str] = "AccumulateMatmuls"
     level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    forced: bool | None = None
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
-        return rewrite_functions(host, _rewrite, wanted=plan)
+        if self.forced is False:
+            return False
+        decision = Decision(self.name, "added where they are computed", of="gradients")
+        found = partial(plan, all_sizes=self.forced is True)
 
+        def rewrite(graph: fx.Graph) -> None:
+            for one in found(graph):
+                apply(graph, one)
 
-def _rewrite(graph: fx.Graph) -> None:
-    for one in plan(graph):
-        apply(graph, one)
+        return rewrite_functions(host, rewrite, found, decision)

@@ -10,6 +10,7 @@ Source   the loop of `serialize_loss`; the sweep is our own.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 from typing import ClassVar
 
@@ -24,11 +25,10 @@ from ipu_dynamo.ops.serialized_loss import (
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.tune.costs import FEWEST_BLOCKS, ROWS_OF_A_BLOCK
 
 CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
-_ROWS = 128  # of a block at least: products with fewer wait for the weight to come from memory
-_BLOCKS = 4  # at least, unless fewer were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,17 @@ class Sweep:
     blocks: int
 
 
-def plan(graph: fx.Graph) -> Sweep | None:
+def plan(graph: fx.Graph, *, all_sizes: bool = False) -> Sweep | None:
     """The first sweep of a function, where forward and backward pass are one; reads its graph only.
 
     One sweep may stand in the way of another: each of two losses that are multiplied is the
     gradient of the other.
+
+    Args:
+        all_sizes: also where blocks have few rows.
     """
     for loss in graph.find_nodes(op="call_function", target=serialized_loss):
-        blocks, gradients = _blocks(loss), _gradients(loss)
+        blocks, gradients = _blocks(loss, all_sizes=all_sizes), _gradients(loss)
         if blocks and gradients is not None:
             earlier = _earlier(loss, gradients.args[0])
             if earlier is not None:
@@ -63,7 +66,7 @@ def plan(graph: fx.Graph) -> Sweep | None:
     return None
 
 
-def _blocks(loss: fx.Node) -> int:
+def _blocks(loss: fx.Node, *, all_sizes: bool) -> int:
     """How many blocks a sweep over rows has; 0 where the loops should stay.
 
     As many as were asked for, if each has enough rows. If not, and the user cut rows, a quarter of
@@ -72,8 +75,11 @@ def _blocks(loss: fx.Node) -> int:
     x, factor = loss.args[0], loss.args[6]
     assert isinstance(x, fx.Node)
     assert isinstance(factor, int)
-    blocks: int = min(factor, x.meta["val"].shape[0] // _ROWS)
-    enough = blocks >= _BLOCKS and loss.meta.get(CUTS_ROWS, False)
+    rows: int = x.meta["val"].shape[0]
+    if all_sizes:
+        return min(factor, rows)
+    blocks = min(factor, rows // ROWS_OF_A_BLOCK)
+    enough = blocks >= FEWEST_BLOCKS and loss.meta.get(CUTS_ROWS, False)
     return blocks if blocks == factor or enough else 0
 
 
@@ -132,16 +138,23 @@ def apply(graph: fx.Graph, one: Sweep) -> None:
 
 @dataclass(frozen=True)
 class FuseLoss:
-    """The pass."""
+    """The pass. `forced`: whether to, however few rows a block has."""
 
     name: ClassVar[str] = "FuseLoss"
     level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    forced: bool | None = None
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
-        return rewrite_functions(host, _fuse, wanted=plan)
+        if self.forced is False:
+            return False
+        decision = Decision(self.name, "forward and backward in one pass over rows", of="losses")
+        found = partial(plan, all_sizes=self.forced is True)
 
+        def fuse(graph: fx.Graph) -> None:
+            """Fuse the losses of a function, one after the other."""
+            while (one := found(graph)) is not None:
+                apply(graph, one)
 
-def _fuse(graph: fx.Graph) -> None:
-    """Fuse the losses of a function, one after the other."""
-    while (one := plan(graph)) is not None:
-        apply(graph, one)
+        return rewrite_functions(host, fuse, found, decision)

@@ -9,14 +9,15 @@ Source   our own; the whole step under one `jit`, as in JAX.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.accumulate import accumulate_product
 from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.passes.host.fusing_costs import fusing_costs
 from ipu_dynamo.passes.host.update_graphs import RULES, Writer, written
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
@@ -34,7 +35,6 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.fused import Fused, Numbers, Zeros, zeros_of
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.tune.costs import LARGE_UPDATE
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 def why_not_fused(program: Program) -> str | None:
     """What keeps a step and its update from being one function, in words; None: nothing does.
 
-    It has to be one call, and a small update of float32 numbers by known rules.
+    It has to be one call, and an update of float32 numbers by known rules.
     """
     if program.kind != "training":
         return "nothing is trained"
@@ -59,10 +59,6 @@ def why_not_fused(program: Program) -> str | None:
     updates = [i for i in cut.after if isinstance(i, Update)]
     if not updates or len(updates) != len(cut.after):
         return "a step does not end with updates alone"
-    sizes = {v.name: prod(v.type.shape) for v in program.variables}
-    size = sum(sizes[name] for update in updates for name in update.parameters)
-    if size >= LARGE_UPDATE:
-        return f"{size} weights, and from {LARGE_UPDATE} on PyTorch's own updates are as fast"
     for update in updates:
         if not isinstance(update.rule, RULES):
             return f"the rule {update.rule}"
@@ -70,8 +66,8 @@ def why_not_fused(program: Program) -> str | None:
             return "updates round at random, or are divided by a loss scale"
     if not _all_float(program, updates):
         return "not all weights and states are float32"
-    if not _only_copies(_function(program)):
-        return "the function writes a variable in another way than by one copy"
+    if not _only_stores(_function(program)):
+        return "the function writes a variable in another way than by one store"
     return None
 
 
@@ -87,20 +83,27 @@ def _all_float(program: Program, updates: Sequence[Update]) -> bool:
     return all(types[name].dtype == torch.float32 for name in names)
 
 
-def _only_copies(function: Function) -> bool:
-    """Whether all that a function writes in place it writes once, by a copy nobody reads."""
-    copied: set[object] = set()
+def _only_stores(function: Function) -> bool:
+    """Whether all that a function writes in place it writes once, by a store nobody reads."""
+    stored: set[object] = set()
     for node in function.operators:
         if node.op != "call_function":
             return False
         if not writes(node):
             continue
         target = node.args[0]
-        isinput = isinstance(target, fx.Node) and target.op == "placeholder"
-        if node.target is not aten.copy_.default or node.users or not isinput or target in copied:
+        is_input = isinstance(target, fx.Node) and target.op == "placeholder"
+        if not _stores(node) or node.users or not is_input or target in stored:
             return False
-        copied.add(target)
+        stored.add(target)
     return True
+
+
+def _stores(node: fx.Node) -> bool:
+    """Whether an operator writes a whole value, that of a matrix product perhaps."""
+    if node.target is accumulate_product:
+        return node.args[1] is False
+    return node.target is aten.copy_.default
 
 
 def fuse(program: Program, zeros: Zeros) -> Fused:
@@ -186,8 +189,8 @@ class _Fusing:
         copies = {node: self.values[name] for name, node in given.items() if name in self.values}
         gradients = {}
         for node in self.function.operators:
-            if node.target is aten.copy_.default and node.args[0] in names:
-                name, value = names[node.args[0]], copies[node.args[1]]  # type: ignore[index]
+            if _stores(node) and node.args[0] in names:
+                name, value = names[node.args[0]], self.stored(node, copies)  # type: ignore[index]
                 if name in self.values:
                     self.values[name] = value
                 else:
@@ -197,6 +200,15 @@ class _Fusing:
         (output,) = self.function.graph.graph.find_nodes(op="output")
         pairs = zip(self.call.results, output.args[0], strict=True)
         return {n: node and copies[node] for n, node in pairs if n}, gradients
+
+    def stored(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """What an operator stores."""
+        if node.target is aten.copy_.default:
+            return copies[node.args[1]]  # type: ignore[index]
+        a, b = node.args[2:]
+        product = Writer(self.graph).call(aten.mm.default, copies[a], copies[b])  # type: ignore[index]
+        product.meta = node.meta | {"val": product.meta["val"]}
+        return product
 
     def update(
         self,
@@ -270,10 +282,13 @@ class FuseStep:
             wanted, reason = False, "functions run operator by operator"
         elif reason is None and not on_cpu(program):
             wanted, reason = False, "it runs on a device"
+        elif reason is None:
+            costs = fusing_costs(program)
+            wanted, reason = costs.worth, str(costs)
         else:
-            wanted = reason is None
+            wanted = False
         choice = "fused" if wanted else "not fused"
-        host = host.deciding(Decision(self.name, choice, reason or ""))
+        host = host.deciding(Decision(self.name, choice, reason))
         if not wanted:
             return host
         rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}

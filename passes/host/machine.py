@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ipu_dynamo.program.fused import Numbers
+from ipu_dynamo.tune.figures import Figures
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,17 @@ class Machine:
     Args:
         engine: its name: it compiles functions, or runs them operator by operator.
         devices: one for all IPUs, or one for each; none: functions are left on their device.
+        own_tensors: nobody writes a program's tensors without their version counters' notice, as a
+            user can with `weight.data`.
+        figures: to decide by; None: those of this machine.
         numbers: hyperparameters of the updates that a call will probably have.
     """
 
     engine: str = "eager"
     devices: Sequence[torch.device] = ()
     numbers: Numbers = ()
+    own_tensors: bool = False
+    figures: Figures | None = None
 
     @property
     def compiles(self) -> bool:

@@ -7,7 +7,7 @@ from itertools import count
 from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.program import Call, Function, HostProgram, Instruction, Program, Repeat
+from ipu_dynamo.program import Call, Decision, Function, HostProgram, Instruction, Program, Repeat
 from ipu_dynamo.program.ir.function import make_function
 
 
@@ -15,16 +15,21 @@ def rewrite_functions(
     host: HostProgram,
     rewrite: Callable[[fx.Graph], None],
     wanted: Callable[[fx.Graph], object],
+    decision: Decision,
 ) -> HostProgram | bool:
     """The HostProgram whose functions are rewritten where that is `wanted`; False: nowhere.
 
     Args:
         rewrite: changes a copy of a function's graph in place.
-        wanted: reads a function's graph only.
+        wanted: reads a function's graph only, and gives what it finds.
+        decision: what is decided for each of them.
     """
     functions: dict[str, Function] = {}
+    decisions: list[Decision] = []
     for function in host.inlined.functions:
-        if wanted(function.graph.graph):
+        if found := wanted(function.graph.graph):
+            count = len(found) if isinstance(found, tuple) else 1
+            decisions.append(replace(decision, function=function.name, count=count))
             module = copy_of(function.graph)
             rewrite(module.graph)
             module.recompile()
@@ -35,7 +40,7 @@ def rewrite_functions(
         id(call): functions.get(call.function) or named(host.inlined, call.function)
         for call in host.inlined.calls
     }
-    return replace(host, inlined=with_functions(host.inlined, calls))
+    return replace(host, inlined=with_functions(host.inlined, calls)).deciding(*decisions)
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

@@ -20,7 +20,6 @@ from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
 from ipu_dynamo.runtime.engines.packed_weights import packing
 from ipu_dynamo.runtime.engines.parts import in_parts
 from ipu_dynamo.runtime.engines.stage import Stage
-from ipu_dynamo.tune.figures import Figures
 
 log = logging.getLogger(__name__)
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
@@ -28,15 +27,10 @@ _ENGINES = ("auto", "inductor", "eager")
 
 
 class Engine(Protocol):
-    """Makes callables of recipes; counts how many it made.
-
-    Attributes:
-        figures: what recipes for it are decided by; None: figures of this machine.
-    """
+    """Makes callables of recipes; counts how many it made."""
 
     name: str
     compiled: int
-    figures: Figures | None
 
     def compile(self, recipe: Recipe) -> Stage:
         """A callable on a list of tensors, which it may change; grad mode has to be off."""
@@ -49,7 +43,6 @@ class EagerEngine:
 
     def __init__(self) -> None:
         self.compiled = 0
-        self.figures: Figures | None = None
 
     def compile(self, recipe: Recipe) -> Stage:
         self.compiled += 1
@@ -57,17 +50,13 @@ class EagerEngine:
 
 
 class InductorEngine:
-    """Compiles a function to machine code with PyTorch's Inductor.
-
-    Args:
-        figures: decide by these which library computes a product; None: by those of this machine.
-    """
+    """Compiles a function to machine code with PyTorch's Inductor."""
 
     name = "inductor"
 
-    def __init__(self, figures: Figures | None = None) -> None:
+    def __init__(self) -> None:
         mute()
-        self.compiled, self.figures = 0, figures
+        self.compiled = 0
 
     def compile(self, recipe: Recipe) -> Stage:
         self.compiled += 1
@@ -104,7 +93,7 @@ def _counting(run: Stage, written: tuple[int, ...]) -> Stage:
     return stage
 
 
-def make_engine(name: str, figures: Figures | None = None) -> Engine:
+def make_engine(name: str) -> Engine:
     """The engine called `name`.
 
     `auto`: the one that the environment variable IPU_DYNAMO_ENGINE names (`auto`, `inductor` or
@@ -117,7 +106,7 @@ def make_engine(name: str, figures: Figures | None = None) -> Engine:
     if name == "eager":
         return EagerEngine()
     if _compiler() is not None:
-        return InductorEngine(figures)
+        return InductorEngine()
     if name == "inductor":
         raise IpuError(
             "the inductor engine needs a C++ compiler: install g++ or clang++, or "

@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,7 @@ from ipu_dynamo.ops.private.native import (
     mkldnn_enabled,
 )
 from ipu_dynamo.program import Function
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.version import __version__
 
 _COMPILES = [  # hand graphs to Inductor
@@ -52,6 +54,16 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
         this_machine(),
     ]
     return sha256("\n".join(map(repr, parts)).encode()).hexdigest()
+
+
+def keyed(recipe: Recipe) -> Recipe:
+    """A recipe that knows the keys of what it compiles."""
+    if recipe.parts is not None:
+        parts = (replace(part, recipe=keyed(part.recipe)) for part in recipe.parts.parts)
+        return replace(recipe, parts=replace(recipe.parts, parts=tuple(parts)))
+    if recipe.engine != "inductor":
+        return recipe
+    return replace(recipe, key=stage_key(recipe.lowered, dict(recipe.settings)))
 
 
 def _is_described(node: fx.Node) -> bool:

@@ -29,7 +29,6 @@ def plan_of(
     """
     program, threads = host.inlined, host.threads
     kinds = tuple(dict.fromkeys(map(str, devices)))
-    decisions = tuple(map(str, host.decisions))
     cut = sections(program)
     if isinstance(form, FusedStep):
         now = form.now
@@ -37,7 +36,7 @@ def plan_of(
         (lines,) = writer.texts()
         new = f"variables become what r{now.made} and those behind it hold, which is the commit"
         return HostPlan(
-            engine.name, kinds, threads, decisions, _recipes(now.binding),
+            engine.name, kinds, threads, now.host.decisions, _recipes(now.binding),
             _names(now.binding), (("fused step", (*lines, new)),), (), (), (), "",
         )  # fmt: skip
     ran = form.binding.program
@@ -56,7 +55,8 @@ def plan_of(
     undone = [f"clear {name}" for name in sums]
     undone += [f"put back {v.name}" for v in program.variables if v.name in changed - {*sums}]
     return HostPlan(
-        engine.name, kinds, threads, decisions, _recipes(form.binding), _names(form.binding),
+        engine.name, kinds, threads, host.decisions, _recipes(form.binding),
+        _names(form.binding),
         tuple(zip(titles, map(tuple, texts), strict=True)), (*others, *copied),
         tuple(map(str, cut.after)), tuple(undone), str(schedule),
     )  # fmt: skip

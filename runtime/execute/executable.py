@@ -31,7 +31,6 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
-from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 
 
 class Executable:
@@ -56,8 +55,6 @@ class Executable:
         numbers: what calls will probably have, so that what they need is compiled now.
         fuse_again: what to run with hyperparameters of which others are zero than of those that
             `host` was fused for.
-        own_tensors: nobody writes the tensors without their version counters' notice, as a user
-            can with `weight.data`; what only inference reads may be kept in another order, too.
         guard_updates: keep copies of what updates write until they are complete.
 
     Attributes:
@@ -85,7 +82,6 @@ class Executable:
         devices: Sequence[torch.device] = (),
         numbers: Numbers = (),
         fuse_again: FuseAgain | None = None,
-        own_tensors: bool = False,
         guard_updates: bool = False,
     ) -> None:
         verify(host.program)
@@ -118,10 +114,9 @@ class Executable:
             self.fused = FusedStep(host, engine, storage, self._link.kept, fuse_again)
             self.fused.prepare(numbers)
         else:
-            constants = constant_variables(program) if own_tensors else frozenset()
             self._loop = MicroBatchLoop(
                 program,
-                stages_of(program, engine, threads, constants),
+                stages_of(host, engine),
                 storage,
                 self.schedule,
                 self._link.kept,

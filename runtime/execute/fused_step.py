@@ -12,7 +12,6 @@ from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, Update
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
@@ -20,11 +19,10 @@ from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.step_end import Numbers
-from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.lower.make_recipe import recipe_of
 
 FuseAgain = Callable[[Numbers], HostProgram]
 
@@ -42,6 +40,7 @@ class FusedFunction:
         instructions, binding: what `task` does, and with what.
     """
 
+    host: HostProgram
     fused: Fused
     stage: Stage
     call: Call
@@ -109,7 +108,6 @@ class FusedStep:
         }
         zeros = zeros_of(self._rules, values)
         if zeros not in self._functions:
-            begin("functions", 1, 1)
             self._functions[zeros] = self._bind(self._host_for(zeros, values))
         self._now = self._functions[zeros]
         wanted = self._now.fused.numbers
@@ -183,8 +181,7 @@ class FusedStep:
     def _bind(self, host: HostProgram) -> FusedFunction:
         assert host.fused is not None
         fused = host.fused
-        recipe = recipe_of(fused.function, self._engine, host.threads)
-        stage = self._engine.compile(recipe)
+        ((recipe, stage),) = stages_of(host, self._engine).values()
         numbers = [f"{name} of group {group}" for group, name in fused.numbers]
         arguments = (*fused.state, *fused.constants, *fused.received, *numbers)
         new = [f"{name} new" for name in fused.state]
@@ -220,7 +217,7 @@ class FusedStep:
         )
         blank = [None] * (len(registers) - first)
         return FusedFunction(
-            fused, stage, whole, task, first, homes, constants, blank, instructions, binding
+            host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding
         )
 
     def _failure(

@@ -60,7 +60,7 @@ def bind(
         program,
         registers,
         {*returned},
-        stages_of(program, engine, host.threads),
+        stages_of(host, engine),
         failure_of(program),
     )
     blank = [None] * (count - len(arguments))
@@ -95,7 +95,7 @@ def bind_loop(
         program,
         registers,
         set(),
-        stages_of(program, engine, threads),
+        stages_of(host, engine),
         failure_of(program),
         received={i.result: places[i.stream] for i in loop if isinstance(i, Receive)},
         sent={output.name: (place, None) for place, output in enumerate(program.outputs)},

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program import Decision, HostProgram, Program
 from ipu_dynamo.program.text.program_text import parse_text
 from ipu_dynamo.saved.archive import Archive, write_archive
 from ipu_dynamo.saved.json_text import expect, fields_of, write_json
@@ -29,6 +29,7 @@ from ipu_dynamo.saved.tensors import TensorMember, read_tensors
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 
 log = logging.getLogger("ipu_dynamo.program")
+_FIELDS = ("by", "choice", "reason", "function", "of", "count")
 _KIND, _END = "cache", ".program"
 _LARGEST = 1 << 28  # bytes of a text
 _WAIT = 600.0  # seconds for another process that compiles the same program
@@ -131,6 +132,7 @@ def _write(path: Path, key: str, made: ReadyMade) -> None:
                 "values": list(made.names),
                 "gradients": list(made.gradients),
                 "anchors": dict(made.anchors),
+                "decisions": [_written(one) for one in made.host.decisions],
             }
         ),
         "constants.safetensors": TensorMember(
@@ -172,9 +174,9 @@ def _read(path: Path, key: str, host_of: Callable[[Program], HostProgram] | None
         if found != [_KIND, key]:
             raise SavedProgramError(Reason.CLIENT, "it is another program")
         operators = check_operators(archive.read_json("operators.json", _LARGEST))
-        inputs, values, gradients, anchors = fields_of(
+        inputs, values, gradients, anchors, written = fields_of(
             archive.read_json("names.json", _LARGEST), "names", inputs=list, values=list,
-            gradients=list, anchors=dict,
+            gradients=list, anchors=dict, decisions=list,
         )  # fmt: skip
         constants = read_tensors(archive, "constants.safetensors")
         strides = expect(archive.read_json("strides.json", _LARGEST), dict, "strides")
@@ -184,7 +186,10 @@ def _read(path: Path, key: str, host_of: Callable[[Program], HostProgram] | None
         inlined = program
         if host_of is None and "inlined.txt" in archive.names:
             inlined = _parsed(archive, "inlined.txt", constants, operators, _unverified)
-    host = HostProgram(program, inlined) if host_of is None else host_of(program)
+    if host_of is None:
+        host = HostProgram(program, inlined, decisions=tuple(map(_decision, written)))
+    else:
+        host = host_of(program)
     return ReadyMade(
         host,
         constants,
@@ -193,6 +198,20 @@ def _read(path: Path, key: str, host_of: Callable[[Program], HostProgram] | None
         gradients=_strings(gradients),
         anchors=dict(zip(anchors, _strings(list(anchors.values())), strict=True)),
     )
+
+
+def _written(decision: Decision) -> list[str | int]:
+    """A decision that was taken without figures, as JSON."""
+    return [getattr(decision, name) for name in _FIELDS]
+
+
+def _decision(written: object) -> Decision:
+    fields = expect(written, list, "a decision")
+    if len(fields) != len(_FIELDS):
+        raise SavedProgramError(Reason.CONTENT, "a decision of other fields")
+    *texts, count = fields
+    by, choice, reason, function, of = (expect(text, str, "a decision") for text in texts)
+    return Decision(by, choice, reason, function, of, expect(count, int, "a number"))
 
 
 def _strings(values: list[object]) -> tuple[str, ...]:

@@ -283,10 +283,10 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         raise SavedProgramError(Reason.DEVICE, str(error)) from error
     engine = make_engine(options.stage_engine)
     figures = read_decided(entry.decided, engine)
-    if figures is not None:
-        engine = make_engine(options.stage_engine, figures)
     groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
-    machine = Machine(engine.name, devices, [group.values for group in groups])
+    machine = Machine(
+        engine.name, devices, [group.values for group in groups], entry.own_weights, figures
+    )
     written = run_host_passes(program, writing_passes(options, machine))
     host = run_host_passes(written, form_passes(options, machine))
     compiled = Compiled(
@@ -317,7 +317,6 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         devices=devices,
         numbers=machine.numbers,
         fuse_again=partial(fused_again, written, options, machine),
-        own_tensors=entry.own_weights,
         guard_updates=options.guard_updates,
     )
     seed = fresh_seed(program) if entry.seed is None else entry.seed

@@ -20,14 +20,12 @@ import torch
 import torch._inductor
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
-from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from ipu_dynamo.ops.private.native import custom_pass_names
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
-from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import shortened_compiling
 
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
@@ -224,9 +222,3 @@ def _library(kernel: Any) -> Path:
     """The file that a kernel, or a promise of one, was loaded from."""
     function: Any = kernel.result() if isinstance(kernel, LambdaFuture) else kernel
     return Path(function.__self__.__file__)
-
-
-def written_densely(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` in row-major order; compiled code has it in memory, and computes it only once."""
-    dense: torch.Tensor = force_stride_order(tensor, dense_strides(tensor.shape))
-    return dense

@@ -1,19 +1,18 @@
 """Bind what a program does for every micro-batch to the callables of its functions."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ipu_dynamo.program import Plain, Program
+from ipu_dynamo.program import HostProgram, Plain, Program
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWriter
-from ipu_dynamo.runtime.lower.constant_inputs import constant_inputs
-from ipu_dynamo.runtime.lower.make_recipe import recipe_of
 
 # A stage pass of one micro-batch, given its registers, its number in the call, what every stream
 # brings, and where every output goes.
@@ -22,20 +21,13 @@ Stages = Mapping[str, tuple[Recipe, Stage]]
 _ARGUMENTS = "r, k, received, sent"
 
 
-def stages_of(
-    program: Program, engine: Engine, threads: int | None = None, constants: Set[str] = frozenset()
-) -> Stages:
-    """Recipe and callable of every function; see `recipe_of`.
-
-    Args:
-        constants: variables that keep their values from step to step.
-    """
+def stages_of(host: HostProgram, engine: Engine) -> Stages:
+    """Recipe and callable of every function."""
     stages = {}
-    for number, function in enumerate(program.functions, 1):
-        begin("functions", number, len(program.functions))
-        fixed = constant_inputs(function, program.calls, constants)
-        recipe = recipe_of(function, engine, threads, fixed)
-        stages[function.name] = recipe, engine.compile(recipe)
+    for number, (name, recipe) in enumerate(host.recipes.items(), 1):
+        begin("functions", number, len(host.recipes))
+        recipe = keyed(recipe)
+        stages[name] = recipe, engine.compile(recipe)
     return stages
 
 

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import ExecutionError, Options, compile_training, identity_loss
+from ipu_dynamo import CompileError, ExecutionError, Options, compile_training, identity_loss
+from ipu_dynamo.passes.host import fusing_costs as costs_of_fusing
 from ipu_dynamo.passes.host.fuse_step import FuseStep
+from ipu_dynamo.passes.host.fusing_costs import fusing_costs
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.testing import assert_same_bits
 
@@ -235,15 +237,11 @@ def test_a_recorded_call_of_compiled_code_changes_no_bit():
 
 
 @pytest.mark.parametrize(
-    ("width", "options"),
-    [
-        (400, {}),
-        (4, {"gradient_accumulation": 2}),
-        (4, {"replicas": 2}),
-        (4, {"stochastic_rounding": True}),
-    ],
+    "options",
+    [{"gradient_accumulation": 2}, {"replicas": 2}, {"stochastic_rounding": True}],
 )
-def test_large_updates_and_other_steps_stay_apart(width, options):
+def test_other_steps_stay_apart(options):
+    width = 4
     model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
     if "stochastic_rounding" in options:
         model = model.half()
@@ -263,6 +261,51 @@ def test_large_updates_and_other_steps_stay_apart(width, options):
     )
     step.compile(torch.zeros(2, width, dtype=like.dtype))
     assert not FuseStep()(step.parts.compiled.written).fused
+    forced = replace(FUSED, **options)
+    step = compile_training(own, torch.optim.SGD(own.parameters(), lr=0.1), forced)
+    with pytest.raises(CompileError, match="cannot be one function: "):
+        step.compile(torch.zeros(2, width, dtype=like.dtype))
+
+
+class Wide(nn.Module):
+    """The product that is its gradient stores it, where the step is not fused."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(512, 512)
+
+    def forward(self, x):
+        return F.mse_loss(self.layer(x), x)
+
+
+def test_a_large_step_is_fused_too():
+    model, reference = Wide(), Wide()
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.1)
+    step = compile_training(model, torch.optim.Adam(model.parameters(), lr=0.1), FUSED)
+    for seed in range(2):
+        x = torch.randn(3, 512, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        reference(x).backward()
+        optimizer.step()
+        step(x)
+    written = [n.target for f in step.parts.compiled.written.inlined.functions for n in f.operators]
+    assert torch.ops.ipu.accumulate_product.default in written
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_is_fused_where_that_gains_more_than_it_costs(monkeypatch):
+    model = Wide()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), Options("eager"))
+    step.compile(torch.zeros(3, 512))
+    written = step.parts.compiled.written
+    (decision,) = FuseStep()(written).decisions[len(written.decisions) :]
+    assert (decision.choice, decision.reason) == ("fused", str(fusing_costs(written.inlined)))
+    for name, value in (("MOST_COPIES", 2**20), ("STEPS_OF_A_TRAINING", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(costs_of_fusing, name, value)
+            assert not FuseStep()(written).fused
 
 
 def test_a_parameter_that_becomes_another_keeps_apart_from_it():

@@ -21,6 +21,7 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.passes.host.prepack_weights import constant_variables
 from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Accumulate, HostProgram, Program, WriteBuffer
 from ipu_dynamo.program.ir.verify import verify
@@ -28,7 +29,6 @@ from ipu_dynamo.program.schedule.dependencies import changed_variables, dependen
 from ipu_dynamo.program.schedule.planning import independent
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.lower.constant_inputs import constant_variables
 from ipu_dynamo.testing import (
     assert_close,
     assert_same_bits,

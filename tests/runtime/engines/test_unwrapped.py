@@ -12,9 +12,9 @@ from ipu_dynamo.program import make_function
 from ipu_dynamo.runtime.engines import compiled_stages
 from ipu_dynamo.runtime.engines.engines import EagerEngine, InductorEngine
 from ipu_dynamo.runtime.engines.private.inductor import _unwrapped
-from ipu_dynamo.runtime.lower.make_recipe import stage_of
 from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.tune.artifact_store import CACHE_DIR
+from tests.runtime.engines.stages import stage_of
 
 pytestmark = pytest.mark.inductor
 aten = torch.ops.aten

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
+from ipu_dynamo.passes.host.make_recipes import MakeRecipes
 from ipu_dynamo.program import Call, Receive, Send
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
@@ -16,7 +17,6 @@ from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import bind_call, bind_passes, failure_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
-from ipu_dynamo.runtime.lower.make_recipe import recipe_of
 
 MICRO_BATCHES = 5  # as many as a pipeline of three stages needs
 
@@ -104,7 +104,7 @@ def binding_of(program, **changed):
     stages = {
         f.name: (recipe, EagerEngine().compile(recipe))
         for f in program.functions
-        for recipe in [recipe_of(f, EagerEngine())]
+        for recipe in [MakeRecipes().recipe(f)]
     }
     kept = {registers[v.name] for v in program.variables}
     given = {"program": program, "registers": registers, "kept": kept, "stages": stages}

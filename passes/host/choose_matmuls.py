@@ -1,25 +1,33 @@
-"""Let each matrix product of a stage be computed by the library that is faster here.
+"""Choose for each matrix product the library that is faster here.
 
 Before   %y: f32[m,n] = aten.addmm(%bias, %a, %b);  %z = aten.gelu(%y)
 After    %z: f32[m,n] = ipu.onednn_matmul(%a, %b, %bias, "gelu")
 Keeps    shapes, layouts, source lines; values but for the order of the sums.
+Source   measured here, see `tune/matmul_times.py`: which library is fast differs by processor.
 
 Only gelu moves into the product: oneDNN's relu makes 0 of nan.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import fx
 
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_product
-from ipu_dynamo.program import Function, make_function
-from ipu_dynamo.program.recipe import Packed
-from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
+from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, Function, HostProgram, make_function
+from ipu_dynamo.program.recipe import Packed, Recipe
+from ipu_dynamo.tune.figures import Figures
+from ipu_dynamo.tune.matmul_choice import (
+    Library,
+    ProductChoice,
+    forced_choice,
+    product_choice,
+)
 from ipu_dynamo.tune.matmul_classes import ProductClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way
 
@@ -45,14 +53,6 @@ class Product:
     gelu: fx.Node | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A function whose products are chosen; `packed` are further inputs, after its own."""
-
-    function: Function
-    packed: tuple[Packed, ...] = ()
-
-
 def plan(
     graph: fx.Graph, choice: ProductChoice, constants: Collection[int] = ()
 ) -> tuple[Product, ...]:
@@ -74,53 +74,8 @@ def plan(
     return tuple(products)
 
 
-@dataclass(frozen=True, slots=True)
-class ProductUse:
-    """How many products of a class a program computes per micro-batch, and by which library.
-
-    Args:
-        seconds: what one of the class took each library when this machine was measured.
-    """
-
-    of: ProductClass
-    way: Way
-    count: int
-    seconds: Mapping[Way, float]
-
-    def __str__(self) -> str:
-        times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
-        return f"{self.count} x {self.of}: {self.way}" + (f"  (measured: {times})" if times else "")
-
-
-def uses_of(functions: Iterable[Function]) -> tuple[ProductUse, ...]:
-    """The products of functions that Inductor compiles, by class."""
-    choice = product_choice()
-    counts: Counter[tuple[ProductClass, Way]] = Counter()
-    for function in functions:
-        counts.update((p.of, p.way) for p in plan(function.graph.graph, choice))
-    return tuple(
-        ProductUse(of, way, count, choice.measured(of)) for (of, way), count in counts.items()
-    )
-
-
-def choose_products(
-    function: Function, constants: Collection[int] = (), choice: ProductChoice | None = None
-) -> Chosen:
-    """`function` with the products of the libraries that are faster here.
-
-    Args:
-        constants: positions of the inputs that keep their values for many calls. Those that are
-            weights may be packed.
-        choice: None: the one in force.
-    """
-    products = plan(function.graph.graph, choice or product_choice(), constants)
-    return apply(function, [product for product in products if product.way != "torch"])
-
-
-def apply(function: Function, products: Sequence[Product]) -> Chosen:
-    """Replace products in a copy of `function`."""
-    if not products:
-        return Chosen(function)
+def apply(function: Function, products: Sequence[Product]) -> tuple[Function, tuple[Packed, ...]]:
+    """Replace products in a copy of `function`; the packed weights are inputs behind its own."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(function.graph.graph.find_nodes(op="placeholder"))
     for node in placeholders:
@@ -148,7 +103,53 @@ def apply(function: Function, products: Sequence[Product]) -> Chosen:
         else:
             of[node] = graph.node_copy(node, of.__getitem__)
     graph.eliminate_dead_code()
-    return Chosen(make_function(function.name, fx.GraphModule(function.graph, graph)), packed)
+    return make_function(function.name, fx.GraphModule(function.graph, graph)), packed
+
+
+def decisions_of(
+    products: Iterable[Product], choice: ProductChoice, *, by: str, function: str
+) -> list[Decision]:
+    """What was decided for products, by class."""
+    counts = Counter((product.of, product.way) for product in products)
+    reason = "it is forced" if choice.forced else ""
+    return [
+        Decision(by, way, reason, function, str(of), count, choice.measured(of))  # type: ignore[arg-type]
+        for (of, way), count in counts.items()
+    ]
+
+
+@dataclass(frozen=True)
+class ChooseMatmuls(RecipePass):
+    """The pass.
+
+    Args:
+        figures: to decide by; None: those of this machine.
+        forced: the library of all products.
+    """
+
+    name: ClassVar[str] = "ChooseMatmuls"
+    choices: ClassVar[tuple[str, ...]] = get_args(Library)
+
+    figures: Figures | None = None
+    forced: Library | None = None
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        choice = choice_by(self.figures, self.forced)
+        products = plan(recipe.lowered.graph.graph, choice)
+        name = recipe.function.name
+        decisions = decisions_of(products, choice, by=self.name, function=name)
+        changed = [product for product in products if product.way != "torch"]
+        if not changed:
+            return recipe, decisions
+        lowered, _ = apply(recipe.lowered, changed)
+        return replace(recipe, lowered=lowered), decisions
+
+
+def choice_by(figures: Figures | None, forced: Library | None) -> ProductChoice:
+    """The choice between libraries by figures, or the one that the user forces."""
+    if forced is not None:
+        return forced_choice(forced)
+    return product_choice() if figures is None else figures.choice()
 
 
 def _call(

@@ -13,10 +13,10 @@ from ipu_dynamo import Options, compile_inference, compile_training
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.private.graphs import FakeTensorMode
 from ipu_dynamo.ops.private.native import onednn_pack
+from ipu_dynamo.passes.host.choose_matmuls import apply, plan
 from ipu_dynamo.program import make_function
 from ipu_dynamo.program.recipe import Packed
 from ipu_dynamo.runtime.engines.stage_key import stage_key
-from ipu_dynamo.runtime.lower.choose_matmuls import choose_products, plan
 from ipu_dynamo.tune.matmul_choice import MATMUL, ProductChoice
 from ipu_dynamo.tune.matmul_classes import MEASURED, class_of, example_of
 
@@ -53,6 +53,12 @@ def function_of(compute, *tensors):
     return make_function("stage", gm)
 
 
+def choose_products(function, constants=(), choice=FORCED):
+    """A function with the products that are chosen, and the weights that are packed for it."""
+    products = plan(function.graph.graph, choice, constants)
+    return apply(function, [product for product in products if product.way != "torch"])
+
+
 def targets(function):
     return [node.target for node in function.operators]
 
@@ -69,7 +75,7 @@ def close(found, exact, *factors):
 def test_a_product_is_right_for_every_shape_and_layout(m, k, n, data):
     a, b = data.draw(matrices(m, k)), data.draw(matrices(k, n))
     function = function_of(lambda call, x, y: call(aten.mm.default, (x, y)), a, b)
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     (found,) = chosen.graph(a, b)
     exact = a.double() @ b.double()
     close(found, exact, a, b)
@@ -90,7 +96,7 @@ def test_bias_and_gelu_join_the_product(m, k, n, approximate, data):
         return call(aten.gelu.default, (view,), {"approximate": approximate})
 
     function = function_of(compute, a, b, bias)
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     (found,), (reference,) = chosen.graph(a, b, bias), function.graph(a, b, bias)
     torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
     if class_of(function.operators[0]) is not None:
@@ -102,7 +108,7 @@ def test_bias_and_gelu_join_the_product(m, k, n, approximate, data):
 def test_batched_products_are_right(count, m, k, n, data):
     a, b = data.draw(matrices(count, m, k)), data.draw(matrices(count, k, n))
     function = function_of(lambda call, x, y: call(aten.bmm.default, (x, y)), a, b)
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     (found,) = chosen.graph(a, b)
     close(found, a.double() @ b.double(), a, b)
 
@@ -116,11 +122,11 @@ def test_a_packed_weight_gives_the_same_product(m, k, n):
         weight,
         bias,
     )
-    assert choose_products(function, choice=FORCED).packed == ()
-    chosen = choose_products(function, {1}, FORCED)
+    assert choose_products(function)[1] == ()
+    chosen, packed = choose_products(function, {1})
     if class_of(function.operators[1]).form == "a @ b.t()":
-        assert chosen.packed == (Packed(source=1, rows=m),)
-        (found,) = chosen.function.graph(a, weight, bias, onednn_pack(weight, m))
+        assert packed == (Packed(source=1, rows=m),)
+        (found,) = chosen.graph(a, weight, bias, onednn_pack(weight, m))
         (reference,) = function.graph(a, weight, bias)
         torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
 
@@ -132,9 +138,9 @@ def test_a_weight_is_packed_once_for_all_products_of_as_many_rows():
         return call(aten.cat.default, (products,))
 
     x, y, w = torch.randn(3, 4), torch.randn(5, 4), torch.randn(6, 4)
-    chosen = choose_products(function_of(compute, x, y, w), {2}, FORCED)
-    assert chosen.packed == (Packed(2, 3), Packed(2, 5))
-    (found,) = chosen.function.graph(x, y, w, onednn_pack(w, 3), onednn_pack(w, 5))
+    chosen, packed = choose_products(function_of(compute, x, y, w), {2})
+    assert packed == (Packed(2, 3), Packed(2, 5))
+    (found,) = chosen.graph(x, y, w, onednn_pack(w, 3), onednn_pack(w, 5))
     torch.testing.assert_close(found, torch.cat([x, y, x]) @ w.t())
 
 
@@ -157,7 +163,7 @@ def test_what_nobody_else_computes_stays():
         ),
         function_of(lambda call, x, y: call(aten.mm.default, (x, y)), a[:, :0], b[:0]),
     ):
-        assert choose_products(function, choice=FORCED).function is function
+        assert targets(choose_products(function)[0]) == targets(function)
 
 
 def test_relu_stays_outside_because_it_must_keep_nan():
@@ -167,7 +173,7 @@ def test_relu_stays_outside_because_it_must_keep_nan():
         a,
         torch.ones(2, 3),
     )
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     assert targets(chosen) == [onednn.matmul, aten.relu.default]
     assert chosen.graph(a, torch.ones(2, 3))[0].isnan().all()
 
@@ -178,7 +184,7 @@ def test_a_value_that_others_read_keeps_its_gelu_apart():
         return call(aten.add.Tensor, (product, call(aten.gelu.default, (product,))))
 
     function = function_of(compute, torch.randn(4, 5), torch.randn(5, 6))
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     assert targets(chosen) == [onednn.matmul, aten.gelu.default, aten.add.Tensor]
 
 
@@ -195,7 +201,7 @@ def test_the_library_is_part_of_a_stage_s_key():
     function = function_of(
         lambda call, x, y: call(aten.mm.default, (x, y)), torch.ones(4, 4), torch.ones(4, 4)
     )
-    chosen = choose_products(function, choice=FORCED).function
+    chosen = choose_products(function)[0]
     keys = stage_key(function, {}), stage_key(chosen, {})
     assert None not in keys
     assert keys[0] != keys[1]

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipu_dynamo.runtime.engines.private.inductor import written_densely
+from ipu_dynamo.ops.patches import by_channel, patches
+from ipu_dynamo.ops.private.inductor_layouts import in_memory
+from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.tune.convolution_shape import result_size
 
 _DENSE = torch.contiguous_format  # a clone has the strides of a new tensor, sizes of 1 included
@@ -23,7 +25,7 @@ def convolution(
 ) -> Tensor:
     """f32[n, c, h, w] with f32[o, c, kh, kw], dense."""
     o, _, *kernel = weight.shape
-    y = weight.reshape(o, -1) @ patches(written_densely(x), kernel, stride, padding)
+    y = weight.reshape(o, -1) @ patches(_written_densely(x), kernel, stride, padding)
     if bias is not None:
         y = y + bias[:, None]
     size = result_size(x.shape[2:], kernel, stride, padding)
@@ -82,23 +84,10 @@ def _of_weight(
     padding: Sequence[int],
 ) -> Tensor:
     """f32[o, c, kh, kw], from f32[o, n * rows * columns]."""
-    made = by_channels @ patches(written_densely(x), kernel, stride, padding).t()
+    made = by_channels @ patches(_written_densely(x), kernel, stride, padding).t()
     return made.view(-1, x.shape[1], *kernel)
 
 
-def patches(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> Tensor:
-    """f32[c * kh * kw, n * rows * columns]: what each place of the kernel sees.
-
-    In compiled code, what makes an element of `x` that is not in memory is repeated for each place.
-    """
-    if any(padding):
-        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    seen = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
-    return seen.permute(1, 4, 5, 0, 2, 3).contiguous().view(x.shape[1] * kernel[0] * kernel[1], -1)
-
-
-def by_channel(images: Tensor) -> Tensor:
-    """f32[n, c, h, w] as f32[c, n * h * w]."""
-    return images.transpose(0, 1).contiguous().view(images.shape[1], -1)
+def _written_densely(x: Tensor) -> Tensor:
+    """`x` in row-major order, computed once."""
+    return in_memory(x, dense_strides(x.shape))

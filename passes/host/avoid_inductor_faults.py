@@ -1,15 +1,27 @@
-"""Recognise graphs that Inductor compiles wrongly, so that another engine runs them.
+"""Run operator by operator what Inductor is known to compile wrongly.
 
-PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is still read
-from it; plain torch.compile computes the same wrong numbers.
+Before   recipe step0: inductor, of %y = aten.index_add(%x, 0, %i, aten.mul(%x, 2))
+After    recipe step0: eager
+Keeps    the function.
+Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is
+         still read from it; plain torch.compile computes the same wrong numbers.
 """
+
+import logging
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import fx
 
+from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.program.recipe import Recipe
 
+log = logging.getLogger(__name__)
 aten = torch.ops.aten
 _SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
     aten.index_add.default: 3,
@@ -59,3 +71,26 @@ def _base(node: object) -> object:
     while isinstance(node, fx.Node) and is_view_operator(node.target):
         node = node.args[0]
     return node
+
+
+@dataclass(frozen=True)
+class AvoidInductorFaults(RecipePass):
+    """The pass."""
+
+    name: ClassVar[str] = "AvoidInductorFaults"
+    needed: ClassVar[str] = "results would be wrong"
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        fault = miscompiled(recipe.lowered.graph.graph)
+        if fault is None:
+            return recipe, ()
+        function = recipe.function.name
+        log.warning(
+            "@%s runs on the eager engine: Inductor of this PyTorch gets %%%s wrong (%s)",
+            function,
+            fault.name,
+            source_line(fault),
+        )
+        reason = f"Inductor gets %{fault.name} wrong"
+        decision = Decision(self.name, "operator by operator", reason, function)
+        return replace(recipe, engine="eager", settings=()), (decision,)

@@ -1,36 +1,42 @@
-"""Let each small convolution of a stage be computed in the way that is faster here.
+"""Unfold small convolutions into matrix products of patches, where that is faster here.
 
 Before   %y: f32[n,o,h,w] = aten.convolution(%x, %w, %b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 After    %p: f32[c*kh*kw,n*h*w] = aten.clone(%seen)   # patches of %x
          %m: f32[o,n*h*w] = aten.mm(%flat, %p)
          %y: f32[n,o,h,w] = aten.clone(%images)
 Keeps    shapes, layouts, source lines; values but for the order of the sums.
+Source   Chellapilla, Puri and Simard, High performance convolutional neural networks (2006).
 
 Large ones stay with the library that PyTorch calls: it is the faster one where arithmetic counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipu_dynamo.ops.private.graphs import tracing_here
-from ipu_dynamo.program import Function, make_function
+from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, Function, HostProgram, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
-from ipu_dynamo.runtime.lower.convolution_times import convolution_times
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
+from ipu_dynamo.tune.convolution_times import convolution_times
+from ipu_dynamo.tune.costs import (
+    LARGE_CONVOLUTION,
+    MOST_PATCHES,
+    MOST_PLACES,
+    WORTH_CHANGING,
+)
+from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
 
 aten = torch.ops.aten
-_LARGE = 50_000_000  # operations (a multiplication and an addition are two)
-_PATCHES = 1_000_000  # elements of the patches, which take memory while the product runs
-_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
-_FASTER = 1.05  # PyTorch's choice stays where the other gains less
 _PLAIN = ([1, 1], False, [0, 0], 1)  # dilation, transposed, padding of the output, groups
 Times = Callable[[ConvolutionShape], Mapping[str, float] | None]
 
@@ -44,28 +50,32 @@ class ConvolutionUse:
     products: bool
     seconds: Mapping[str, float]
 
-    def __str__(self) -> str:
-        times = ", ".join(f"{way} {1e6 * s:.0f} us" for way, s in self.seconds.items())
-        return f"{self.of}: {'products' if self.products else 'torch'}  (measured: {times})"
-
 
 def plan(
-    graph: fx.Graph, times: Times = convolution_times, *, choice: ProductChoice | None = None
+    graph: fx.Graph,
+    times: Times = convolution_times,
+    *,
+    choice: ProductChoice | None = None,
+    forced: bool | None = None,
 ) -> dict[fx.Node, ConvolutionUse]:
     """Decide how the small convolutions of a graph are computed. Reads the graph only.
 
     Args:
         choice: of products; where one library is forced, it computes convolutions, too. None: the
             one in force.
+        forced: products compute all, or none, whatever they take.
     """
-    if (choice or product_choice()).forced is not None:
+    if forced is None and (choice or product_choice()).forced is not None:
         return {}
     found = {}
     for node in graph.nodes:
         of = _shape_of(node)
-        seconds = times(of) if of is not None else None
-        if of is not None and seconds:
-            products = seconds["products"] * _FASTER <= seconds["torch"]
+        if of is None:
+            continue
+        if forced is not None:
+            found[node] = ConvolutionUse(of, forced, {})
+        elif seconds := times(of):
+            products = seconds["products"] * WORTH_CHANGING <= seconds["torch"]
             found[node] = ConvolutionUse(of, products, seconds)
     return found
 
@@ -115,19 +125,13 @@ def is_dense(tensor: Tensor) -> bool:
 
 def _is_small(of: ConvolutionShape) -> bool:
     operations = 2 * of.patches * of.weight[0]
-    if of.mask and of.mask[0] and (of.stride != (1, 1) or prod(of.weight[2:]) > _PLACES):
+    if of.mask and of.mask[0] and (of.stride != (1, 1) or prod(of.weight[2:]) > MOST_PLACES):
         return False
-    return 0 < operations < _LARGE and of.patches <= _PATCHES
+    return 0 < operations < LARGE_CONVOLUTION and of.patches <= MOST_PATCHES
 
 
-def choose_convolutions(
-    function: Function, times: Times = convolution_times, *, choice: ProductChoice | None = None
-) -> Function:
-    """`function` with its small convolutions in the way that is faster here, as `plan` decides."""
-    uses = plan(function.graph.graph, times, choice=choice)
-    chosen = {node for node, use in uses.items() if use.products}
-    if not chosen:
-        return function
+def apply(function: Function, chosen: Collection[fx.Node]) -> Function:
+    """`function` with convolutions computed by products of matrices."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     gradients: dict[fx.Node, list[fx.Node | None]] = {}
     for node in function.graph.graph.nodes:
@@ -145,9 +149,7 @@ def choose_convolutions(
 
 
 def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> list[fx.Node | None]:
-    from ipu_dynamo.runtime.lower.convolution_matmuls import (
-        convolution,  # imports Inductor: a second
-    )
+    from ipu_dynamo.passes.host.convolution_matmuls import convolution  # imports Inductor: a second
 
     arguments: Any = node.args
     x, weight, bias, stride, padding, *_ = arguments
@@ -166,7 +168,7 @@ def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> l
 def _backward(
     graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]
 ) -> list[fx.Node | None]:
-    from ipu_dynamo.runtime.lower.convolution_matmuls import gradients
+    from ipu_dynamo.passes.host.convolution_matmuls import gradients
 
     arguments: Any = node.args
     gradient, x, weight, _, stride, padding, *_, mask = arguments
@@ -209,3 +211,38 @@ def _written(
 
 def _layout(value: Tensor) -> tuple[object, ...]:
     return value.dtype, value.shape, value.stride()
+
+
+@dataclass(frozen=True)
+class UnfoldConvolutions(RecipePass):
+    """The pass.
+
+    Args:
+        figures: to decide by; None: those of this machine.
+        forced: whether to unfold all that can be, whatever it is worth.
+    """
+
+    name: ClassVar[str] = "UnfoldConvolutions"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    figures: Figures | None = None
+    forced: bool | None = None
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        function, figures = recipe.lowered, self.figures
+        times = convolution_times if figures is None else figures.of_convolution
+        choice = None if figures is None else figures.choice()
+        uses = plan(function.graph.graph, times, choice=choice, forced=self.forced)
+        decisions = [
+            Decision(
+                self.name,
+                "matmul of patches" if use.products else "torch",
+                "it is forced" if self.forced is not None else "",
+                recipe.function.name,
+                of=str(use.of),
+                seconds=use.seconds,
+            )
+            for use in uses.values()
+        ]
+        chosen = {node for node, use in uses.items() if use.products}
+        return replace(recipe, lowered=apply(function, chosen)) if chosen else recipe, decisions

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ipu_dynamo.ops.patches import by_channel, patches
 from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
@@ -52,8 +53,6 @@ def measure(one: ConvolutionShape) -> dict[str, float]:
     The second is estimated, as compiling takes longer than all that it could save: from its
     products, and from PyTorch's own copies to and from patches.
     """
-    from ipu_dynamo.runtime.lower.convolution_matmuls import by_channel, patches  # imports Inductor
-
     kernel, where = one.weight[2:], (one.stride, one.padding)
     x = torch.ones(one.x, dtype=torch.float32, device="cpu")
     weight = torch.ones(one.weight, dtype=torch.float32, device="cpu")

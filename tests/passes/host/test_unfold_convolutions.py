@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 import ipu_dynamo
 from ipu_dynamo import Options, compile_inference, compile_training
-from ipu_dynamo.runtime.lower import choose_convolutions, convolution_times
-from ipu_dynamo.runtime.lower.choose_convolutions import is_dense
-from ipu_dynamo.runtime.lower.convolution_matmuls import convolution, gradients
+from ipu_dynamo.passes.host import unfold_convolutions
+from ipu_dynamo.passes.host.convolution_matmuls import convolution, gradients
+from ipu_dynamo.passes.host.unfold_convolutions import is_dense
 from ipu_dynamo.testing import assert_close, assert_same_inference, assert_same_training
+from ipu_dynamo.tune import convolution_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.matmul_choice import MATMUL
@@ -51,7 +52,8 @@ def step_of(model, x):
 def chosen(model, x, times):
     """The convolutions that stay in a training step, after the choice."""
     (function,) = step_of(model, x).program.functions
-    function = choose_convolutions.choose_convolutions(function, lambda of: times)
+    uses = unfold_convolutions.plan(function.graph.graph, lambda of: times)
+    function = unfold_convolutions.apply(function, [n for n, use in uses.items() if use.products])
     targets = [node.target for node in function.operators]
     return [target for target in targets if "convolution" in str(target)]
 
@@ -121,9 +123,7 @@ def test_a_weight_with_its_channels_last_stays():
 @pytest.mark.inductor
 def test_a_weight_of_one_pixel_with_its_channels_last_stays(monkeypatch):
     """Its strides are another order, though PyTorch calls it contiguous."""
-    monkeypatch.setattr(
-        choose_convolutions.choose_convolutions, "__defaults__", (lambda of: PRODUCTS,)
-    )
+    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: PRODUCTS)
     model = nn.Conv2d(2, 4, 1).to(memory_format=torch.channels_last)
     assert model.weight.is_contiguous()
     x = torch.randn(2, 2, 6, 6)
@@ -178,9 +178,7 @@ def test_autocast_around_the_compilation_changes_no_product(tmp_path, monkeypatc
             with torch.autocast("cpu", enabled=False):
                 return self.inner(x)
 
-    monkeypatch.setattr(
-        choose_convolutions.choose_convolutions, "__defaults__", (lambda of: PRODUCTS,)
-    )
+    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: PRODUCTS)
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     model, x = Exact(), torch.randn(2, 2, 12, 12)
     with torch.autocast("cpu", torch.bfloat16):
@@ -213,7 +211,7 @@ def test_trains_as_plain_pytorch(monkeypatch, times, only):
     def measured(of):
         return times if only in ("all", "backward" if of.mask else "forward") else TORCH
 
-    monkeypatch.setattr(choose_convolutions.choose_convolutions, "__defaults__", (measured,))
+    monkeypatch.setattr(unfold_convolutions, "convolution_times", measured)
     data = [(torch.randn(4, 2, 12, 12),) for _ in range(2)]
     options = Options(engine="inductor", gradient_accumulation=2)
     assert_same_training(Small(), data, options, loss=0)

@@ -1,20 +1,25 @@
 """Cut a function at operators that run by themselves, loops and calls of the host, which no
 compiler needs to see.
 
-What lies between them is compiled. A compiler that wants a functional graph would copy the memory
-that such an operator writes in place.
+Before   recipe step0: inductor, of %h = ...;  %l = ipu.serialized_loss(%h, ...);  %z = ...
+After    recipe step0: inductor, in 3 parts: %h compiled, the loop as it is, %z compiled
+Keeps    operators and their order. Functions of the host are called in parts of their own, too.
+Source   our own: a compiler that wants a functional graph would copy the memory that such an
+         operator writes in place.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
 from ipu_dynamo.ops.library.host_call import host_call
-from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, Function, HostProgram, graph_outputs, make_function
 from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
 LOOPS = frozenset(
@@ -111,3 +116,28 @@ def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], R
         )
     returned = (numbers[node] if isinstance(node, fx.Node) else None for node in results)
     return Parts(tuple(parts), tuple(returned))
+
+
+@dataclass(frozen=True)
+class CutLoops(RecipePass):
+    """The pass."""
+
+    name: ClassVar[str] = "CutLoops"
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        if not has_loop(recipe.lowered.graph.graph):
+            return recipe, ()
+
+        def of_part(name: str, graph: fx.GraphModule, loop: bool) -> Recipe:
+            function = make_function(name, graph)
+            part = Recipe(
+                function, function, "inductor", recipe.threads, function.written,
+                settings=recipe.settings,
+            )  # fmt: skip
+            return replace(part, engine="eager", settings=()) if loop else part
+
+        parts = parts_of(recipe.lowered, of_part)
+        loops = sum(part.recipe.engine == "eager" for part in parts.parts)
+        name = recipe.function.name
+        decision = Decision(self.name, f"{len(parts.parts)} parts", f"{loops} loops", name)
+        return replace(recipe, parts=parts), (decision,)

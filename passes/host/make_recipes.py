@@ -1,0 +1,54 @@
+"""Begin the recipes of all functions: what runs them, and with how many threads.
+
+Before   HostProgram(recipes={})
+After    HostProgram(recipes={"forward0": Recipe(@forward0, @forward0, "inductor", threads=1)})
+Keeps    everything else; later passes change what is `lowered` of a recipe.
+Source   the split of deciding and running of this project's design.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.program import RECOMPUTED, Function, HostProgram
+from ipu_dynamo.program.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class MakeRecipes:
+    """The pass. `compiles`: functions are compiled, and not run operator by operator."""
+
+    name: ClassVar[str] = "MakeRecipes"
+    level: ClassVar[Level] = "host"
+    needed: ClassVar[str] = "engines run recipes"
+
+    compiles: bool = False
+
+    def __call__(self, host: HostProgram) -> HostProgram:
+        recipes = {f.name: self.recipe(f, host.threads) for f in host.functions}
+        return replace(host, recipes=recipes)
+
+    def recipe(self, function: Function, threads: int | None = None) -> Recipe:
+        """The recipe of a function as it is."""
+        engine: Literal["inductor", "eager"] = "inductor" if self.compiles else "eager"
+        return Recipe(
+            function,
+            function,
+            engine,
+            threads,
+            written=function.written,
+            releases=any(node.meta.get(RECOMPUTED) for node in function.operators),
+            settings=_settings(threads) if self.compiles else (),
+        )
+
+
+def _settings(threads: int | None) -> tuple[tuple[str, bool | int], ...]:
+    """What Inductor is told for a function.
+
+    Half-precision results are rounded after every operator, also inside a fused kernel, so that
+    they are what the eager engine computes.
+    """
+    settings: dict[str, bool | int] = {"emulate_precision_casts": True, "fallback_random": True}
+    if threads is not None:
+        settings["cpp.threads"] = threads
+    return tuple(settings.items())
