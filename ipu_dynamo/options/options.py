@@ -138,7 +138,7 @@ class Options:
         synthetic_data: calls do not look at their inputs, but compute on normal values, or zeros in
             place of integers, and return zeros: to measure a program without its data.
         program_cache: a folder in which programs are kept: the next process that compiles the same
-            model traces it once, and runs no pass. None keeps none.
+            model traces it once, and decides only how it runs here. None keeps none.
         program_cache_limit: bytes of all programs in it, beyond which those go that were not used
             for longest; 0: all stay.
         seed: of the random numbers; None takes one from torch's generator when compiling. A

@@ -1,4 +1,4 @@
-"""Keep programs in a folder of the user's choice, so that the next process runs no pass.
+"""Keep programs in a folder of the user's choice, so that the next process runs few passes.
 
 What lies in the folder is data: who can write it can change what a program computes, and runs no
 code. A folder that nobody else can write has the host program, too, which no verifier checks; from

@@ -63,7 +63,7 @@ def test_trains_as_plain_pytorch(engine, settings, accumulation, replicas, loss_
     calls = [data(accumulation * replicas, seed) for seed in range(2)]
     model = Head(**{**settings, "factor": min(settings["factor"], 6)}).double()
     loss = (lambda value: value.sum()) if settings["reduction"] == "none" else None
-    with mock.patch.object(fuse_loss, "_ROWS", 1):
+    with mock.patch.object(fuse_loss, "ROWS_OF_A_BLOCK", 1):
         step = assert_same_training(model, calls, options, loss=loss, rtol=1e-8, atol=1e-7)
     targets = targets_of(step)
     assert (serialized_loss_step_ in targets) is (serialized_loss_backward_ not in targets)
@@ -190,6 +190,6 @@ def test_large_logits_train_as_plain_pytorch(value, rows):
             return torch.nn.functional.cross_entropy(logits, targets)
 
     x, targets = torch.randn(ROWS, WIDTH), rows_of()[1]
-    with mock.patch.object(fuse_loss, "_ROWS", rows):
+    with mock.patch.object(fuse_loss, "ROWS_OF_A_BLOCK", rows):
         for mode in LOOPS:
             assert_same_training(Large(mode), [(x, targets)], EAGER)

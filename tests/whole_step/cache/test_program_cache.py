@@ -242,17 +242,16 @@ import sys, time
 import tests.whole_step.cache.test_program_cache as t
 from pathlib import Path
 from ipu_dynamo.passes.manager import PassManager
-from ipu_dynamo.passes.pipeline import ANY_MACHINE, form_passes
 run, ran = PassManager.run, []
 def slowly(self, passes, level):
-    ran.append(1)
+    ran.extend(one.name for one in passes)
     time.sleep(2)
     return run(self, passes, level)
 PassManager.run = slowly
 while not Path(sys.argv[2]).exists():
     time.sleep(0.01)
 t.train(sys.argv[1])
-print(len(ran) > 0)
+print("Emit" in ran)
 """
 
 
