@@ -27,6 +27,7 @@ from ipu_dynamo.ops.loss_loop import (
     shift_of,
 )
 
+CUTS_ROWS = "ipu.cuts_rows"  # key of a loop's meta: whether the user asked for parts of the rows
 _library = torch.library.Library("ipu", "FRAGMENT")
 _SETTINGS = "int reduction, int ignore_index, str mode, int factor"
 _SAVED = "Tensor grad, Tensor x, Tensor rhs, Tensor target, Tensor total, Tensor log_sum"

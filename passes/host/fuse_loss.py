@@ -18,6 +18,7 @@ from torch import fx
 
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.serialized_loss import (
+    CUTS_ROWS,
     serialized_loss,
     serialized_loss_backward_,
     serialized_loss_step_,
@@ -27,8 +28,6 @@ from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.tune.costs import FEWEST_BLOCKS, ROWS_OF_A_BLOCK
-
-CUTS_ROWS = "ipu.cuts_rows"  # whether the user asked for parts of the rows
 
 
 @dataclass(frozen=True, slots=True)

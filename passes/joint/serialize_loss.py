@@ -20,9 +20,8 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
-from ipu_dynamo.ops.serialized_loss import serialized_loss, serialized_loss_backward
+from ipu_dynamo.ops.serialized_loss import CUTS_ROWS, serialized_loss, serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call, replace
-from ipu_dynamo.passes.host.fuse_loss import CUTS_ROWS
 from ipu_dynamo.passes.joint.serialize_matmul import split_size
 from ipu_dynamo.passes.levels import Level
 
