@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from ipu_dynamo.program import Program, Update, Variable
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.costs import (
+    CALLING_A_PARAMETER,
     CALLING_AN_UPDATE,
     COMPILING_AN_UPDATE,
     COPIES_HOME,
     MOST_COPIES,
+    NEW_STATES_BYTES_PER_SECOND,
     STEPS_OF_A_TRAINING,
     STORES_OF_A_GRADIENT,
     UPDATE_BYTES_PER_SECOND,
@@ -46,11 +48,13 @@ def fusing_costs(program: Program) -> FusingCosts:
     weights = [name for update in updates for name in update.parameters]
     states = [name for update in updates for _, names in update.states for name in names]
     gradients = _nbytes(variables, [name for update in updates for name in update.gradients])
-    held = _nbytes(variables, [*weights, *states])
+    new = _nbytes(variables, states)
+    held = new + _nbytes(variables, weights)
+    called = CALLING_AN_UPDATE * len(updates) + CALLING_A_PARAMETER * len(weights)
     stored = STORES_OF_A_GRADIENT * gradients / UPDATE_BYTES_PER_SECOND
     home = COPIES_HOME * held / UPDATE_BYTES_PER_SECOND / sections(program).steps
-    called = CALLING_AN_UPDATE * len(updates)
-    return FusingCosts(called + stored - home, COMPILING_AN_UPDATE * len(weights), held)
+    gained = called + stored - home - new / NEW_STATES_BYTES_PER_SECOND
+    return FusingCosts(gained, COMPILING_AN_UPDATE * len(weights), held)
 
 
 def _nbytes(variables: dict[str, Variable], names: list[str]) -> int:

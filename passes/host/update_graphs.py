@@ -39,6 +39,13 @@ class Writer:
     def minus(self, a: fx.Node, b: fx.Node) -> fx.Node:
         return self.call(aten.sub.Tensor, a, b)
 
+    def once(self, scalar: fx.Node) -> fx.Node:
+        """`scalar` in memory: a compiled loop over elements would compute it in every turn.
+
+        Inductor lays out in memory what strides are given for.
+        """
+        return self.call(aten.as_strided.default, scalar, [], [])
+
     def from_one(self, a: fx.Node) -> fx.Node:
         """1 - a."""
         return self.call(aten.rsub.Scalar, a, 1.0)
@@ -109,10 +116,11 @@ def adam(
         new["max_exp_avg_sq"] = largest
     root = writer.call(aten.sqrt.default, largest)
     first, second = corrections
-    root = writer.call(aten.div.Tensor, root, writer.call(aten.sqrt.default, second))
+    divisor = writer.once(writer.call(aten.sqrt.default, second))
+    root = writer.call(aten.div.Tensor, root, divisor)
     if eps is not None:
         root = writer.add(root, eps)
-    size = writer.call(aten.div.Tensor, lr, first)
+    size = writer.once(writer.call(aten.div.Tensor, lr, first))
     change = writer.call(aten.div.Tensor, writer.multiply(new["exp_avg"], size), root)
     return writer.minus(w, change), new
 
