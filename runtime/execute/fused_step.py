@@ -81,7 +81,7 @@ class FusedStep:
         self._signals = DeferredSignals()
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._functions: dict[Zeros, FusedFunction] = {}
-        self._values: list[list[float]] = []
+        self._given: Sequence[Sequence[float]] = []  # the hyperparameters of `_now`
         self._hyperparameters: list[Tensor] = []
         self._now: FusedFunction | None = None
 
@@ -98,9 +98,9 @@ class FusedStep:
 
     def prepare(self, numbers: Numbers) -> FusedFunction:
         """The function for these hyperparameters, compiled if there was none like them before."""
-        values = [[float(number) for number in group] for group in numbers]
-        if self._now is not None and values == self._values:
+        if self._now is not None and numbers == self._given:
             return self._now
+        values = [[float(number) for number in group] for group in numbers]
         named = {
             (group, name): value
             for group, rule in self._rules.items()
@@ -112,7 +112,7 @@ class FusedStep:
         self._now = self._functions[zeros]
         wanted = self._now.fused.numbers
         self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
-        self._values = values
+        self._given = [tuple(group) for group in numbers]
         return self._now
 
     def __call__(

@@ -136,10 +136,17 @@ def states_of(program: Program, executable: Executable) -> States:
     return states
 
 
+_PLAIN = frozenset({bool, float, int, type(None)})  # of what most numbers are: this is every call's
+
+
 def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
     """Everything in the optimiser's groups but the parameters, tensors as their present value."""
     return [
-        [_present(value) for key, value in group.items() if key != "params"]
+        [
+            value if type(value) in _PLAIN else _present(value)
+            for key, value in group.items()
+            if key != "params"
+        ]
         for group in optimizer.param_groups
     ]
 

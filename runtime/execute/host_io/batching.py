@@ -7,6 +7,7 @@ Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Outp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self, assert_never
 
 import torch
@@ -17,7 +18,7 @@ from ipu_dynamo.program import Input, Output, Program
 from ipu_dynamo.program.schedule.sections import sections
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # its counts are kept: every call asks for them
 class Batching:
     """How many micro-batches a call has, and which replica gets which.
 
@@ -51,16 +52,16 @@ class Batching:
             return cls(cut.steps, cut.micro_batches, replicas, group_of)
         return cls(cut.micro_batches, 1, replicas, group_of)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         return max(self.group_of) + 1
 
-    @property
+    @cached_property
     def splits(self) -> int:
         """Micro-batches in each input: D*A*G."""
         return self.iterations * self.accumulation * self.groups
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Micro-batches that run in a call: D*A*R."""
         return self.iterations * self.accumulation * self.replicas
@@ -84,7 +85,7 @@ class Batching:
                 f"{tensor.dtype}",
                 hint="convert the tensor, or compile again for this type",
             )
-        if tuple(tensor.shape) != full:
+        if tensor.shape != full:
             raise InputError(
                 f"Shape mismatch for {stream.name}: expected {torch.Size(full)} but got "
                 f"{tensor.shape}",

@@ -52,6 +52,7 @@ class HostLink:
         self._streams = {stream.name: stream for stream in program.inputs}
         self._batching, self._devices = batching, devices
         self._outputs = program.outputs
+        self._printing = [o.printing for o in program.outputs if o.printing is not None]
         self.kept: Kept = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
 
     def open(
@@ -69,7 +70,7 @@ class HostLink:
             InputError: a tensor does not fit its stream.
         """
         received = self._received(inputs, seed, step)
-        queue = PrintQueue([o.printing for o in self._outputs if o.printing is not None])
+        queue = PrintQueue(self._printing)
         printed = (PrintedStream(queue, stream) for stream in count())
         micro_batches = self._batching.micro_batches
         sent: list[list[Tensor | None] | PrintedStream] = [
