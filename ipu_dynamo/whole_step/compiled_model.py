@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, OptionError
+from ipu_dynamo.errors import InputError, OptionError, skipping_sources
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
@@ -283,8 +283,13 @@ class CompiledModel(Inspection, WeightExchange):
         return carried
 
     def _compile(self, given: Arguments) -> None:
-        with compile_lock(), torch.inference_mode(False), compilation(_name(self.model)):
-            self._compile_alone(given)  # without inference mode: what is made outlives the call
+        with (
+            compile_lock(),
+            torch.inference_mode(False),  # what is made outlives the call
+            compilation(_name(self.model)),
+            skipping_sources(self.options.skipped_sources),
+        ):
+            self._compile_alone(given)
 
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options
