@@ -35,6 +35,7 @@ from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
+from ipu_dynamo.passes.host.call_onednn_lstms import CallOnednnLstms
 from ipu_dynamo.passes.host.fuse_loss import FuseLoss
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
@@ -211,6 +212,7 @@ def host_passes(options: Options, *, devices: Sequence[torch.device] = ()) -> li
             FuseLoss(),
             AccumulateMatmuls(),
             SetStageDevice(tuple(devices)),
+            CallOnednnLstms(),
         ],
         options,
     )
@@ -345,6 +347,7 @@ def all_passes() -> list[Pass]:
         FuseLoss(),
         AccumulateMatmuls(),
         SetStageDevice(()),
+        CallOnednnLstms(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),

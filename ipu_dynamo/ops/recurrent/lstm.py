@@ -123,14 +123,14 @@ def _backward(
     of_cell = of_cell if inside is None else torch.where(inside.unsqueeze(3), of_cell, 0)
     of_o, cell = (within(v, inside) for v in (tanh * o * (1 - o), o * (1 - tanh * tanh)))
     stays = f if inside is None else torch.where(inside, f, 1)
-    of_out = None if of_out is None else within(of_out, inside).unbind()
+    of_outs = None if of_out is None else within(of_out, inside).unbind()
     of_gate, of_step = torch.empty_like(gates), torch.empty_like(out)
     parted = of_gate.view(*of_gate.shape[:2], 4, c.shape[1])
     first, last = parted[:, :, :3].unbind(), parted[:, :, 3].unbind()
     factors = [v.unbind() for v in (of_cell, of_o, cell, stays, of_gate)]
     for t in steps.backward:
         of_cell_t, of_o_t, cell_t, stays_t, of_gate_t = (v[t] for v in factors)
-        d = dh if of_out is None else dh + of_out[t]
+        d = dh if of_outs is None else dh + of_outs[t]
         before = d
         if wp is not None:
             of_step[t] = d
