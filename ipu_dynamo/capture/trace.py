@@ -42,6 +42,7 @@ from ipu_dynamo.capture.swap import (
     swapped,
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
+from ipu_dynamo.capture.vectorised import vectorised_calls
 from ipu_dynamo.errors import CompileError, keep_user_line, raised_at
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -170,6 +171,7 @@ def trace(
         if device is not None:
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
+        stack.enter_context(vectorised_calls())
         stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
