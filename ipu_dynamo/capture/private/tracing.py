@@ -203,7 +203,7 @@ def functional_transforms_replaced(
         differentiated: takes what that takes.
     """
     apis, transforms = torch._functorch.apis, torch._functorch.eager_transforms
-    original = apis.vmap_impl
+    original = vars(apis)["vmap_impl"]
     with ExitStack() as stack:
         replacement = in_this_thread(partial(vectorised, original), original)
         stack.enter_context(replaced(apis, "vmap_impl", replacement))
