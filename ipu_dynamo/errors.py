@@ -171,6 +171,20 @@ class NonFiniteNorm(IpuError, RuntimeError):
         )
 
 
+class UpdateNotTraced(IpuError):
+    """The numbers of the next step need an update that was not traced.
+
+    Args:
+        problem: one clause.
+        hint: an action that the user can take today.
+    """
+
+    id = "update"
+
+    def __init__(self, problem: str, *, hint: str) -> None:
+        super().__init__(f"{problem}\n  try:  {hint}")
+
+
 class UpdateError(IpuError):
     """An update failed half-way: weights and the optimiser's state are not those of any step.
 

@@ -14,6 +14,7 @@ from ipu_dynamo.errors import InputError, OptionError, skipping_sources
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
+from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
@@ -30,12 +31,14 @@ from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
-from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
 from ipu_dynamo.whole_step.thread_counts import micro_batches_apart, threads_for
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
     loss_scale_variable,
+    updates,
 )
 from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
@@ -78,6 +81,7 @@ class CompiledModel(Inspection, WeightExchange):
             time when it was compiled, whatever becomes of them. Otherwise a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
         ready: the program that the model would become; it is traced, and no pass runs.
+        traced: what `describe` traces, where it knows no rule.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class CompiledModel(Inspection, WeightExchange):
         settings_stay: bool = False,
         may_train_nothing: bool = False,
         ready: ReadyMade | None = None,
+        traced: TracedOptimizer | None = None,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
@@ -100,7 +105,7 @@ class CompiledModel(Inspection, WeightExchange):
         self._may_train_nothing, self._ready_made = may_train_nothing, ready
         self._link: OptimizerLink | None = None
         if optimizer is not None:
-            self._link = OptimizerLink(optimizer, model, describe, live=live)
+            self._link = OptimizerLink(optimizer, model, describe, live=live, traced=traced)
         self._batching = batching(options, training=self.training)
         self._expected: ExpectedArguments | None = None
         self._compiled: Compiled | None = None
@@ -332,7 +337,10 @@ class CompiledModel(Inspection, WeightExchange):
                 apart=micro_batches_apart(compiled.host.inlined, options),
                 own_tensors=self._own_weights,
                 guard_updates=options.guard_updates,
+                others=self._other_updates(compiled, groups),
             )
+        if link is not None and link.traced is not None:
+            executable.trace_with(lambda: link.trace_next(compiled.program, executable, options))
         self._watched = [
             (name, given, given.data_ptr())
             for name, given in compiled.tensors.items()
@@ -342,6 +350,13 @@ class CompiledModel(Inspection, WeightExchange):
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
+
+    def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[Program]:
+        """Programs of the steps for which the optimiser's Python does something else."""
+        traced = self._link.traced if self._link is not None else None
+        if traced is None or not any(update.function for update in updates(compiled.program)):
+            return []
+        return extra_programs(compiled.program, traced, groups, self.options)
 
     def _take(
         self,

@@ -1,6 +1,6 @@
 """Run a program on this machine, each IPU on its torch device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -61,6 +61,7 @@ class Executable:
         own_tensors: nobody writes the tensors without their version counters' notice, as a user
             can with `weight.data`; what only inference reads may be kept in another order, too.
         guard_updates: keep copies of what updates write until they are complete.
+        others: see `TransactionalSteps`.
 
     Attributes:
         program: what every IPU does.
@@ -90,6 +91,7 @@ class Executable:
         apart: bool = False,
         own_tensors: bool = False,
         guard_updates: bool = False,
+        others: Sequence[Program] = (),
     ) -> None:
         verify(host.program)
         self.program, self._host, self._engine = host.program, host, engine
@@ -142,6 +144,9 @@ class Executable:
             devices=self.devices,
             memory=self.memory,
             guard_updates=guard_updates,
+            engine=engine,
+            threads=threads,
+            others=others,
         )
         self._transaction = self._steps.transaction
         self._signals = DeferredSignals()
@@ -232,6 +237,20 @@ class Executable:
         """What the loss scale was in the last step, if the program adjusts it."""
         last = self._steps.end.last_loss_scale
         return None if last is None else last.item()
+
+    @property
+    def retraced(self) -> Program | None:
+        """The program with the updates of the last step, where these were traced later for its
+        numbers; None: it is as it was compiled."""
+        return self._steps.retraced
+
+    def trace_with(self, another: Callable[[], Program]) -> None:
+        """Let `another` trace updates for numbers that those which are known are not for."""
+        self._steps.another = another
+
+    def replace_updates(self, program: Program) -> None:
+        """Use the updates of another program, whose loop and variables are the same, alone."""
+        self._steps.add(program, only=True)
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""

@@ -28,9 +28,11 @@ from ipu_dynamo.program.ir.instructions import (
 )
 from ipu_dynamo.program.ir.residence import Residence
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify_clipping import ClipChecks
 from ipu_dynamo.program.ir.verify_shape import check_loops, check_tables, sharing
+from ipu_dynamo.program.ir.verify_traced import check_factors, check_traced
 from ipu_dynamo.program.ir.verify_update import check_update
 from ipu_dynamo.program.ir.verify_writes import WriteChecks
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
@@ -62,6 +64,7 @@ class _Verifier:
     def __init__(self, program: "Program") -> None:
         self.program = program
         self.functions = {function.name: function for function in program.functions}
+        self.update_functions = {f.name: f for f in program.update_functions}
         self.inputs = {stream.name: stream for stream in program.inputs}
         self.outputs = {stream.name: stream for stream in program.outputs}
         self.has = Residence({variable.name: variable for variable in program.variables})
@@ -123,7 +126,11 @@ class _Verifier:
                 self.summed(instruction)
             case GradientNorm() | ClipFactor() | ClipValues():
                 self.clips.check(instruction)
+            case UpdateFactors():
+                check_factors(instruction, self.has, self.update_functions)
             case Update():
+                if instruction.function is not None:
+                    check_traced(instruction, self.has, self.update_functions)
                 check_update(instruction, self.has, self.updated)
             case AdjustLossScale():
                 self.adjust(instruction)
