@@ -4,7 +4,8 @@ The body of a training program is one loop over device iterations, of what comes
 micro-batches, one loop over these, and the end of the step. That of any other program is what comes
 before, and the loop over micro-batches. Every name stands for one thing, which is made before it is
 read, on the IPU that reads it, in the type that is expected. Functions write nothing that they are
-given: what lasts is written by instructions.
+given, and what is kept or written of their results lies in memory of its own: what lasts is written
+by instructions.
 """
 
 from collections.abc import Iterable
@@ -31,6 +32,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify_clipping import ClipChecks
+from ipu_dynamo.program.ir.verify_memory import MemoryChecks
 from ipu_dynamo.program.ir.verify_shape import check_loops, check_tables, sharing
 from ipu_dynamo.program.ir.verify_traced import check_factors, check_traced
 from ipu_dynamo.program.ir.verify_update import check_update
@@ -70,6 +72,7 @@ class _Verifier:
         self.has = Residence({variable.name: variable for variable in program.variables})
         self.writes = WriteChecks(self.has)
         self.clips = ClipChecks(self.has)
+        self.memory = MemoryChecks(self.functions)
         self.sent: set[str] = set()
         self.updated: set[str] = set()
 
@@ -93,6 +96,7 @@ class _Verifier:
             try:
                 self.check(instruction)
                 self.writes.follow(instruction)
+                self.memory.follow(instruction)
             except ProgramError:
                 raise
             except ValueError as error:
@@ -109,7 +113,7 @@ class _Verifier:
             case Call():
                 self.call(instruction)
             case Accumulate() | WriteBuffer():
-                pass  # `writes` does
+                pass  # `writes` and `memory` do
             case Store():
                 self.store(instruction)
             case Load():
