@@ -11,6 +11,7 @@ from benchmarks import (
     language_model,
     loader,
     pipeline,
+    recurrent,
     training_step,
 )
 from benchmarks.measure import Maker
@@ -46,6 +47,10 @@ CASES = {
     "encoder": Case(inference.one_core, "inference of 6 layers, width 512, batch 4"),
     "encoder_2": Case(inference.all_cores, "four such batches on two cores", threads=2),
     **{name: Case(contenders, what) for name, (what, contenders) in door_overhead.CASES.items()},
+    **{
+        f"recurrent_{kind}": Case(contenders, f"2 layers of {kind.upper()}, 100 steps, batch 32")
+        for kind, contenders in recurrent.CASES.items()
+    },
     "half_partials": Case(half.partial_sums, "a product and its gradients"),
     "half_training": Case(half.training_step, "a small language model in float16"),
 }
@@ -55,4 +60,5 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "half_training": half.distances,
     "loader": loader.epochs,
     "ctc_decoder": ctc_decoder.batches,
+    "recurrent": recurrent.first_calls,
 }  # what else is to be known, by name: figures by what they say

@@ -3,6 +3,9 @@
 import os
 import re
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 
@@ -10,17 +13,18 @@ import torch
 from torch import fx
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n +(.+)')
+_skipped: ContextVar[tuple[str, ...] | None] = ContextVar("files that are skipped", default=None)
 _HERE = Path(__file__).parent
-_LIBRARY = tuple(
+_OWN = tuple(
     f"{folder}{os.sep}"
     for folder in (
-        Path(torch.__file__).parent,
         _HERE,
         _HERE.parent / "passes",
         _HERE.parent / "runtime",
         _HERE.parent / "poptorch",
     )
 )
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class IpuError(Exception):
@@ -167,6 +171,20 @@ class NonFiniteNorm(IpuError, RuntimeError):
         )
 
 
+class UpdateNotTraced(IpuError):
+    """The numbers of the next step need an update that was not traced.
+
+    Args:
+        problem: one clause.
+        hint: an action that the user can take today.
+    """
+
+    id = "update"
+
+    def __init__(self, problem: str, *, hint: str) -> None:
+        super().__init__(f"{problem}\n  try:  {hint}")
+
+
 class UpdateError(IpuError):
     """An update failed half-way: weights and the optimiser's state are not those of any step.
 
@@ -202,14 +220,44 @@ def called_from() -> str:
     return _innermost([(f.filename, str(f.lineno), f.name, f.line or "") for f in frames])
 
 
+@contextmanager
+def skipping_sources(parts: Sequence[str] | None) -> Iterator[None]:
+    """Take lines of files with one of these parts in their names for a library's, as this project's
+    are, and those of all others for the user's; None: PyTorch's are a library's, too."""
+    token = _skipped.set(None if parts is None else tuple(parts))
+    try:
+        yield
+    finally:
+        _skipped.reset(token)
+
+
+def keep_user_line(node: fx.Node) -> None:
+    """Let `node` know of one line only, where files are skipped, for whoever asks for it later."""
+    if _skipped.get() is not None and (
+        frames := _FRAME.findall(node.meta.get("stack_trace") or "")
+    ):
+        file, line, function, text = _user_frame(frames)
+        node.meta["stack_trace"] = f'  File "{file}", line {line}, in {function}\n    {text}\n'
+
+
 def is_library(file: str) -> bool:
-    """Whether a file is PyTorch's or this project's, and not the user's."""
-    return file.startswith(_LIBRARY)
+    """Whether a file is PyTorch's or this project's, or skipped, and not the user's."""
+    skipped = _skipped.get()
+    more = file.startswith(_TORCH) if skipped is None else any(part in file for part in skipped)
+    return more or file.startswith(_OWN)
 
 
-def _innermost(frames: list[tuple[str, str, str, str]]) -> str:
+_Frame = tuple[str, str, str, str]  # file, line, function, text
+
+
+def _user_frame(frames: Sequence[_Frame]) -> _Frame:
+    """The innermost of the user's frames; of all, where there is none."""
     users = [frame for frame in frames if not is_library(frame[0])]
-    if not (users or frames):
+    return (users or frames)[-1]
+
+
+def _innermost(frames: Sequence[_Frame]) -> str:
+    if not frames:
         return "unknown source"
-    file, line, function, text = (users or frames)[-1]
+    file, line, function, text = _user_frame(frames)
     return f"{Path(file).name}:{line} in {function}: {text.strip()}"

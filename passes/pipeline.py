@@ -35,6 +35,7 @@ from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
 from ipu_dynamo.passes.host.avoid_inductor_faults import AvoidInductorFaults
+from ipu_dynamo.passes.host.call_onednn_lstms import CallOnednnLstms
 from ipu_dynamo.passes.host.choose_matmuls import ChooseMatmuls
 from ipu_dynamo.passes.host.choose_threads import ChooseThreads
 from ipu_dynamo.passes.host.cut_loops import CutLoops
@@ -49,6 +50,7 @@ from ipu_dynamo.passes.host.recipe_pass import RecipePass
 from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.host.skip_compiling import SkipCompiling
 from ipu_dynamo.passes.host.unfold_convolutions import UnfoldConvolutions
+from ipu_dynamo.passes.host.write_updates import writing
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.partition import Partition
@@ -228,6 +230,7 @@ def _writing_passes(machine: Machine) -> list[Pass]:
         FuseLoss(),
         AccumulateMatmuls(),
         SetStageDevice(tuple(machine.devices)),
+        CallOnednnLstms(),
     ]
 
 
@@ -236,9 +239,30 @@ def form_passes(options: Options, machine: Machine) -> list[Pass]:
     return left_out(_form_passes(options, machine), options)
 
 
-def recipe_of(function: Function, options: Options, machine: Machine) -> Recipe:
-    """How a function becomes a callable that no program calls, to look at it or to test it."""
-    recipe = MakeRecipes(machine.compiles).recipe(function)
+def update_recipe(
+    options: Options,
+    machine: Machine,
+    function: Function,
+    threads: int | None,
+    *,
+    keep_weight: bool,
+    once: bool,
+) -> Recipe:
+    """How the function of a traced update becomes a callable that writes.
+
+    Args:
+        keep_weight: it returns the new weight, and does not write it.
+        once: it runs operator by operator, as it runs once: to compile it would take longer.
+    """
+    written = writing(function, keep_weight=keep_weight)
+    return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
+
+
+def recipe_of(
+    function: Function, options: Options, machine: Machine, threads: int | None = None
+) -> Recipe:
+    """How a function becomes a callable that no loop of a program calls."""
+    recipe = MakeRecipes(machine.compiles).recipe(function, threads)
     with compile_lock():
         for step in left_out(_recipe_passes(machine), options):
             if recipe.engine == "inductor":

@@ -38,7 +38,7 @@ from poptorch.options import Options, check_session, mean_reduction_strategy
 from poptorch.outputs import refuse_backward
 from poptorch.perf_counters import PerfCounters
 from poptorch.printing import module_repr
-from poptorch.program_export import export_program, program_json
+from poptorch.program_export import export_program, log_program, program_json
 from poptorch.progress import compilation_bar
 from poptorch.random_state import DeviceRandomState
 from poptorch.replica_grouping import (
@@ -285,6 +285,8 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
             self.attachToDevice()  # where it fails, there is a program that can be attached later
         logger.debug("compiled %s:\n%s", self._name(), core.program.short())
         export_program(core.program)
+        kind = "training" if self._training else "inference"
+        log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")
 
     def _new_core(
         self, adapter: TracedModel, anchors: Anchors, ready: ReadyMade | None

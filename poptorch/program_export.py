@@ -3,11 +3,14 @@
 import gzip
 import json
 import os
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ipu_dynamo.program import Call, Program
-from poptorch._logging import TRACE, logger
+from ipu_dynamo.runtime.execute.executable import Executable
+from poptorch._logging import DEBUG_IR, TRACE, logger
 from poptorch.errors import createPoptorchError
 
 _FILE, _BINARY = "POPTORCH_EXPORT_PROTO_FILE", "POPTORCH_EXPORT_PROTO_AS_BINARY"
@@ -30,6 +33,24 @@ def export_program(program: Program) -> None:
         if 0 < most < len(lines):
             lines = [*lines[:most], f"... {len(lines) - most} more lines ({_LINES})"]
         logger.log(TRACE, "%s", "\n".join(lines))
+
+
+def log_program(executable: Executable, folder: str, name: str) -> None:
+    """Write what was compiled, and what this computer does for it, into a file of `folder`, at the
+    log levels DEBUG_IR and TRACE.
+
+    Args:
+        name: of the file, with the first number behind it that is free.
+    """
+    if not logger.isEnabledFor(DEBUG_IR):
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number in count():
+        path = Path(folder, f"{name}_{number}.txt")
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(f"{executable.program}\n\n{executable.host_program}\n")
+            logger.log(DEBUG_IR, "the program of %s is in %s", name, path)
+            return
 
 
 def program_json(program: Program) -> str:

@@ -12,6 +12,7 @@ from poptorch._logging import logger
 from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
+from poptorch.options.host import default_location_excludes
 
 _NOT_SHARDED = 8191  # elements of the largest tensor that is not sharded, unless another is set
 _DEVICES = "IPU_DYNAMO_DEVICES"  # environment variable: torch devices of the IPUs, by commas
@@ -89,6 +90,7 @@ def core_options(
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
         module_names=options._module_namescope_enabled,
+        skipped_sources=_skipped_sources(options._source_location_excludes),
         synthetic_data=bool(settings.get("syntheticDataMode", 0)),
         loss_scale=loss_scale,
         loss_scale_is_variable=loss_scale_is_variable,
@@ -103,6 +105,11 @@ def core_options(
         program_cache_limit=settings.get("cacheSizeLimit", core.Options().program_cache_limit),
         seed=options.random_seed if options.exists("random_seed") else None,
     )
+
+
+def _skipped_sources(excludes: list[str]) -> tuple[str, ...] | None:
+    """The files whose lines are not the user's, where they are others than by default."""
+    return None if excludes == default_location_excludes() else tuple(excludes)
 
 
 def core_strategy(options: Options) -> core.Strategy:

@@ -5,7 +5,13 @@ import torch
 from torch import fx
 
 from ipu_dynamo import CompileError, ExecutionError, InputError, IpuError
-from ipu_dynamo.errors import called_from, raised_at, source_line
+from ipu_dynamo.errors import (
+    called_from,
+    keep_user_line,
+    raised_at,
+    skipping_sources,
+    source_line,
+)
 
 
 def node(stack_trace=None):
@@ -67,3 +73,16 @@ def test_execution_error_knows_its_place():
 @pytest.mark.parametrize("kind", [CompileError, ExecutionError, InputError])
 def test_one_class_catches_all(kind):
     assert issubclass(kind, IpuError)
+
+
+def test_a_user_says_which_files_are_no_model():
+    trace = FRAME.format("/project/model.py", 3, "forward", "y = self.layer(x)")
+    trace += FRAME.format("/project/layers.py", 7, "forward", "return self.inner(x)")
+    trace += FRAME.format(torch.nn.__file__, 9, "forward", "return F.linear(x)")
+    model, layers, torchs = "model.py:3", "layers.py:7", "__init__.py:9"
+    for parts, line in [(None, layers), (["layers.py", "torch"], model), ([], torchs)]:
+        at = node(trace)
+        with skipping_sources(parts):
+            assert source_line(at).startswith(line)
+            keep_user_line(at)
+        assert source_line(at).startswith(line)  # also when it is asked for later

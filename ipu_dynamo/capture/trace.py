@@ -42,7 +42,8 @@ from ipu_dynamo.capture.swap import (
     swapped,
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
-from ipu_dynamo.errors import CompileError, raised_at
+from ipu_dynamo.capture.vectorised import vectorised_calls
+from ipu_dynamo.errors import CompileError, keep_user_line, raised_at
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
 
@@ -170,6 +171,7 @@ def trace(
         if device is not None:
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
+        stack.enter_context(vectorised_calls())
         stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
@@ -213,6 +215,7 @@ def trace(
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
         node.meta.setdefault(SCOPE, "")
+        keep_user_line(node)
     capture.graph.recompile()
     return capture
 

@@ -14,7 +14,14 @@ from ipu_dynamo.ops.private.graphs import HigherOrderOperator, OpOverload, OpOve
 _OWN = frozenset(
     {"aten", "prims", "prim", "ipu", "_c10d_functional", "higher_order", "mkldnn", "torch_nn"}
 )
-_INLINED = frozenset({"tag_activation_checkpoint", "autograd_function_apply", "invoke_subgraph"})
+_INLINED = frozenset(
+    {"tag_activation_checkpoint", "autograd_function_apply", "invoke_subgraph", "register_hook"}
+)
+_INSTEAD = {  # what to set where a library has a form of its operator that PyTorch knows
+    "transformers.grouped_mm_fallback": 'set experts_implementation="batched_mm" in the '
+    "configuration of the model",
+}
+_WITHOUT_IT = "write it with PyTorch's operators, or call it outside of the compiled model"
 _SHAPE = (
     "the shape of a result depends on the values of a tensor",
     "programs have static shapes: mask with torch.where, pad to the largest size, or move this "
@@ -122,7 +129,7 @@ def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[t
         if namespace not in _OWN:
             yield (
                 f"it belongs to the library {namespace}, which runs on the host",
-                "write it with PyTorch's operators, or call it outside of the compiled model",
+                _INSTEAD.get(_name(node).removesuffix(".default"), _WITHOUT_IT),
             )
 
 

@@ -35,6 +35,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    UpdateFactors,
     WriteBuffer,
     graph_outputs,
     make_function,
@@ -266,7 +267,7 @@ def _calls(
                     )
                 case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
-                case GradientNorm() | ClipFactor() | ClipValues():
+                case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case _:
                     assert_never(instruction)

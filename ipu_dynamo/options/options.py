@@ -53,6 +53,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "program_cache": (str, type(None)),
     "without": Sequence,
     "force": Mapping,
+    "skipped_sources": (Sequence, type(None)),
     "anchors": Mapping,
     "module_names": bool,
     "synthetic_data": bool,
@@ -135,6 +136,8 @@ class Options:
         anchors: values inside the program that each call brings to the host, by a name for each:
             `CompiledModel.anchored(name)` has that of the last call. Nothing else changes.
         module_names: values are named by the path of the module that computes them.
+        skipped_sources: parts of names of files, whose lines are not the model's: errors and
+            programs name the innermost line of other files. None: PyTorch's and this package's.
         synthetic_data: calls do not look at their inputs, but compute on normal values, or zeros in
             place of integers, and return zeros: to measure a program without its data.
         program_cache: a folder in which programs are kept: the next process that compiles the same
@@ -182,6 +185,7 @@ class Options:
     force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
     anchors: Mapping[str, Anchor] = field(default_factory=dict, hash=False)
     module_names: bool = True
+    skipped_sources: Sequence[str] | None = None
     synthetic_data: bool = False
     program_cache: str | None = None
     program_cache_limit: int = 1 << 32
@@ -229,12 +233,8 @@ class Options:
                 f"option input_group_size is {self.input_group_size}; it must divide the "
                 f"{self.replicas} replicas"
             )
-        names = self.without
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise OptionError(
-                f"option without is {names!r}; it is a tuple of names of passes: ('Outline',)"
-            )
-        object.__setattr__(self, "without", tuple(names))
+        self._check_texts("without", "names of passes: ('Outline',)")
+        self._check_texts("skipped_sources", "parts of names of files: ('layers.py',)")
         for name, choice in self.force.items():
             if not isinstance(name, str) or not isinstance(choice, bool | str):
                 raise OptionError(
@@ -249,6 +249,14 @@ class Options:
                 f"option return_period is {self.return_period}; it must be a factor of the "
                 f"{self.device_iterations} device iterations"
             )
+
+    def _check_texts(self, option: str, what: str) -> None:
+        texts = getattr(self, option)
+        if texts is None:
+            return
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise OptionError(f"option {option} is {texts!r}; it is a tuple of {what}")
+        object.__setattr__(self, option, tuple(texts))
 
     def _check_replica_groups(self) -> None:
         for name, groups in self.replica_groups.items():

@@ -36,7 +36,9 @@ from ipu_dynamo.program.ir.instructions import (
     Update,
 )
 from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.traced_update import Counter, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
 from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Direction, WriteBuffer
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
@@ -62,6 +64,7 @@ __all__ = [
     "ClipGradValue",
     "ClipValues",
     "Copy",
+    "Counter",
     "Decision",
     "Direction",
     "Function",
@@ -85,8 +88,10 @@ __all__ = [
     "Stash",
     "Store",
     "TensorType",
+    "TracedStep",
     "Traffic",
     "Update",
+    "UpdateFactors",
     "Variable",
     "WriteBuffer",
     "graph_outputs",

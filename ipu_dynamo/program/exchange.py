@@ -20,6 +20,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 
 Links = Counter[tuple[int, int]]  # (from, to): bytes
@@ -39,7 +40,7 @@ def exchanged(body: Sequence[Instruction]) -> Links:
                 continue
             case AllReduce() | Update() | AdjustLossScale() | Accumulate() | WriteBuffer():
                 continue
-            case GradientNorm() | ClipFactor() | ClipValues():
+            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                 continue
             case _:
                 assert_never(instruction)

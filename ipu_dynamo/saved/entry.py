@@ -122,7 +122,7 @@ def read_entry(written: Any) -> Entry:
         seed=(int, type(None)), step=int, loss_scale=float, devices=list, decided=dict,
     )  # fmt: skip
     arguments = _arguments(positional, keywords, names)
-    structure = _structure(results)
+    structure, read = _structure(results), read_options(options)
     if len(inputs) != len(arguments.tensors):
         raise SavedProgramError(Reason.CONTENT, "it has other inputs than tensors in its arguments")
     if not (isfinite(loss_scale) and loss_scale > 0 and 0 <= step < 1 << 62):
@@ -134,8 +134,8 @@ def read_entry(written: Any) -> Entry:
         results=structure,
         input_names=_strings(inputs, "inputs"),
         values=_values(values),
-        anchors=_anchors(anchors, read_options(options)),
-        options=read_options(options),
+        anchors=_anchors(anchors, read),
+        options=read,
         own_weights=own_weights,
         groups=tuple(map(_group, groups)),
         variables={name: _strings(keys, name) for name, keys in variables.items()},

@@ -40,7 +40,7 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
     """
     found = {}
     for program in programs:
-        for function in program.functions:
+        for function in (*program.functions, *program.update_functions):
             for node in function.operators:
                 name = _name(node)
                 if (problem := _problem(name)) is not None:
@@ -75,7 +75,7 @@ def check_operators(written: Any) -> frozenset[str]:
 
 def check_program(program: Program, listed: frozenset[str]) -> None:
     """Raise SavedProgramError for an operator of `program` that is not listed."""
-    for function in program.functions:
+    for function in (*program.functions, *program.update_functions):
         for node in function.operators:
             if (name := _name(node)) not in listed:
                 problem = f"@{function.name} calls {name}, which is not listed"

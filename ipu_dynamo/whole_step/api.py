@@ -13,7 +13,8 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.program import Clip
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
-from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe, has_rule
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer
 
 
 def compile_training(
@@ -30,8 +31,9 @@ def compile_training(
 
     Args:
         model: its forward computes the loss, with a torch loss function or `identity_loss`.
-        optimizer: torch.optim.SGD, Adam, AdamW or RMSprop over the model's parameters. Changes of
-            its numbers, by a scheduler for instance, act from the next call on.
+        optimizer: over the model's parameters. The step of torch.optim.SGD, Adam, AdamW and RMSprop
+            is known, that of any other is traced from its Python. Changes of its numbers, by a
+            scheduler for instance, act from the next call on.
         options: see `ipu_dynamo.Options`.
         loss: index of the returned tensor to minimise, instead of the marked value.
         clip: how the gradients of all trained parameters together are clipped before each update,
@@ -46,7 +48,7 @@ def compile_training(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CompileError(
             f"training needs an optimizer, got {optimizer!r}",
-            hint="pass torch.optim.SGD, Adam, AdamW or RMSprop, or use compile_inference",
+            hint="pass one of torch.optim, or use compile_inference",
         )
     if loss is not None and not isinstance(loss, int):
         raise CompileError(
@@ -59,11 +61,19 @@ def compile_training(
             hint="pass ClipGradNorm, ClipGradValue or ClipGlobalNorm with its limit",
         )
 
+    traced = None if has_rule(optimizer) else TracedOptimizer()
+
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
-        return tuple(replace(group, clip=clip) for group in describe(given, parameters))
+        groups = (describe if traced is None else traced.describe)(given, parameters)
+        return tuple(replace(group, clip=clip) for group in groups)
 
     step = CompiledModel(
-        model, Options.read(options), optimizer=optimizer, loss=loss, describe=read
+        model,
+        Options.read(options),
+        optimizer=optimizer,
+        loss=loss,
+        describe=read,
+        traced=traced,
     )
     follow_checkpoints(step, optimizer)
     return step

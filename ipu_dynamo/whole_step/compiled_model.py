@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, OptionError
+from ipu_dynamo.errors import InputError, OptionError, skipping_sources
 from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
+from ipu_dynamo.passes.pipeline import update_recipe
+from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
@@ -32,11 +34,13 @@ from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
-from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
     loss_scale_variable,
+    updates,
 )
 from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
@@ -80,6 +84,7 @@ class CompiledModel(Inspection, WeightExchange):
             time when it was compiled, whatever becomes of them. Otherwise a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
         ready: the program that the model would become; it is traced, and no pass runs.
+        traced: what `describe` traces, where it knows no rule.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class CompiledModel(Inspection, WeightExchange):
         settings_stay: bool = False,
         may_train_nothing: bool = False,
         ready: ReadyMade | None = None,
+        traced: TracedOptimizer | None = None,
     ) -> None:
         self.model, self.options = model, options
         self.training = optimizer is not None
@@ -102,7 +108,7 @@ class CompiledModel(Inspection, WeightExchange):
         self._may_train_nothing, self._ready_made = may_train_nothing, ready
         self._link: OptimizerLink | None = None
         if optimizer is not None:
-            self._link = OptimizerLink(optimizer, model, describe, live=live)
+            self._link = OptimizerLink(optimizer, model, describe, live=live, traced=traced)
         self._batching = batching(options, training=self.training)
         self._expected: ExpectedArguments | None = None
         self._compiled: Compiled | None = None
@@ -285,8 +291,13 @@ class CompiledModel(Inspection, WeightExchange):
         return carried
 
     def _compile(self, given: Arguments) -> None:
-        with compile_lock(), torch.inference_mode(False), compilation(_name(self.model)):
-            self._compile_alone(given)  # without inference mode: what is made outlives the call
+        with (
+            compile_lock(),
+            torch.inference_mode(False),  # what is made outlives the call
+            compilation(_name(self.model)),
+            skipping_sources(self.options.skipped_sources),
+        ):
+            self._compile_alone(given)
 
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options
@@ -333,7 +344,11 @@ class CompiledModel(Inspection, WeightExchange):
                 numbers=machine.numbers,
                 fuse_again=partial(fused_again, compiled.written, options, machine),
                 guard_updates=options.guard_updates,
+                update_recipe=partial(update_recipe, options, machine),
+                others=self._other_updates(compiled, groups),
             )
+        if link is not None and link.traced is not None:
+            executable.trace_with(lambda: link.trace_next(compiled.program, executable, options))
         self._watched = [
             (name, given, given.data_ptr())
             for name, given in compiled.tensors.items()
@@ -343,6 +358,13 @@ class CompiledModel(Inspection, WeightExchange):
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
+
+    def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[Program]:
+        """Programs of the steps for which the optimiser's Python does something else."""
+        traced = self._link.traced if self._link is not None else None
+        if traced is None or not any(update.function for update in updates(compiled.program)):
+            return []
+        return extra_programs(compiled.program, traced, groups, self.options)
 
     def _take(
         self,

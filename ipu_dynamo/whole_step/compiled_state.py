@@ -16,8 +16,10 @@ class CompiledState:
 
     @property
     def program(self) -> Program:
-        """The program, once compiled."""
-        return self._ready()[0].program
+        """The program, once compiled. Of updates that are traced, those of the last step, or of the
+        steps after the first one."""
+        compiled, executable = self._ready()
+        return executable.retraced or compiled.program
 
     @property
     def is_compiled(self) -> bool:

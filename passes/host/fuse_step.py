@@ -29,6 +29,7 @@ from ipu_dynamo.program import (
     Receive,
     Send,
     Update,
+    UpdateFactors,
     Variable,
     make_function,
 )
@@ -54,6 +55,8 @@ def why_not_fused(program: Program) -> str | None:
     calls = [i for i in cut.loop if isinstance(i, Call)]
     if len(calls) != 1 or cut.micro_batches != 1:
         return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
+    if any(isinstance(i, UpdateFactors) for i in cut.before):
+        return "the update is traced from the optimiser's Python"
     if cut.before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
         return "variables or values are off the chip"
     updates = [i for i in cut.after if isinstance(i, Update)]

@@ -28,7 +28,7 @@ def rewrite_functions(
     decisions: list[Decision] = []
     for function in host.inlined.functions:
         if found := wanted(function.graph.graph):
-            count = len(found) if isinstance(found, tuple) else 1
+            count = len(found) if isinstance(found, tuple | list) else 1
             decisions.append(replace(decision, function=function.name, count=count))
             module = copy_of(function.graph)
             rewrite(module.graph)

@@ -20,7 +20,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
 from ipu_dynamo.passes.program.emit_streams import inputs, outputs
-from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup
+from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup, emit_traced
 from ipu_dynamo.passes.program.offload_activations import (
     ActivationRule,
     Move,
@@ -302,7 +302,9 @@ class _Emitter:
                     )
                 )
         found += self.end.variables()
-        changed = frozenset(self.changed)
+        traced = emit_traced(self.end)
+        counters = () if traced is None else (c.name for c in traced.trace.counters)
+        changed = frozenset((*self.changed, *counters))
         return locate_variables(found, options.locations, changed, options.replicas)
 
 
@@ -331,7 +333,9 @@ def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGrou
     micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, located))
     if capture.training:
         accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
-        before = (*move_before_step(located), *emitter.before)
+        traced = emit_traced(emitter.end)
+        numbers = () if traced is None else (traced.factors(),)
+        before = (*numbers, *move_before_step(located), *emitter.before)
         end = emitter.end.instructions(located)
         step = (*before, accumulate, *move_after_step(end, located))
         body: tuple[Instruction, ...] = (
@@ -351,9 +355,18 @@ def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGrou
         functions=tuple(emitter.functions.values()),
         body=body,
         io_tiles=options.io_tiles,
+        update_functions=_update_functions(groups, capture.training),
     )
     verify(program)
     return program
+
+
+def _update_functions(groups: Sequence[UpdateGroup], training: bool) -> tuple[Function, ...]:
+    """The functions of a traced update."""
+    trace = next((group.trace for group in groups), None)
+    if trace is None or not training:
+        return ()
+    return (trace.factors, *trace.pieces.values())
 
 
 def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:

@@ -20,6 +20,7 @@ from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.passes.program.emit_clipping import clipping
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
+from ipu_dynamo.passes.program.emit_traced import TracedEnd
 from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (
     AllReduce,
@@ -29,6 +30,7 @@ from ipu_dynamo.program import (
     ReduceScatter,
     ReplicaGroups,
     TensorType,
+    TracedStep,
     Update,
     Variable,
 )
@@ -56,6 +58,10 @@ class UpdateGroup(Protocol):
     @property
     def accumulator_dtype(self) -> AccumulatorDtype:
         """In which dtype gradients are summed."""
+
+    @property
+    def trace(self) -> TracedStep | None:
+        """Of a traced rule, the functions; the same for all groups."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,17 @@ class StepEnd:
         if scale is not None:
             updated = {name for group in self.groups for name in group.parameters}
             result += scale.copies(sorted({self.homes[name] for name in updated & local.keys()}))
-        updates = []
+        updates: list[Update] = []
+        traced = emit_traced(self)
         for index, group in enumerate(self.groups):
             trained = [name for name in group.parameters if name in local]
             for ipu in sorted({self.homes[name] for name in trained}):
                 names = tuple(name for name in trained if self.homes[name] == ipu)
                 gradients = tuple(local[name] for name in names)
-                updates.append(self._update(index, group, names, gradients, ipu, located))
+                update = self._update(index, group, names, gradients, ipu, located)
+                updates += [update] if traced is None else traced.split(update, located)
+        if traced is not None:
+            result += traced.copies(updates)
         result += self._summed_and_clipped(updates, located)
         return result if scale is None else result + scale.adjustment()
 
@@ -124,6 +134,9 @@ class StepEnd:
         if self.loss_scale is not None:
             found |= {variable.name: variable for variable in self.loss_scale.variables()}
         trained = {name for part in self.parts for name in part.gradients}
+        traced = emit_traced(self)
+        if traced is not None:
+            return [*found.values(), *traced.variables(trained)]
         for index, group in enumerate(self.groups):
             for name in group.parameters:
                 if name in trained:
@@ -189,9 +202,10 @@ class StepEnd:
         ipu: int,
         located: Located,
     ) -> Update:
+        specs = () if group.trace is not None else group.rule.state_names()
         states = tuple(
             (spec.name, tuple(_state_name(index, ipu, name, spec) for name in names))
-            for spec in group.rule.state_names()
+            for spec in specs
         )
         clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
         update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
@@ -200,7 +214,7 @@ class StepEnd:
         halves = any(self.types[name].dtype == torch.float16 for name in names)
         if self.options.stochastic_rounding and halves:
             update = replace(update, rounding="stochastic")
-        return in_shards(update, located)
+        return update if group.trace is not None else in_shards(update, located)
 
     def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
         ipu, type_ = self.homes[parameter], self.types[parameter]
@@ -209,6 +223,15 @@ class StepEnd:
         held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
         name = _state_name(index, ipu, parameter, spec)
         return Variable(name, held, "state", ipu, groups=groups)
+
+
+def emit_traced(end: StepEnd) -> TracedEnd | None:
+    """What the end of a step has to do for a traced update, if it is one."""
+    trace = next((group.trace for group in end.groups), None)
+    trained = [n for part in end.parts for n in part.gradients]
+    if trace is None or not trained:
+        return None
+    return TracedEnd(trace, end.groups, {n: end.homes[n] for n in trained}, end.options)
 
 
 def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:

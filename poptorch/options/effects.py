@@ -21,7 +21,6 @@ class Effect(StrEnum):
 
 
 _MACHINE_MODEL = "the machine model"
-_LOOKING_INSIDE = "looking inside programs"
 _TWO_PASSES = "normalisations in two passes"
 
 # Options whose effect is still to come, with what each waits for. They are recorded until then, and
@@ -35,14 +34,11 @@ PENDING = {
     "_Popart.engineOptions": _MACHINE_MODEL,
     "_Popart.instrumentWithHardwareCycleCounter": _MACHINE_MODEL,
     "_Popart.setEngineOptions": _MACHINE_MODEL,
-    "appendToLocationExcludes": _LOOKING_INSIDE,
     "enableProfiling": _MACHINE_MODEL,
     "enableStableNorm": _TWO_PASSES,
     "logCycleCount": _MACHINE_MODEL,
-    "logDir": _LOOKING_INSIDE,
     "modelName": _MACHINE_MODEL,
     "setAvailableMemoryProportion": _MACHINE_MODEL,
-    "sourceLocationExcludes": _LOOKING_INSIDE,
     "syncPattern": _MACHINE_MODEL,
 }
 

@@ -34,7 +34,10 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.HOST)
     def logDir(self, log_dir: str) -> None:
-        """Choose the folder of files about a compilation or run; it is created when needed."""
+        """Choose the folder of files about a compilation; it is created when needed.
+
+        At the log levels DEBUG_IR and TRACE each program that is compiled is written into it.
+        """
         self.set(log_dir=log_dir)
 
     @setter(Effect.HOST)
@@ -95,12 +98,20 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.HOST)
     def sourceLocationExcludes(self, excludes: list[str]) -> None:
-        """Skip frames of these files when an operator is traced back to the user's code."""
+        """Skip frames of these files when an operator is traced back to the user's code.
+
+        Args:
+            excludes: parts of names of files, in place of the folders of this package and PyTorch.
+        """
         self._source_location_excludes = list(excludes)
 
     @setter(Effect.HOST)
     def appendToLocationExcludes(self, *excludes: str) -> None:
-        """Skip frames of these files too."""
+        """Skip frames of these files too.
+
+        Args:
+            excludes: parts of names of files.
+        """
         self._source_location_excludes = [*self._source_location_excludes, *excludes]
 
 

@@ -66,7 +66,7 @@ class SavedPrograms(DeviceWeights):
                     self._options,
                     training=self._training,
                     random_state=save_rng_state,
-                    exported=(self._made_from, optimizer) if export_model else None,
+                    exported=(self.model, optimizer) if export_model else None,
                 )
 
         self._weights.alone(write, long=True)

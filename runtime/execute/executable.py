@@ -1,6 +1,6 @@
 """Run a program on this machine, each IPU on its torch device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -30,7 +30,10 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
+from ipu_dynamo.runtime.execute.transaction.transactional_steps import (
+    TransactionalSteps,
+    UpdateRecipe,
+)
 
 
 class Executable:
@@ -56,6 +59,7 @@ class Executable:
         fuse_again: what to run with hyperparameters of which others are zero than of those that
             `host` was fused for.
         guard_updates: keep copies of what updates write until they are complete.
+        update_recipe, others: see `TransactionalSteps`.
 
     Attributes:
         program: what every IPU does.
@@ -83,6 +87,8 @@ class Executable:
         numbers: Numbers = (),
         fuse_again: FuseAgain | None = None,
         guard_updates: bool = False,
+        update_recipe: UpdateRecipe | None = None,
+        others: Sequence[Program] = (),
     ) -> None:
         verify(host.program)
         self.program, self._host, self._engine = host.program, host, engine
@@ -132,6 +138,10 @@ class Executable:
             devices=self.devices,
             memory=self.memory,
             guard_updates=guard_updates,
+            engine=engine,
+            threads=threads,
+            update_recipe=update_recipe,
+            others=others,
         )
         self._transaction = self._steps.transaction
         self._signals = DeferredSignals()
@@ -214,6 +224,20 @@ class Executable:
         """What the loss scale was in the last step, if the program adjusts it."""
         last = self._steps.end.last_loss_scale
         return None if last is None else last.item()
+
+    @property
+    def retraced(self) -> Program | None:
+        """The program with the updates of the last step, where these were traced later for its
+        numbers; None: it is as it was compiled."""
+        return self._steps.retraced
+
+    def trace_with(self, another: Callable[[], Program]) -> None:
+        """Let `another` trace updates for numbers that those which are known are not for."""
+        self._steps.another = another
+
+    def replace_updates(self, program: Program) -> None:
+        """Use the updates of another program, whose loop and variables are the same, alone."""
+        self._steps.add(program, only=True)
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""

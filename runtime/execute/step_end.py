@@ -17,6 +17,7 @@ from ipu_dynamo.program import (
     ClipFactor,
     ClipValues,
     Copy,
+    Function,
     GradientNorm,
     Load,
     Plain,
@@ -27,17 +28,28 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    UpdateFactors,
     WriteBuffer,
 )
+from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.traced_update import (
+    Run,
+    TracedFactors,
+    TracedParameter,
+    TracedParameterUpdate,
+)
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
 Numbers = Sequence[Sequence[float]]
+# Makes a callable that updates a parameter: of a function, for a device; whether it leaves the
+# weight to be rounded at random, and whether it is called once only.
+RunUpdate = Callable[[Function, torch.device, bool, bool], Run]
 
 
 class StepEnd:
@@ -54,6 +66,8 @@ class StepEnd:
         devices: of the IPUs.
         rounding: of updates that round at random.
         memory: where variables are loaded from and stored.
+        run: makes callables of the functions of traced updates.
+        factors: of traced updates, the numbers that they take.
     """
 
     def __init__(
@@ -64,11 +78,19 @@ class StepEnd:
         devices: Sequence[torch.device],
         rounding: StochasticRounding,
         memory: StreamingMemory,
+        run: RunUpdate | None = None,
+        factors: TracedFactors | None = None,
     ) -> None:
         self._replicas = program.replicas
         self._variables = {variable.name: variable for variable in program.variables}
+        self._functions = {function.name: function for function in program.update_functions}
         self._tensors = dict(tensors)
         self._devices, self._rounding, self._memory = devices, rounding, memory
+        self._run, self.factors = run, factors
+        if factors is not None:
+            (made,) = (i for i in sections(program).before if isinstance(i, UpdateFactors))
+            pairs = zip(made.results, factors.results, strict=True)
+            self._tensors |= {name: [value] for name, value in pairs}
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
         self._prepare: list[Callable[[Numbers], None]] = []
@@ -91,16 +113,21 @@ class StepEnd:
                     self._clip_factor(instruction)
                 case ClipValues():
                     self._clip_values(instruction)
+                case Update() if instruction.function is not None:
+                    self._traced_update(instruction)
                 case Update():
                     self._update(instruction)
                 case AdjustLossScale():
                     self._adjust(instruction)
                 case Load() | Store() | AllGather():
                     self._transfer(instruction)
-                case Receive() | Send() | Call() | Accumulate() | WriteBuffer():
+                case Receive() | Send() | Call() | Accumulate() | WriteBuffer() | UpdateFactors():
                     raise ValueError(f"this belongs to the micro-batches: {instruction}")
                 case _:
                     assert_never(instruction)
+        if factors is not None and self._write:
+            self._lasts(made.counters)
+            self._write.append(factors.write)
 
     @property
     def commits(self) -> bool:
@@ -186,6 +213,36 @@ class StepEnd:
             step.prepare(numbers[group])
 
         self._prepare.append(prepare)
+        self._write.append(step.write)
+        if update.clear:
+            cleared = self._accumulators(update.gradients)
+            self._clear.append(lambda: foreach_zero_(cleared))
+
+    def _traced_update(self, update: Update) -> None:
+        assert self._run is not None
+        assert update.function is not None
+        places = self._distinct_copies(update.parameters)
+        columns = [update.parameters, *(names for _, names in update.states)]
+        for names in columns:
+            self._lasts(names)
+        function = self._functions[update.function]
+        dtype = function.inputs[1].dtype
+        parameters = []
+        for place, replica in places:
+            weight, *states = (self._tensors[names[place]][replica] for names in columns)
+            total = self._tensors[update.gradients[place]][replica]
+            same = total.dtype == dtype and total.stride() == weight.stride()
+            gradient = total if same else torch.empty_like(weight, dtype=dtype)
+            numbers = tuple(self._tensors[name][0] for name in update.numbers[place])
+            parameters.append(TracedParameter(weight, total, gradient, tuple(states), numbers))
+            self._rounding.name(weight, f"{update.parameters[place]} {replica}")
+        scale = self._scale(update, clipped=[one.gradient for one in parameters])
+        halves = parameters[0].weight.dtype == torch.float16
+        at_random = update.rounding == "stochastic" and halves
+        run = self._run(function, parameters[0].weight.device, at_random, update.once)
+        rounding = self._rounding if at_random else None
+        step = TracedParameterUpdate(run, parameters, scale, rounding)
+        self._prepare.append(lambda _: step.prepare())
         self._write.append(step.write)
         if update.clear:
             cleared = self._accumulators(update.gradients)

@@ -298,8 +298,9 @@ class Following:
         return [here] * len(call.results)
 
 
-def assert_arguments_are_there(program):
+def assert_arguments_are_there(host):
     """Follow one micro-batch over IPUs with a device each: every call finds all on its own."""
+    program = host.runs
     devices = [torch.device("cuda", ipu) for ipu in range(program.num_ipus)]
     cut, registers = sections(program), number_registers(program, devices=devices)
     receives = [i for i in cut.loop if isinstance(i, Receive)]
@@ -309,7 +310,7 @@ def assert_arguments_are_there(program):
         program,
         registers,
         {registers[name] for name in stay},
-        stages_of(program, Following(program, devices)),
+        stages_of(host, Following(program, devices)),
         lambda number, error, arguments, micro_batch: error,
         received={receive.result: place for place, receive in enumerate(receives)},
         devices=devices,
@@ -334,7 +335,7 @@ def test_calls_find_their_arguments_on_their_device(recipe, training, data):
     groups = describe(slow(model), dict(model.named_parameters())) if training else ()
     example = read_arguments(model, recipe.data(1), {})
     assert_arguments_are_there(
-        compile_model(model, example, options, groups, training=training).host.inlined
+        compile_model(model, example, options, groups, training=training).host
     )
 
 
@@ -355,7 +356,7 @@ def test_a_shared_weight_comes_to_both_devices(off_chip):
     locations = Locations(weights=Location(off_chip))
     step = compile_training(model, slow(model), replace(EAGER, locations=locations))
     step.compile(torch.randn(2, 3))
-    assert_arguments_are_there(step.executable.host_program.inlined)
+    assert_arguments_are_there(step.executable.host_program)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -368,7 +369,7 @@ def test_activations_are_loaded_onto_the_device_that_reads_them(training):
     compiled = compile_model(model, example, options, groups, training=training, loss=0)
     program = compiled.host.inlined
     assert any(isinstance(i, Load) and i.ipu == 1 for i in program.walk())
-    assert_arguments_are_there(program)
+    assert_arguments_are_there(compiled.host)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99"])

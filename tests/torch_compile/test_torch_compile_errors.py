@@ -8,6 +8,7 @@ from torch import nn
 
 import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, CompileError, ExecutionError, Options, StageSpec, Strategy
+from ipu_dynamo.capture import unplaceable
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.torch_compile.backend import ipu
 from ipu_dynamo.torch_compile.dynamo_errors import readable
@@ -95,6 +96,14 @@ def test_everything_that_cannot_be_placed_is_listed_at_once():
     assert "is on device meta" in found["ones"].reason
     assert all(one.hint and str(one) in str(caught.value) for one in found.values())
     assert str(caught.value).startswith("5 operators cannot be placed on an IPU\n")
+
+
+def test_the_hint_names_what_a_library_has_instead(monkeypatch):
+    monkeypatch.setitem(unplaceable._INSTEAD, "door_tests.on_the_host", "set its other form")
+    with pytest.raises(CompileError, match="try:  set its other form"):
+        compiled(lambda x: on_the_host(x))(torch.randn(4))
+    grouped = unplaceable._INSTEAD["transformers.grouped_mm_fallback"]
+    assert 'experts_implementation="batched_mm"' in grouped
 
 
 def test_fallback_runs_a_graph_in_plain_pytorch():

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -37,7 +38,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.function import _SingleLevelFunction as FunctionBase
 from torch.autograd.graph import _engine_run_backward as run_backward
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+)
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     free_unbacked_symbols,
@@ -67,6 +72,7 @@ __all__ = [
     "TangentAOTInput",
     "allow_retain_graph",
     "aot_cache_forced",
+    "called_again",
     "compile_count",
     "compile_passes",
     "cut_directions",
@@ -76,6 +82,7 @@ __all__ = [
     "fake_mode_of",
     "flatten",
     "flatten_with_path",
+    "functional_transforms_replaced",
     "graph_being_traced",
     "is_fake",
     "key_text",
@@ -169,6 +176,41 @@ def trace_once(
     )
     with tracing_here(), mode:
         return tracer(*tensors)
+
+
+def called_again(
+    function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Trace `function` by itself, below functorch's transforms, and call its operators again.
+
+    Its own trace is outside of autograd, so that a `detach` in it is one that the user wrote.
+    """
+    tracer = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        graph = tracer(*tensors)
+    results: Sequence[Tensor] = fx.Interpreter(graph).run(*tensors)
+    return results
+
+
+@contextmanager
+def functional_transforms_replaced(
+    vectorised: Callable[..., Any], differentiated: Callable[..., Any]
+) -> Iterator[None]:
+    """Replace what `torch.vmap` and the gradients of `torch.func` call, in this thread.
+
+    Args:
+        vectorised: takes the function that it replaces, and its arguments.
+        differentiated: takes what that takes.
+    """
+    apis, transforms = torch._functorch.apis, torch._functorch.eager_transforms
+    original = vars(apis)["vmap_impl"]
+    with ExitStack() as stack:
+        replacement = in_this_thread(partial(vectorised, original), original)
+        stack.enter_context(replaced(apis, "vmap_impl", replacement))
+        for name in ("grad_impl", "grad_and_value_impl", "_vjp_with_argnums", "_jvp_with_argnums"):
+            refusal = in_this_thread(differentiated, getattr(transforms, name))
+            stack.enter_context(replaced(transforms, name, refusal))
+        yield
 
 
 def graph_being_traced() -> fx.Graph | None:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ipu_dynamo.ops.recurrent.steps import (
     Steps,
     check_layer,
-    kept,
+    memory,
     of_gates,
     of_inputs,
     product_over_steps,
@@ -58,19 +58,25 @@ def _gru(
     x, h, wi, wh = map(wide, (within(x, inside), h, wi, wh))
     inputs, recurrent, cells = of_inputs(x, wi, bi), wh.t(), h.shape[1]
     out = x.new_empty(*x.shape[:2], cells)
-    gates = x.new_empty(x.shape[0] if saves else 0, h.shape[0], 4 * cells)
+    gates = memory(steps.count, x.new_empty(x.shape[1], 4 * cells), saves)
+    rz, (r, z, n, hn) = gates[..., : 2 * cells].unbind(), (p.unbind() for p in gates.chunk(4, 2))
+    for_rz, for_n = (v.unbind() for v in (inputs[..., : 2 * cells], inputs[..., 2 * cells :]))
+    outs = out.unbind()
     for t in steps.forward:
-        here = None if inside is None else inside[t]
         of_state = h @ recurrent if bh is None else torch.addmm(bh, h, recurrent)
-        gate = inputs[t, :, : 2 * cells] + of_state[:, : 2 * cells]
-        r, z = gate.sigmoid_().chunk(2, 1)
-        hn = of_state[:, 2 * cells :]
-        n = torch.addcmul(inputs[t, :, 2 * cells :], r, hn).tanh_()
-        if saves:
-            torch.cat((gate, n, hn), 1, out=gates[t])
-        h = kept(torch.addcmul(n, h - n, z), h, here)
-        out[t] = within(h, here)
-    return tuple(r.to(dtype) for r in (out, h, gates))
+        torch.add(for_rz[t], of_state[:, : 2 * cells], out=rz[t]).sigmoid_()
+        hn[t].copy_(of_state[:, 2 * cells :])
+        torch.addcmul(for_n[t], r[t], hn[t], out=n[t]).tanh_()
+        if inside is None:
+            h = torch.addcmul(n[t], h - n[t], z[t], out=outs[t])
+        else:
+            h = torch.where(inside[t], torch.addcmul(n[t], h - n[t], z[t]), h)
+            outs[t].copy_(within(h, inside[t]))
+    return (
+        out.to(dtype),
+        h.clone().to(dtype),
+        (gates if saves else gates[:0]).contiguous().to(dtype),
+    )
 
 
 def _backward(
@@ -93,17 +99,25 @@ def _backward(
     x, h, wi, wh, out, gates = map(wide, (within(x, inside), h, wi, wh, out, gates))
     dh = torch.zeros_like(h) if of_hy is None else of_hy
     earlier = steps.before(out, h)
-    of_gate, of_state = (gates.new_empty(*gates.shape[:2], wi.shape[0]) for _ in range(2))
+    r, z, n, hn = gates.chunk(4, 2)
+    # What one number of the gradients is multiplied by does not depend on other steps.
+    of_n = (1 - z) * (1 - n * n)
+    of_r, of_z = of_n * hn * r * (1 - r), (earlier - n) * z * (1 - z)
+    factors = torch.stack((of_r, of_z, of_n * r), 2)
+    factors = factors if inside is None else torch.where(inside.unsqueeze(3), factors, 0)
+    stays = z if inside is None else torch.where(inside, z, 1)
+    of_out = None if of_out is None else within(of_out, inside)
+    total, of_state = torch.empty_like(out), torch.empty_like(gates[..., : wi.shape[0]])
+    of_state = of_state.contiguous()
+    parted = of_state.view(*factors.shape).unbind()
+    given = None if of_out is None else of_out.unbind()
+    lists = [v.unbind() for v in (total, of_state, factors, stays)]
     for t in steps.backward:
-        here = None if inside is None else inside[t]
-        r, z, n, hn = gates[t].chunk(4, 1)
-        d = dh if of_out is None else dh + of_out[t]
-        d_n = d * (1 - z) * (1 - n.square())
-        d_z = d * (earlier[t] - n) * z * (1 - z)
-        d_r = d_n * hn * r * (1 - r)
-        of_gate[t] = within(torch.cat((d_r, d_z, d_n), 1), here)
-        of_state[t] = within(torch.cat((d_r, d_z, d_n * r), 1), here)
-        dh = kept(torch.addmm(d * z, of_state[t], wh), dh, here)
+        d, of_state_t, factors_t, stays_t = (v[t] for v in lists)
+        d.copy_(dh) if given is None else torch.add(dh, given[t], out=d)
+        torch.mul(d.unsqueeze(1), factors_t, out=parted[t])
+        dh = torch.addmm(d * stays_t, of_state_t, wh)
+    of_gate = torch.cat((of_state[..., : 2 * h.shape[1]], within(total * of_n, inside)), 2)
     dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
     dwh = product_over_steps(of_state, earlier, wanted=of_weights)
     dbi, dbh = (sum_over_steps(g, wanted=of_weights) for g in (of_gate, of_state))

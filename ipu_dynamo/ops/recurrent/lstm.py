@@ -18,6 +18,7 @@ from ipu_dynamo.ops.recurrent.steps import (
     Steps,
     check_layer,
     kept,
+    memory,
     of_gates,
     of_inputs,
     product_over_steps,
@@ -60,24 +61,32 @@ def _lstm(
     inside = steps.inside(x.device)
     bi, bh, wp = widened(bi, bh, wp)
     x, h, c, wi, wh = map(wide, (within(x, inside), h, c, wi, wh))
-    inputs, recurrent = of_inputs(x, wi, bi, bh), wh.t()
+    gates, recurrent, cells = of_inputs(x, wi, bi, bh), wh.t(), c.shape[1]
     out = x.new_empty(*x.shape[:2], h.shape[1])
-    saved = x.shape[0] if saves else 0
-    gates, cells = (x.new_empty(saved, *s.shape) for s in (inputs[0], c))
+    states = memory(steps.count, c, saves)
+    parts = [part.unbind() for part in gates.chunk(4, 2)]
+    gate, both = gates.unbind(), gates[..., : 2 * cells].unbind()
+    made, outs = states.unbind(), out.unbind()
     for t in steps.forward:
-        here = None if inside is None else inside[t]
-        gate = torch.addmm(inputs[t], h, recurrent)
-        i, f, g, o = gate.chunk(4, 1)
-        for part in (i, f, o):
-            part.sigmoid_()
+        i, f, g, o = (part[t] for part in parts)
+        gate[t].addmm_(h, recurrent)
+        both[t].sigmoid_()
         g.tanh_()
-        c = kept(torch.addcmul(f * c, i, g), c, here)
+        o.sigmoid_()
+        if inside is None:
+            c = torch.addcmul(f * c, i, g, out=made[t])
+        else:
+            c = made[t].copy_(torch.where(inside[t], torch.addcmul(f * c, i, g), c))
+        if inside is None and wp is None:
+            h = torch.mul(o, c.tanh(), out=outs[t])
+            continue
         hidden = o * c.tanh()
-        h = kept(hidden if wp is None else hidden @ wp.t(), h, here)
-        out[t] = within(h, here)
-        if saves:
-            gates[t], cells[t] = gate, c
-    return tuple(r.to(dtype) for r in (out, h, c, gates, cells))
+        h = kept(
+            hidden if wp is None else hidden @ wp.t(), h, None if inside is None else inside[t]
+        )
+        outs[t].copy_(h if inside is None else torch.where(inside[t], h, 0))
+    saved = (gates, states) if saves else (gates[:0], states[:0])
+    return tuple(r.to(dtype) for r in (out, h.clone(), c.clone(), *(s.contiguous() for s in saved)))
 
 
 def _backward(
@@ -105,31 +114,37 @@ def _backward(
     out, gates, cells = map(wide, (out, gates, cells))
     dh = torch.zeros_like(h) if of_hy is None else of_hy
     dc = torch.zeros_like(c) if of_cy is None else of_cy
-    earlier, tanh = steps.before(cells, c), cells.tanh()
-    of_gate = torch.empty_like(gates)
-    of_step = torch.zeros_like(out) if wp is not None else None  # of what was projected
+    tanh = cells.tanh()
+    i, f, g, o = gates.chunk(4, 2)
+    # What one number of the gradients is multiplied by does not depend on other steps.
+    of_cell = torch.stack(
+        (g * i * (1 - i), steps.before(cells, c) * f * (1 - f), i * (1 - g * g)), 2
+    )
+    of_cell = of_cell if inside is None else torch.where(inside.unsqueeze(3), of_cell, 0)
+    of_o, cell = (within(v, inside) for v in (tanh * o * (1 - o), o * (1 - tanh * tanh)))
+    stays = f if inside is None else torch.where(inside, f, 1)
+    of_outs = None if of_out is None else within(of_out, inside).unbind()
+    of_gate, of_step = torch.empty_like(gates), torch.empty_like(out)
+    parted = of_gate.view(*of_gate.shape[:2], 4, c.shape[1])
+    first, last = parted[:, :, :3].unbind(), parted[:, :, 3].unbind()
+    factors = [v.unbind() for v in (of_cell, of_o, cell, stays, of_gate)]
     for t in steps.backward:
-        here = None if inside is None else inside[t]
-        i, f, g, o = gates[t].chunk(4, 1)
-        d = dh if of_out is None else dh + of_out[t]
-        if of_step is not None and wp is not None:
-            of_step[t] = within(d, here)
+        of_cell_t, of_o_t, cell_t, stays_t, of_gate_t = (v[t] for v in factors)
+        d = dh if of_outs is None else dh + of_outs[t]
+        before = d
+        if wp is not None:
+            of_step[t] = d
             d = d @ wp
-        d_cell = torch.addcmul(dc, d * o, 1 - tanh[t].square())
-        parts = (
-            d_cell * g * i * (1 - i),
-            d_cell * earlier[t] * f * (1 - f),
-            d_cell * i * (1 - g.square()),
-            d * tanh[t] * o * (1 - o),
-        )
-        of_gate[t] = within(torch.cat(parts, 1), here)
-        dh = kept(of_gate[t] @ wh, dh, here)
-        dc = kept(d_cell * f, dc, here)
+        d_cell = torch.addcmul(dc, d, cell_t)
+        torch.mul(d_cell.unsqueeze(1), of_cell_t, out=first[t])
+        torch.mul(d, of_o_t, out=last[t])
+        dh = kept(of_gate_t @ wh, before, None if inside is None else inside[t])
+        dc = d_cell * stays_t
     dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
     dwh = product_over_steps(of_gate, steps.before(out, h), wanted=of_weights)
     bias = sum_over_steps(of_gate, wanted=of_weights)
-    if of_step is not None and of_weights:
-        dwp = product_over_steps(of_step, gates[..., -c.shape[1] :] * tanh)
+    if wp is not None and of_weights:
+        dwp = product_over_steps(within(of_step, inside), o * tanh)
     else:
         dwp = x.new_empty(0, c.shape[1])
     return tuple(r.to(dtype).contiguous() for r in (dx, dh, dc, dwi, dwh, bias, dwp))

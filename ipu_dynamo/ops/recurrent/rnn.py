@@ -58,11 +58,15 @@ def _rnn(
     inputs, recurrent = of_inputs(x, wi, bi, bh), wh.t()
     activate = torch.tanh_ if activation == "tanh" else torch.relu_
     out = x.new_empty(*x.shape[:2], h.shape[1])
+    given, outs = inputs.unbind(), out.unbind()
     for t in steps.forward:
-        here = None if inside is None else inside[t]
-        h = kept(activate(torch.addmm(inputs[t], h, recurrent)), h, here)
-        out[t] = within(h, here)
-    return out.to(dtype), h.to(dtype)
+        new = activate(torch.addmm(given[t], h, recurrent))
+        if inside is None:
+            h = outs[t].copy_(new)
+        else:
+            h = torch.where(inside[t], new, h)
+            outs[t].copy_(within(h, inside[t]))
+    return out.to(dtype), h.clone().to(dtype)
 
 
 def _backward(
@@ -84,16 +88,19 @@ def _backward(
     of_out, of_hy = widened(of_out, of_hy)
     x, h, wi, wh, out = map(wide, (within(x, inside), h, wi, wh, out))
     dh = torch.zeros_like(h) if of_hy is None else of_hy
+    # What one number of the gradients is multiplied by does not depend on other steps.
+    factors = (
+        1 - out * out if activation == "tanh" else torch.where(out <= 0, 0.0, torch.ones_like(out))
+    )
+    factors = within(factors, inside)
+    of_out = None if of_out is None else within(of_out, inside)
     of_gate = torch.empty_like(out)
+    given = None if of_out is None else of_out.unbind()
+    parts, scales = of_gate.unbind(), factors.unbind()
     for t in steps.backward:
-        here = None if inside is None else inside[t]
-        d = dh if of_out is None else dh + of_out[t]
-        if activation == "tanh":
-            d = d * (1 - out[t].square())
-        else:
-            d = torch.where(out[t] <= 0, 0, d)
-        of_gate[t] = within(d, here)
-        dh = kept(of_gate[t] @ wh, dh, here)
+        d = dh if given is None else dh + given[t]
+        torch.mul(d, scales[t], out=parts[t])
+        dh = kept(parts[t] @ wh, d, None if inside is None else inside[t])
     dx, dwi = of_gates(of_gate, x, wi, of_x=of_x, of_weight=of_weights)
     dwh = product_over_steps(of_gate, steps.before(out, h), wanted=of_weights)
     bias = sum_over_steps(of_gate, wanted=of_weights)

@@ -81,6 +81,12 @@ def within(values: Tensor, inside: Tensor | None) -> Tensor:
     return values if inside is None else torch.where(inside, values, 0)
 
 
+def memory(steps: int, like: Tensor, saves: bool) -> Tensor:
+    """For a value `like` this at each step, `[steps, ...]`: the same memory, if it is not saved."""
+    values = like.new_empty(steps if saves else 1, *like.shape)
+    return values.expand(steps, *like.shape)
+
+
 def of_inputs(x: Tensor, weight: Tensor, *biases: Tensor | None) -> Tensor:
     """What all inputs give to the gates, in one product: `[steps, batch, gates]`."""
     rows = x.reshape(-1, x.shape[2])

@@ -7,6 +7,7 @@ from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.update_rules import Rule
 from ipu_dynamo.program.ir.writes import Accumulate, Direction, WriteBuffer, in_phase
 
@@ -249,6 +250,10 @@ class Update:
         sharded: the parameters of which each replica updates its shard only.
         loss_scale: a number on the IPU by which gradients are divided, too.
         clip: another one, which clips them.
+        function: of a traced rule, what updates one parameter: takes weight, gradient, states and
+            `numbers`, gives weight and states.
+        numbers: for each parameter, what its call takes from `UpdateFactors`.
+        once: it is for one step only, the first.
     """
 
     rule: Rule
@@ -263,6 +268,9 @@ class Update:
     sharded: tuple[str, ...] = ()
     loss_scale: str | None = None
     clip: str | None = None
+    function: str | None = None
+    numbers: tuple[tuple[str, ...], ...] = ()
+    once: bool = False
 
     def __str__(self) -> str:
         pairs = ", ".join(
@@ -274,7 +282,8 @@ class Update:
             mean += f" / %{name}" if name else ""
         clear = ", clear" if self.clear else ""
         rounding = ", round at random" if self.rounding == "stochastic" else ""
-        does = f"{self.rule}{mean}{clear}{rounding}"
+        rule = f"traced @{self.function}" if self.function else str(self.rule)
+        does = f"{rule}{mean}{clear}{rounding}"
         return f"update group {self.group} {does} ({pairs})  on ipu{self.ipu}"
 
 
@@ -349,6 +358,7 @@ Plain = (  # every instruction but a loop
     | GradientNorm
     | ClipFactor
     | ClipValues
+    | UpdateFactors
     | Update
     | AdjustLossScale
 )

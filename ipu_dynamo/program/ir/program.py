@@ -28,6 +28,7 @@ from ipu_dynamo.program.ir.instructions import (
     Update,
 )
 from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Input, Output, Variable
 from ipu_dynamo.program.ir.verify import verify
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
@@ -51,6 +52,7 @@ class Program:
         functions: distinct stage functions, by first call.
         body: the instructions of one call.
         io_tiles: tiles of each IPU that only transfer.
+        update_functions: distinct functions of traced updates.
     """
 
     kind: Literal["training", "inference", "forward", "backward"]
@@ -62,6 +64,7 @@ class Program:
     functions: tuple[Function, ...]
     body: tuple[Instruction, ...]
     io_tiles: int = 0
+    update_functions: tuple[Function, ...] = ()
 
     def walk(self) -> Iterator[Instruction]:
         """Every instruction once, in program order, loops before their bodies."""
@@ -134,7 +137,8 @@ class Program:
         return program
 
     def __str__(self) -> str:
-        functions = [f"{function}\n{function.listing()}" for function in self.functions]
+        every = (*self.functions, *self.update_functions)
+        functions = [f"{function}\n{function.listing()}" for function in every]
         variables = [f"  {variable}" for variable in self.variables]
         return "\n".join(
             [
@@ -215,7 +219,14 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 total += _traffic(inner) * count
             case Receive() | Send() | Copy() | Call() | AllReduce() | Update() | AdjustLossScale():
                 continue
-            case Accumulate() | WriteBuffer() | GradientNorm() | ClipFactor() | ClipValues():
+            case (
+                Accumulate()
+                | WriteBuffer()
+                | GradientNorm()
+                | ClipFactor()
+                | ClipValues()
+                | UpdateFactors()
+            ):
                 continue
             case _:
                 assert_never(instruction)
@@ -233,7 +244,7 @@ def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = Fal
                 lines.append(f"{text:<88}  # {instruction.source}")
             case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                 lines.append(text)
-            case GradientNorm() | ClipFactor() | ClipValues():
+            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                 lines.append(text)
             case Repeat(body=inner):
                 lines += [text, *_body_lines(inner, indent + "  ", short=short)]

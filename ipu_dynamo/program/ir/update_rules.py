@@ -6,6 +6,7 @@ says otherwise. In the equations g is the gradient after accumulation, reduction
 clipping, w the weight, wd the weight decay; with `maximize` g is negated first.
 """
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -62,6 +63,8 @@ class Rule:
         rule = RULES.get(match[1]) if match else None
         if match is None or rule is None:
             raise ValueError(f"not an update rule: {text!r}; kinds are {', '.join(RULES)}")
+        if rule is Traced:
+            return Traced.read(match[2])
         known = {f.name for f in fields(rule)}
         arguments = dict(_read(part) for part in match[2].split(", ") if part)
         if unknown := arguments.keys() - known:
@@ -213,7 +216,42 @@ class LAMB(Rule):
         )
 
 
-RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced(Rule):
+    """What an optimiser's own Python computes: functions of the program, see `traced_update`.
+
+    Args:
+        name: of the class.
+        key: digest of the functions.
+        hyperparameters: numbers of a group that the step reads and does not change.
+    """
+
+    name: str
+    key: str
+    hyperparameters: tuple[str, ...]  # type: ignore[misc]  # of each rule, not of the class
+
+    kind: ClassVar[str] = "traced"
+
+    def state_names(self) -> tuple[StateSpec, ...]:
+        """Each parameter has its own, which the program's updates name."""
+        raise NotImplementedError("the states of a traced update are in its instructions")
+
+    def __str__(self) -> str:
+        return f"traced({json.dumps([self.name, self.key, *self.hyperparameters])})"
+
+    @classmethod
+    def read(cls, text: str) -> "Traced":
+        """Inverse of `str` for what stands between the parentheses."""
+        values = json.loads(text)
+        if not (
+            isinstance(values, list) and len(values) > 1 and all(type(v) is str for v in values)
+        ):
+            raise ValueError(f"not a traced update: {text!r}")
+        name, key, *numbers = values
+        return cls(name=name, key=key, hyperparameters=tuple(numbers))
+
+
+RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB, Traced)}
 
 
 def _write(name: str, value: object) -> str:

@@ -4,7 +4,8 @@ The body of a training program is one loop over device iterations, of what comes
 micro-batches, one loop over these, and the end of the step. That of any other program is what comes
 before, and the loop over micro-batches. Every name stands for one thing, which is made before it is
 read, on the IPU that reads it, in the type that is expected. Functions write nothing that they are
-given: what lasts is written by instructions.
+given, and what is kept or written of their results lies in memory of its own: what lasts is written
+by instructions.
 """
 
 from collections.abc import Iterable
@@ -28,9 +29,12 @@ from ipu_dynamo.program.ir.instructions import (
 )
 from ipu_dynamo.program.ir.residence import Residence
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify_clipping import ClipChecks
+from ipu_dynamo.program.ir.verify_memory import MemoryChecks
 from ipu_dynamo.program.ir.verify_shape import check_loops, check_tables, sharing
+from ipu_dynamo.program.ir.verify_traced import check_factors, check_traced
 from ipu_dynamo.program.ir.verify_update import check_update
 from ipu_dynamo.program.ir.verify_writes import WriteChecks
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
@@ -62,11 +66,13 @@ class _Verifier:
     def __init__(self, program: "Program") -> None:
         self.program = program
         self.functions = {function.name: function for function in program.functions}
+        self.update_functions = {f.name: f for f in program.update_functions}
         self.inputs = {stream.name: stream for stream in program.inputs}
         self.outputs = {stream.name: stream for stream in program.outputs}
         self.has = Residence({variable.name: variable for variable in program.variables})
         self.writes = WriteChecks(self.has)
         self.clips = ClipChecks(self.has)
+        self.memory = MemoryChecks(self.functions)
         self.sent: set[str] = set()
         self.updated: set[str] = set()
 
@@ -90,6 +96,7 @@ class _Verifier:
             try:
                 self.check(instruction)
                 self.writes.follow(instruction)
+                self.memory.follow(instruction)
             except ProgramError:
                 raise
             except ValueError as error:
@@ -106,7 +113,7 @@ class _Verifier:
             case Call():
                 self.call(instruction)
             case Accumulate() | WriteBuffer():
-                pass  # `writes` does
+                pass  # `writes` and `memory` do
             case Store():
                 self.store(instruction)
             case Load():
@@ -123,7 +130,11 @@ class _Verifier:
                 self.summed(instruction)
             case GradientNorm() | ClipFactor() | ClipValues():
                 self.clips.check(instruction)
+            case UpdateFactors():
+                check_factors(instruction, self.has, self.update_functions)
             case Update():
+                if instruction.function is not None:
+                    check_traced(instruction, self.has, self.update_functions)
                 check_update(instruction, self.has, self.updated)
             case AdjustLossScale():
                 self.adjust(instruction)

@@ -19,13 +19,14 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
 
-_BEFORE = Load | AllGather | Copy
+_BEFORE = Load | AllGather | Copy | UpdateFactors
 _WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
 _CLIP = GradientNorm | ClipFactor | ClipValues
 _AFTER = (
@@ -37,15 +38,16 @@ def check_tables(program: "Program") -> None:
     """Check variables, streams and functions, and that each has a name of its own."""
     if program.num_ipus < 1 or program.replicas < 1:
         raise ValueError(f"{program.num_ipus} IPUs and {program.replicas} replicas; from 1 on")
+    every = (*program.functions, *program.update_functions)
     for what, names in (
         ("variable", [variable.name for variable in program.variables]),
         ("input", [stream.name for stream in program.inputs]),
         ("output", [stream.name for stream in program.outputs]),
-        ("function", [function.name for function in program.functions]),
+        ("function", [function.name for function in every]),
     ):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
-    for function in program.functions:
+    for function in every:
         if function.written:
             raise ValueError(f"@{function.name} writes its argument {function.written[0]}")
     for variable in program.variables:

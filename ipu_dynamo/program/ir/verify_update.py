@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ipu_dynamo.program.ir.instructions import Update
 from ipu_dynamo.program.ir.residence import Residence
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.ir.update_rules import StateSpec
+from ipu_dynamo.program.ir.update_rules import StateSpec, Traced
 
 
 def check_update(update: Update, has: Residence, updated: set[str]) -> None:
@@ -14,9 +14,12 @@ def check_update(update: Update, has: Residence, updated: set[str]) -> None:
     Raises:
         ValueError: what does not fit.
     """
-    specs = update.rule.state_names()
+    traced = isinstance(update.rule, Traced)
+    if traced != (update.function is not None):
+        raise ValueError("a traced update, and no other, has a function")
+    specs = () if isinstance(update.rule, Traced) else update.rule.state_names()
     names = tuple(state for state, _ in update.states)
-    if names != tuple(spec.name for spec in specs):
+    if not traced and names != tuple(spec.name for spec in specs):
         raise ValueError(f"{update.rule} keeps {[spec.name for spec in specs]}, not {list(names)}")
     for what, column in (("gradients", update.gradients), *update.states):
         if len(column) != len(update.parameters):
@@ -48,7 +51,9 @@ def _check_one(
     if shape != parameter.type.shape:
         raise ValueError(f"%{gradient} has shape {list(shape)}, %{name} is {parameter.type}")
     own = [parameter]
-    for spec, (_, names) in zip(specs, update.states, strict=True):
+    if update.function is not None:  # whose signature says what they are
+        own += [has.variable(names[place]) for _, names in update.states]
+    for spec, (_, names) in zip(specs, update.states if specs else (), strict=True):
         state = has.variable(names[place])
         whole = spec.shape == "like_parameter"
         expected = TensorType(

@@ -21,6 +21,7 @@ from ipu_dynamo.program.ir.instructions import (
     on_ipu,
 )
 from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import is_fetch
@@ -67,6 +68,8 @@ def number_registers(
                 continue
             case GradientNorm(result=name) | ClipFactor(result=name):
                 made = (name,)
+            case UpdateFactors(results=results):
+                made = results
             case _:
                 assert_never(instruction)
         for new in made:

@@ -24,6 +24,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 
 
@@ -71,7 +72,7 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
                 call = _last(calls, passed, instruction.ipu)
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case GradientNorm() | ClipFactor() | ClipValues():
+            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.tracing import mark_stepped
 from ipu_dynamo.capture.swap import Model
-from ipu_dynamo.program import Program
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.program.retrace_update import with_trace
+from ipu_dynamo.program import Program, UpdateFactors
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import (
@@ -21,6 +24,7 @@ from ipu_dynamo.whole_step.optimizer.torch_optimizers import (
     import_state,
     refresh,
 )
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import COUNTERS, TracedOptimizer
 from ipu_dynamo.whole_step.weights.initial_state import initial_tensors, loss_scale_states, updates
 
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
@@ -43,6 +47,7 @@ class OptimizerLink:
         model: whose parameters it has.
         describe: reads the optimiser's groups, given the model's parameters by name.
         live: follow the optimiser: its numbers before each step, its state when compiling.
+        traced: what `describe` has traced; None where it knows a rule.
     """
 
     def __init__(
@@ -52,8 +57,9 @@ class OptimizerLink:
         describe: Describe = describe,
         *,
         live: bool = True,
+        traced: TracedOptimizer | None = None,
     ) -> None:
-        self.optimizer, self.live = optimizer, live
+        self.optimizer, self.live, self.traced = optimizer, live, traced
         self.groups: tuple[Group, ...] = ()
         self._steps = self._known_steps = 0  # that began; after which the state was exchanged last
         self._model, self._describe = model, describe
@@ -79,7 +85,15 @@ class OptimizerLink:
         Raises:
             InputError: the update itself would differ: another rule, or other groups.
         """
-        if self.groups:
+        if self.groups and self.traced is not None:
+            if type(optimizer) is not type(self.optimizer):
+                raise InputError(
+                    f"the program has the update of {type(self.optimizer).__qualname__}, not of "
+                    f"{type(optimizer).__qualname__}",
+                    hint="compile the model again with this optimizer",
+                )
+            self.groups = self.traced.refresh(self.groups, optimizer)
+        elif self.groups:
             parameters = self._parameters()
             self.groups = refresh(self.groups, optimizer, parameters, read=self._describe)
         self.optimizer, self._numbers = optimizer, _numbers_of(optimizer)
@@ -96,6 +110,8 @@ class OptimizerLink:
         """What a new program goes on from: states of the optimiser, and of its loss scale."""
         if not self.live:
             return {}, {}
+        if self.traced is not None:
+            return self.traced.known(), import_loss_scale(self.optimizer)
         states = import_state(reading.groups, self.optimizer, self._parameters())
         return states, import_loss_scale(self.optimizer)
 
@@ -103,7 +119,10 @@ class OptimizerLink:
         """Write the state on the IPUs into the torch optimiser."""
         steps = self._steps  # of another thread's meanwhile, it is not known whether they are read
         held = states_of(program, executable)
-        export_state(held, self.groups, self.optimizer, self._parameters())
+        if self.traced is not None:
+            self.traced.write(held, self.optimizer, self._parameters())
+        else:
+            export_state(held, self.groups, self.optimizer, self._parameters())
         names = loss_scale_states(program)
         scale = {key: executable.whole(name) for key, name in names.items()}
         export_loss_scale(scale, self.optimizer)
@@ -112,15 +131,26 @@ class OptimizerLink:
     def write_state(self, compiled: Compiled, executable: Executable) -> None:
         """Take over the state that the torch optimiser holds."""
         program = compiled.program
-        known = import_state(self.groups, self.optimizer, self._parameters())
+        if self.traced is not None:
+            known = self.traced.read(self.optimizer, self._parameters())
+        else:
+            known = import_state(self.groups, self.optimizer, self._parameters())
         scale = import_loss_scale(self.optimizer)
         fresh = initial_tensors(compiled, known, private=True, loss_scale=scale)
         states = [name for update in updates(program) for _, names in update.states
                   for name in names]  # fmt: skip
-        for name in (*states, *loss_scale_states(program).values()):
+        counters = [n for i in program.walk() if isinstance(i, UpdateFactors) for n in i.counters]
+        for name in (*states, *counters, *loss_scale_states(program).values()):
             executable.whole(name).copy_(fresh[name])
         executable.reload_states()
         self._known_steps = self._steps
+
+    def trace_next(self, program: Program, executable: Executable, options: Options) -> Program:
+        """The program with the update for the numbers of the next step."""
+        assert self.traced is not None
+        self.read_state(program, executable)
+        step = self.traced.trace_next(self.optimizer, self._parameters())
+        return with_trace(program, step, self.groups, options)
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {}
@@ -129,6 +159,9 @@ class OptimizerLink:
 def states_of(program: Program, executable: Executable) -> States:
     """The tensors of the optimiser's state on the IPUs, by parameter and name."""
     states: States = {}
+    for instruction in program.walk():
+        if isinstance(instruction, UpdateFactors):
+            states[COUNTERS] = {name: executable.whole(name) for name in instruction.counters}
     for update in updates(program):
         for state, names in update.states:
             for parameter, name in zip(update.parameters, names, strict=True):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.passes.program.emit_update import AccumulatorDtype
-from ipu_dynamo.program import Clip
+from ipu_dynamo.program import Clip, TracedStep
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, RMSprop, Rule
 
 States = dict[str, dict[str, Tensor]]  # parameter's name -> state's name -> tensor
@@ -28,6 +28,7 @@ class Group:
         values: the numbers of `rule.hyperparameters`, in that order. They may change without
             compiling again; nothing else may.
         clip: how the gradients of a step are clipped; the same for all groups.
+        trace: the functions of a traced rule; the same for all groups.
         accumulator_dtype: in which gradients are summed; `weight`: each in that of its weight;
             None: float32 for weights in half precision, else as `weight`.
     """
@@ -37,6 +38,7 @@ class Group:
     values: tuple[float, ...]
     clip: Clip | None = None
     accumulator_dtype: AccumulatorDtype = None
+    trace: TracedStep | None = field(default=None, compare=False, repr=False)
 
 
 def describe(
@@ -115,6 +117,15 @@ def refresh(
             raise InputError(f"{problem}and the program has {compiled.clip}", hint=again)
         refreshed.append(replace(compiled, values=given.values))
     return tuple(refreshed)
+
+
+def has_rule(optimizer: Optimizer) -> bool:
+    """Whether the core knows the step of an optimiser, without tracing it."""
+    plain = not any(getattr(optimizer, hook, None) for hook in _HOOKS)
+    return type(optimizer) in _READERS and plain
+
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # no public way to ask
 
 
 def import_state(
@@ -208,8 +219,7 @@ def _supported_class(optimizer: Optimizer, treat_as: type[Optimizer] | None) -> 
             raise CompileError(problem, hint=f"use one of {supported} itself")
         problem = f"there is no update rule for the optimizer {_full_name(optimizer)}"
         raise CompileError(problem, hint=f"use one of {supported}")
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # no public way to ask
-    if any(getattr(optimizer, hook, None) for hook in hooks):
+    if any(getattr(optimizer, hook, None) for hook in _HOOKS):
         raise CompileError(
             f"{_full_name(optimizer)} has step hooks, which a compiled step would not run",
             hint="remove them, and do their work around the call of the compiled model",

@@ -10,7 +10,12 @@ from torch import Tensor
 
 from ipu_dynamo.options import Engine, Options
 from ipu_dynamo.passes.host.machine import Machine
-from ipu_dynamo.passes.pipeline import form_passes, run_host_passes, writing_passes
+from ipu_dynamo.passes.pipeline import (
+    form_passes,
+    run_host_passes,
+    update_recipe,
+    writing_passes,
+)
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
@@ -317,6 +322,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         devices=devices,
         numbers=machine.numbers,
         fuse_again=partial(fused_again, written, options, machine),
+        update_recipe=partial(update_recipe, options, machine),
         guard_updates=options.guard_updates,
     )
     seed = fresh_seed(program) if entry.seed is None else entry.seed

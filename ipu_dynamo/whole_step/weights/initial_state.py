@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.ops.narrowing import tell_of_lost_values
-from ipu_dynamo.program import AdjustLossScale, Program, Update, Variable
+from ipu_dynamo.program import AdjustLossScale, Program, TensorType, Update, UpdateFactors, Variable
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
 
@@ -90,7 +90,15 @@ def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict
     types = {variable.name: variable.type for variable in program.variables}
     _refuse_unequal_counts(program, known)
     states: dict[str, Tensor] = {}
+    for instruction in program.walk():
+        if isinstance(instruction, UpdateFactors):
+            for name in instruction.counters:
+                states[name] = torch.zeros((), dtype=types[name].dtype)
+                states[name].copy_(known.get("", {}).get(name, states[name]))
     for update in updates(program):
+        if update.function is not None:
+            states |= _traced_states(update, types, known, held)
+            continue
         specs = {spec.name: spec for spec in update.rule.state_names()}
         for state, names in update.states:
             for parameter, name in zip(update.parameters, names, strict=True):
@@ -103,6 +111,27 @@ def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict
     return states
 
 
+def _traced_states(
+    update: Update,
+    types: Mapping[str, TensorType],
+    known: States,
+    held: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """The states of a traced update; what is not there yet, its first step makes."""
+    states = {}
+    for state, names in update.states:
+        for parameter, name in zip(update.parameters, names, strict=True):
+            like, type_ = held[parameter], types[name]
+            if type_.shape == tuple(like.shape):
+                made = torch.zeros_like(like, dtype=type_.dtype, requires_grad=False)
+            else:
+                made = torch.zeros(type_.shape, dtype=type_.dtype, device=like.device)
+            if state in known.get(parameter, {}):
+                made.copy_(known[parameter][state])
+            states[name] = made
+    return states
+
+
 def _refuse_unequal_counts(program: Program, known: States) -> None:
     """Raise when parameters that share a step counter come with different counts.
 
@@ -110,6 +139,8 @@ def _refuse_unequal_counts(program: Program, known: States) -> None:
         InputError: some parameters have made more steps than others of their update.
     """
     for update in updates(program):
+        if update.function is not None:
+            continue
         for spec in update.rule.state_names():
             if spec.shape != "scalar" or update.rule.kind == "rmsprop":
                 continue  # torch counts RMSprop's steps, too, but no equation reads the count

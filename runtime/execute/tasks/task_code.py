@@ -39,6 +39,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    UpdateFactors,
     WriteBuffer,
 )
 from ipu_dynamo.program.recipe import Recipe
@@ -122,7 +123,7 @@ class Binding:
                     raise ValueError(_NOT_JOINED)
                 case AllGather() | ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
-                case GradientNorm() | ClipFactor() | ClipValues():
+                case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case _:
                     assert_never(instruction)
@@ -215,7 +216,7 @@ class TaskWriter:
                 raise ValueError(_NOT_JOINED)
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case GradientNorm() | ClipFactor() | ClipValues():
+            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

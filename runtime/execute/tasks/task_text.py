@@ -20,6 +20,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
     Update,
+    UpdateFactors,
     WriteBuffer,
 )
 from ipu_dynamo.program.recipe import Recipe
@@ -61,7 +62,7 @@ def task_text(
             text = f"gather r{registers[0]}"
         case Accumulate() | WriteBuffer() | ReduceScatter() | AllReduce() | Update():
             raise ValueError(f"no task does this: {instruction}")
-        case AdjustLossScale() | GradientNorm() | ClipFactor() | ClipValues():
+        case AdjustLossScale() | GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
             raise ValueError(f"no task does this: {instruction}")
         case _:
             assert_never(instruction)

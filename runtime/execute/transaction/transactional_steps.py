@@ -1,11 +1,17 @@
 """Run the steps of a call, each of which happens as a whole or not at all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from ipu_dynamo.program import Copy, Plain, Program
+from ipu_dynamo.errors import IpuError, UpdateNotTraced
+from ipu_dynamo.program import Copy, Function, Program, Update, UpdateFactors
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
+from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
@@ -16,6 +22,39 @@ from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
+
+
+class UpdateRecipe(Protocol):
+    """Says how the function of a traced update becomes a callable that writes.
+
+    A weight that is kept is returned, and not written; what runs once is not compiled.
+    """
+
+    def __call__(
+        self, function: Function, threads: int | None, /, *, keep_weight: bool, once: bool
+    ) -> Recipe: ...
+
+
+def cannot_trace() -> Program:
+    """What a program does that nobody can trace anew.
+
+    Raises:
+        UpdateNotTraced: always.
+    """
+    raise UpdateNotTraced(
+        "the update was traced for other numbers, and a loaded program has no optimizer to trace",
+        hint="save the model and the optimizer's state_dict, and compile it again",
+    )
+
+
+def from_host(run: Run, host: torch.device) -> Run:
+    """`run`, on numbers that lie elsewhere."""
+
+    def moved(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        return run([argument.to(host) for argument in arguments])
+
+    return moved
 
 
 class TransactionalSteps:
@@ -27,9 +66,16 @@ class TransactionalSteps:
         devices: of the IPUs.
         memory: where variables are loaded from and stored.
         guard_updates: keep copies of what updates write until they are complete.
+        engine: makes callables of the functions of traced updates.
+        update_recipe: says how; None: there are none.
+        threads: intra-op threads of these.
+        others: programs with the same loop and variables whose updates were traced for other
+            numbers.
 
     Attributes:
         transaction: what has become of the last step.
+        program: of the last step, or of the next.
+        another: traces the update for the next step, where none of those that are known is for it.
     """
 
     def __init__(
@@ -41,17 +87,26 @@ class TransactionalSteps:
         devices: Sequence[torch.device],
         memory: StreamingMemory,
         guard_updates: bool,
+        engine: Engine,
+        threads: int | None,
+        update_recipe: UpdateRecipe | None = None,
+        others: Sequence[Program] = (),
     ) -> None:
+        self._update_recipe = update_recipe
+        self.program, self.another = program, cannot_trace
+        self._engine, self._threads, self._devices, self._memory = engine, threads, devices, memory
+        self._runs: dict[tuple[str, torch.device, bool], Run] = {}
         cut, self._rounding = sections(program), StochasticRounding()
         self._storage = storage
         self._steps, self._iterations = cut.steps, iterations // cut.steps
 
-        def prepared(instructions: Sequence[Plain]) -> StepEnd:
-            tensors = storage.of_replicas()
-            return StepEnd(program, instructions, tensors, devices, self._rounding, memory)
-
-        self._begin = prepared([i for i in cut.before if not isinstance(i, Copy)])
-        self.end = prepared(cut.after)
+        moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
+        tensors = storage.of_replicas()
+        self._begin = StepEnd(program, moves, tensors, devices, self._rounding, memory)
+        self.end = self._end_of(program)
+        self._ends = [(program, self.end)]
+        for other in others:
+            self.add(other)
         self.transaction = transaction_of(
             program,
             program.replicas,
@@ -61,6 +116,84 @@ class TransactionalSteps:
             reload=self.end.reload_states,
         )
         self._signals = DeferredSignals()
+
+    def add(self, program: Program, *, only: bool = False) -> None:
+        """Take in the updates of another program.
+
+        Args:
+            only: forget those that are known.
+        """
+        end = self._end_of(program)
+        if only:
+            self._ends, self.program, self.end = [], program, end
+        self._ends.append((program, end))
+
+    @property
+    def retraced(self) -> Program | None:
+        """The program of the last step, if its updates were traced later."""
+        lasts = any(isinstance(i, Update) and not i.once for i in self.program.walk())
+        return self.program if lasts and self.program is not self._ends[0][0] else None
+
+    def _end_of(self, program: Program) -> StepEnd:
+        """The end of a step of `program`, which differs from others in its updates."""
+        cut, tensors = sections(program), self._storage.of_replicas()
+        factors = next((i for i in cut.before if isinstance(i, UpdateFactors)), None)
+        numbers = self._factors(program, factors, tensors) if factors is not None else None
+        return StepEnd(
+            program,
+            cut.after,
+            tensors,
+            self._devices,
+            self._rounding,
+            self._memory,
+            self._run_update,
+            numbers,
+        )
+
+    def _factors(
+        self, program: Program, factors: UpdateFactors, tensors: Mapping[str, Sequence[Tensor]]
+    ) -> TracedFactors:
+        function = next(f for f in program.update_functions if f.name == factors.function)
+        pairs = zip(factors.hyperparameters, function.inputs, strict=False)
+        device = self._devices[factors.ipu]
+        host = torch.device("cpu")
+        on_host = device == host
+        counters = [tensors[name][0] for name in factors.counters]
+        run = EagerEngine().compile(Recipe(function, function, "eager"))
+        return TracedFactors(
+            run if on_host else from_host(run, host),
+            [(group, place, type_.dtype) for (group, place, _), type_ in pairs],
+            counters,
+            [torch.zeros((), dtype=type_.dtype, device=device) for type_ in factors.types],
+        )
+
+    def _run_update(
+        self, function: Function, device: torch.device, keep_weight: bool, once: bool
+    ) -> Run:
+        """A callable that writes what a function gives."""
+        key = function.key, device, keep_weight
+        if key not in self._runs:
+            assert self._update_recipe is not None, "the program has traced updates"
+            recipe = self._update_recipe(
+                function, self._threads, keep_weight=keep_weight, once=once
+            )
+            engine = EagerEngine() if once else self._engine
+            self._runs[key] = engine.compile(keyed(recipe))
+        return self._runs[key]
+
+    def _choose(self, numbers: Numbers) -> None:
+        """Take the updates that were traced for the numbers of the next step."""
+        if self.end.factors is None or self.end.factors.compute(numbers):
+            return
+        for program, end in self._ends:
+            if end.factors is not None and end.factors.compute(numbers):
+                self.program, self.end = program, end
+                return
+        self.add(self.another())
+        self.program, self.end = self._ends[-1]
+        assert self.end.factors is not None
+        if not self.end.factors.compute(numbers):
+            raise IpuError("an update that was traced for the numbers of a step is not for them")
 
     def __call__(
         self,
@@ -82,6 +215,7 @@ class TransactionalSteps:
             first: number of the first device iteration that `transaction` counts.
         """
         for step in range(self._steps):
+            self._choose(numbers)
             try:
                 self.transaction.begin()
                 self._begin.prepare(numbers)

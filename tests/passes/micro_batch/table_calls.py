@@ -353,6 +353,10 @@ CALLS: dict[str, Callable[[Draw], Arguments]] = {
     "ipu::lstm": _recurrent(4, 2),
     "ipu::gru": _recurrent(3),
     "ipu::rnn": _recurrent(1, 1, "tanh"),
+    "ipu::print_tensor": lambda d: (
+        [d.tensor(), "x", False, 1000, 3, 75, 4, "auto", " ", "[", "]"],
+        {},
+    ),
     "_to_copy": lambda d: ([d.tensor()], {"dtype": torch.float32} if d.flag() else {}),
     "round.decimals": lambda d: ([d.tensor()], {"decimals": 1}),
     "div.Tensor_mode": lambda d: (_narrowing(1)(d)[0], {"rounding_mode": "floor"}),

@@ -34,7 +34,8 @@ def test_a_folder_gets_a_file_and_binary_is_compressed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "lines"), [("2", 3), ("0", None), (None, 11)])
-def test_the_log_has_the_first_lines_at_level_trace(monkeypatch, capfd, most, lines):
+def test_the_log_has_the_first_lines_at_level_trace(monkeypatch, tmp_path, capfd, most, lines):
+    monkeypatch.chdir(tmp_path)
     if most is not None:
         monkeypatch.setenv("POPTORCH_MAX_GRAPH_LEN", most)
     poptorch.setLogLevel("TRACE")
@@ -73,3 +74,20 @@ def test_json_lists_operators_instructions_and_stashes():
     assert {"addmm", "relu", "mm", "Stash", "Update"} <= set(kinds)
     assert {node["ipu"] for node in nodes if node["type"] == "addmm"} == {0, 1}
     assert all(node["name"] for node in nodes)
+
+
+def test_log_levels_that_ask_for_programs_write_them_into_the_folder_of_logs(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    options = poptorch.Options().logDir(str(folder)).showCompilationProgressBar(False)
+    poptorch.setLogLevel("DEBUG_IR")
+    try:
+        executors = [compiled(options), compiled(options)]
+    finally:
+        poptorch.setLogLevel("WARN")
+    compiled(options)  # nobody asks any more
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == ["Linear_inference_0.txt", "Linear_inference_1.txt"]
+    for file, executor in zip(files, executors, strict=True):
+        text = file.read_text()
+        assert text.startswith(f"{executor._core.program}\n")
+        assert text.endswith(f"{executor._core.executable.host_program}\n")

@@ -310,3 +310,27 @@ def test_options_come_back(strategy):
     assert read.toDict() == options.toDict()
     assert repr(read._execution_strategy) == repr(strategy)
     read.deviceIterations(5)
+
+
+class LossInTraining(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, y=None):
+        scores = self.layer(x)
+        return (scores, F.cross_entropy(scores, y)) if self.training else scores
+
+
+def test_an_inference_executor_saves_the_mode_of_its_own_model(tmp_path):
+    """The user's module of an executor made from a training one goes on training."""
+    model = LossInTraining()
+    options = poptorch.Options().showCompilationProgressBar(False)
+    training = poptorch.trainingModel(model, options)
+    validation = poptorch.inferenceModel(training, options)
+    validation.model.eval()
+    training(X, Y)
+    validation.compileAndExport(str(tmp_path / "validation"), X)
+    assert model.training
+    loaded = poptorch.load(str(tmp_path / "validation"))
+    assert torch.equal(loaded(X), validation(X))

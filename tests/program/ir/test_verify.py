@@ -190,6 +190,28 @@ def twice(program, kind, **fields):
     )
 
 
+def returning_views(program, name, result, other):
+    """A program with a function that returns a view of another node in place of a result.
+
+    Args:
+        result: its position.
+        other: takes placeholders and results, and returns what is looked at.
+    """
+    (function,) = (f for f in program.functions if f.name == name)
+    graph = copy.deepcopy(function.graph)
+    output = graph.graph.output_node()
+    results = list(output.args[0])
+    seen = other(list(graph.graph.find_nodes(op="placeholder")), results)
+    with graph.graph.inserting_before(output):
+        results[result] = graph.graph.call_function(torch.ops.aten.alias.default, (seen,))
+    results[result].meta["val"] = seen.meta["val"]
+    output.args = (tuple(results),)
+    changed = replace(function, graph=graph)
+    return replace(
+        program, functions=tuple(changed if f is function else f for f in program.functions)
+    )
+
+
 def writing(function):
     """The same function, which sets its first argument to zero."""
     graph = copy.deepcopy(function.graph)
@@ -373,6 +395,26 @@ BROKEN = {
         "%first.weight is updated twice",
     ),
     "whole update of shards": lambda p: (changed(p, Update, sharded=()), "is updated in shards if"),
+    "copy of an argument": lambda p: (  # forward0 returns x as what goes to the other IPU
+        returning_views(p, "forward0", 0, lambda inputs, _: inputs[2]),
+        "%tanh lies in the memory of %x",
+    ),
+    "argument of another call": lambda p: (
+        returning_views(p, "forward0", 1, lambda inputs, _: inputs[2]),
+        "%addmm lies in the memory of %x",
+    ),
+    "write of an argument": lambda p: (
+        returning_views(p, "forward0", 2, lambda inputs, _: inputs[6]),
+        "%getitem_3 lies in the memory of %norm.running_mean",
+    ),
+    "writes of one memory": lambda p: (
+        returning_views(p, "forward0", 3, lambda _, results: results[2]),
+        "%getitem_3, which is written, shares its memory with %getitem_4",
+    ),
+    "sum of a value that goes on": lambda p: (
+        returning_views(p, "backward0", 3, lambda _, results: results[2]),
+        "%getitem_6, which is written, shares its memory with %getitem_7",
+    ),
     "divided by zero": lambda p: (changed(p, Update, divisor=0), "divided by 0"),
 }
 
@@ -398,7 +440,7 @@ def test_each_move_of_a_variable_is_needed(kind):
             verify(replace(program, body=without(program.body, move)))
 
 
-def test_a_variable_is_changed_at_its_home_only():
+def test_a_variable_is_changed_by_its_owner_only():
     program = training()
     places = {v.name: n for n, v in enumerate(program.variables)}
     running = renamed(program, "variables", places["norm.running_mean"], ipu=1)

@@ -192,16 +192,18 @@ def kills(good: Path, count: int, seed: int) -> Counter[str]:
     saved["new"](*batch)
     target, rng = good.with_suffix(".killed"), random.Random(seed)
     found: Counter[str] = Counter()
-    save(saved["old"], target)
-    started = time.perf_counter()
-    save(saved["new"], target)
-    seconds = time.perf_counter() - started
-    for _ in range(count):
+
+    def child_that_saves() -> int:
         save(saved["old"], target)
         child = os.fork()
         if child == 0:
             save(saved["new"], target)
             os._exit(0)
+        return child
+
+    seconds = max(map(_seconds_of, (child_that_saves() for _ in range(3))))
+    for _ in range(count):
+        child = child_that_saves()
         time.sleep(rng.random() * 1.2 * seconds)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -213,6 +215,13 @@ def kills(good: Path, count: int, seed: int) -> Counter[str]:
     if left:
         found[f"FAULT: {left}"] += 1
     return found
+
+
+def _seconds_of(child: int) -> float:
+    """How long a child runs that has just begun."""
+    started = time.perf_counter()
+    os.waitpid(child, 0)
+    return time.perf_counter() - started
 
 
 def main() -> None:

@@ -1,0 +1,285 @@
+"""Trace one step of an optimiser into a graph without writes, with the condition that it holds by.
+
+Detection of what a trace would lose or bake, in this order: an exception says that Python asked for
+the value of a tensor; a second trace differs; random states have moved; a tensor from outside is in
+the graph; a number was read as a value.
+"""
+
+import os
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.private.update_symbols import (
+    DATA_DEPENDENT,
+    Stand,
+    Symbol,
+    inside,
+    record,
+    recording,
+    symbol_of,
+    without_writes,
+)
+from ipu_dynamo.capture.update.world import Leaf, World
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.locks import compile_lock
+
+aten = torch.ops.aten
+_TRACED = object()  # what stands for a value that the graph makes
+HOST = 'compile_training(..., update="host") runs its step in Python, after the program'
+
+
+class UntraceableUpdate(CompileError):
+    """An optimiser's step does something that no program can keep."""
+
+    id = "update"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step leaves.
+
+    Args:
+        path: of the leaf; or `parameter N`.
+        node: in the graph; None: it is a constant.
+        constant: then its value.
+    """
+
+    path: str
+    node: fx.Node | None
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """One step as a graph.
+
+    Args:
+        graph: its placeholders are parameters, gradients, and the leaves `taken`, in this order.
+        world: that it was traced in.
+        taken: leaves that are inputs: tensors and numbers.
+        results: of parameters, in order, and of the leaves afterwards.
+        conditions: expressions over the symbols that `symbols` has, and the lines behind them.
+        symbols: places of the placeholders that expressions speak of, by symbol; below 0 those of
+            the numbers that were read of tensors, counted from -1 down.
+        spec: how the leaves are nested afterwards.
+    """
+
+    graph: fx.GraphModule
+    world: World
+    taken: tuple[Leaf, ...]
+    results: tuple[Result, ...]
+    conditions: tuple[tuple[Any, str], ...]
+    symbols: Mapping[str, int]
+    spec: Any
+
+
+def trace_step(world: World) -> TracedGraph:
+    """Trace a step from `world`, twice, to find what differs from time to time.
+
+    Raises:
+        UntraceableUpdate: with the line of the optimiser.
+    """
+    if not world.parameters:
+        raise UntraceableUpdate("the optimizer has no parameter to train", hint="give it some")
+    with compile_lock(), _random_states_stay(world):
+        first, second = _record(world), _record(world)
+        if (one := first.text) != (other := second.text):
+            line = next((a for a, b in zip(one, other, strict=False) if a != b), "its length")
+            raise UntraceableUpdate(
+                f"{_name(world)} does not do the same twice: {line}",
+                hint=f"keep what changes from step to step in its groups or its state, or: {HOST}",
+            )
+        _refuse_captured(first, second)
+        return _described(first)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step as it was recorded, with writes."""
+
+    world: World
+    raw: fx.GraphModule
+    stand: Stand
+    values: list[Any]
+    taken: list[Leaf]
+    after: list[tuple[str, Any]]
+    spec: Any
+
+    @property
+    def text(self) -> list[str]:
+        """All of it, in lines."""
+        graph = self.raw
+        lines = [str(node.format_node()) for node in graph.graph.nodes]
+        tensors = _attributes(graph)
+        constants = [f"{name} {value.tolist()}" for name, value in tensors.items()]
+        results = [f"{p} {'traced' if v is _TRACED else repr(v)}" for p, v in self.after]
+        return [*lines, *constants, *results]
+
+
+def _attributes(graph: fx.GraphModule) -> dict[str, Tensor]:
+    """The tensors that a graph holds itself."""
+    names = [str(node.target) for node in graph.graph.find_nodes(op="get_attr")]
+    held = {name: getattr(graph, name) for name in names}
+    return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
+
+def _refuse_captured(first: _Recorded, second: _Recorded) -> None:
+    """Refuse a tensor that is the same object in both traces: it comes from outside, and what it
+    is later would be lost. One that a step makes is a new one each time."""
+    other = _attributes(second.raw)
+    for name, tensor in _attributes(first.raw).items():
+        if other.get(name) is tensor:
+            raise UntraceableUpdate(
+                f"{_name(first.world)} reads a tensor of shape {list(tensor.shape)} that is in no "
+                "group, no state and no attribute",
+                hint=f"keep it in optimizer.state or as an attribute, or: {HOST}",
+            )
+
+
+def _record(world: World) -> _Recorded:
+    stand = Stand()
+    taken = [leaf for leaf in world.leaves if leaf.is_tensor or leaf.is_number]
+    found: dict[str, Any] = {}
+    parameters = [stand.tensor(p, known=False) for p in world.parameters]
+    gradients = [stand.tensor(p, known=False) for p in world.parameters]
+    stands = [
+        stand.number(leaf.value, f"in_{i}")
+        if leaf.is_number
+        else stand.tensor(leaf.value, known=world.is_known(leaf))
+        for i, leaf in enumerate(taken)
+    ]
+    count = len(parameters)
+
+    def run(*values: Any) -> list[Any]:
+        own, grads, rest = values[:count], values[count : 2 * count], iter(values[2 * count :])
+        leaves = [
+            own[leaf.refers]
+            if leaf.refers is not None
+            else next(rest)
+            if leaf.is_tensor or leaf.is_number
+            else leaf.value
+            for leaf in world.leaves
+        ]
+        with inside():
+            shadow = world.shadow(leaves, own, grads)
+            type(world.optimizer).step(shadow)
+        after, found["spec"] = world.of_shadow(shadow, own)
+        traced = [isinstance(value, (Tensor, *Symbol)) for _, value in after]
+        found["after"] = [
+            (path, _TRACED if is_traced else value)
+            for (path, value), is_traced in zip(after, traced, strict=True)
+        ]
+        return [*own, *(v for (_, v), is_traced in zip(after, traced, strict=True) if is_traced)]
+
+    values = [*parameters, *gradients, *stands]
+    with recording(stand):
+        try:
+            raw = record(run, values)
+        except Exception as error:
+            raise explained(error, world) from error
+    return _Recorded(world, raw, stand, values, taken, found["after"], found["spec"])
+
+
+def _described(recorded: _Recorded) -> TracedGraph:
+    """The recorded step without writes, with what its placeholders and results are."""
+    conditions = tuple(recorded.stand.conditions())
+    with recording(recorded.stand):
+        try:
+            graph = without_writes(recorded.raw, recorded.values)
+        except Exception as error:
+            raise explained(error, recorded.world) from error
+    (output,) = graph.graph.find_nodes(op="output")
+    nodes = iter(output.args[0])
+    count = len(recorded.world.parameters)
+    results = [Result(f"parameter {i}", next(nodes)) for i in range(count)]
+    for path, constant in recorded.after:
+        results.append(
+            Result(path, next(nodes)) if constant is _TRACED else Result(path, None, constant)
+        )
+    return TracedGraph(
+        graph,
+        recorded.world,
+        tuple(recorded.taken),
+        tuple(results),
+        conditions,
+        _symbols(recorded.raw),
+        recorded.spec,
+    )
+
+
+def _symbols(raw: fx.GraphModule) -> dict[str, int]:
+    """Which symbol stands for which placeholder, or which number that was read of a tensor: the
+    n-th of them as -1 - n."""
+    found: dict[str, int] = {}
+    for place, node in enumerate(raw.graph.find_nodes(op="placeholder")):
+        if isinstance(node.meta.get("val"), Symbol):
+            found[str(symbol_of(node.meta["val"]))] = place
+    for number, node in enumerate(
+        raw.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    ):
+        if isinstance(node.meta.get("val"), Symbol):
+            found[str(symbol_of(node.meta["val"]))] = -1 - number
+    return found
+
+
+def explained(error: Exception, world: World) -> UntraceableUpdate:
+    """The error with the line of the optimiser that caused it."""
+    where = _line_within(error)
+    if isinstance(error, UntraceableUpdate):
+        return error
+    if isinstance(error, DATA_DEPENDENT):
+        problem = f"{_name(world)} decides in Python by the values of gradients or weights"
+    else:
+        problem = f"{_name(world)} cannot be traced: {type(error).__name__}: {_first_line(error)}"
+    return UntraceableUpdate(problem, where=where, hint=HOST)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def _line_within(error: Exception) -> str:
+    """The innermost line outside PyTorch and this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _LIBRARIES)]
+    own = own or [f for f in frames if f"optim{os.sep}" in f.filename]
+    if not own:
+        return ""
+    last = own[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+
+
+_LIBRARIES = (os.path.dirname(torch.__file__), f"{os.sep}ipu_dynamo{os.sep}", "<")
+
+
+@contextmanager
+def _random_states_stay(world: World) -> Iterator[None]:
+    """Refuse a step that draws random numbers in Python: they would be drawn once."""
+    before = _random_states()
+    yield
+    if _random_states() != before:
+        raise UntraceableUpdate(
+            f"{_name(world)} draws random numbers in Python",
+            hint=f"draw them with torch, or: {HOST}",
+        )
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else ()
+    return random.getstate(), tuple(
+        part if isinstance(part, int | float | str) else bytes(part) for part in drawn
+    )
+
+
+def _name(world: World) -> str:
+    kind = type(world.optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}"

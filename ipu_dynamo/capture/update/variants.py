@@ -1,0 +1,92 @@
+"""Trace an optimiser's step from its first on, until what it keeps stays the same."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ipu_dynamo.capture.update.cut_step import Plan, cut, plan
+from ipu_dynamo.capture.update.lower_step import lower
+from ipu_dynamo.capture.update.trace_step import (
+    HOST,
+    UntraceableUpdate,
+    explained,
+    trace_step,
+)
+from ipu_dynamo.capture.update.world import World, world_of
+from ipu_dynamo.program.ir.traced_update import TracedStep
+
+_EPOCHS = 3  # steps that may change what an optimiser keeps
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The steps of an optimiser, from the one that it would make now.
+
+    Args:
+        worlds: what it has now, and after each step that changes the kind of that.
+        plan: what all have in common.
+        steps: traced; all but the last are for one step each.
+    """
+
+    worlds: tuple[World, ...]
+    plan: Plan
+    steps: tuple[TracedStep, ...]
+
+    @property
+    def first(self) -> World:
+        """What it has now."""
+        return self.worlds[0]
+
+
+def trace_variants(optimizer: Optimizer, names: Mapping[int, str]) -> Variants:
+    """Trace the steps of an optimiser.
+
+    Args:
+        names: of the model's parameters, by identity.
+
+    Raises:
+        UntraceableUpdate: with the line of the optimiser.
+    """
+    worlds = [world_of(optimizer, names)]
+    while True:
+        following = after_step(worlds[-1])
+        if following.tree == worlds[-1].tree:
+            break
+        worlds.append(following)
+        if len(worlds) > _EPOCHS + 1:
+            raise UntraceableUpdate(
+                f"the optimizer keeps other things after each of {_EPOCHS} steps", hint=HOST
+            )
+    lowered = [lower(trace_step(world)) for world in worlds]
+    common = plan(lowered[-1], len(worlds) - 1, worlds[0])
+    steps = tuple(cut(step, common, epoch) for epoch, step in enumerate(lowered))
+    return Variants(tuple(worlds), common, steps)
+
+
+def after_step(world: World) -> World:
+    """What an optimiser has after a step, made on copies with gradients of zero: only kinds, shapes
+    and counters mean anything."""
+    own = [parameter.detach().clone() for parameter in world.parameters]
+    values = [_copied(leaf.value, own, leaf.refers) for leaf in world.leaves]
+    shadow = world.shadow(values, own, [torch.zeros_like(p) for p in own])
+    devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        try:
+            type(world.optimizer).step(shadow)
+        except Exception as error:
+            raise explained(error, world) from error
+    for group, original in zip(shadow.param_groups, world.optimizer.param_groups, strict=True):
+        group |= {key: original[key] for key in world.overridden(original)}
+    for parameter in own:
+        parameter.requires_grad_()
+    return world_of(shadow, dict(zip(map(id, own), world.names, strict=True)))
+
+
+def _copied(value: Any, parameters: list[Tensor], refers: int | None) -> Any:
+    if refers is not None:
+        return parameters[refers]
+    return value.detach().clone() if isinstance(value, Tensor) else value

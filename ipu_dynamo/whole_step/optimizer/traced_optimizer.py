@@ -1,0 +1,298 @@
+"""Keep an optimiser whose step is traced from Python, and its program, in step with each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ipu_dynamo.capture.update.cut_step import EPOCH, cut
+from ipu_dynamo.capture.update.lower_step import lower
+from ipu_dynamo.capture.update.trace_step import trace_step
+from ipu_dynamo.capture.update.variants import Variants, trace_variants
+from ipu_dynamo.capture.update.world import Leaf, World, world_of
+from ipu_dynamo.errors import CompileError, InputError
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.program.retrace_update import with_trace
+from ipu_dynamo.program import Program, TracedStep
+from ipu_dynamo.program.ir.update_rules import Traced
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
+
+COUNTERS = ""  # key of `States`: what belongs to no parameter alone
+_MOST = 8  # variants; an optimiser that needs more reads numbers as values
+_AGAIN = "compile the model again with this optimizer"
+
+
+class TracedOptimizer:
+    """What was traced of an optimiser.
+
+    Invariant: `variants` is of the last `describe`; `steps` has all that were traced since for the
+    same program.
+    """
+
+    def __init__(self) -> None:
+        self._variants: Variants | None = None
+        self.steps: list[TracedStep] = []
+
+    @property
+    def variants(self) -> Variants:
+        """What was traced.
+
+        Raises:
+            CompileError: nothing was.
+        """
+        if self._variants is None:
+            raise CompileError("the optimizer's step was not traced yet", hint="call the model")
+        return self._variants
+
+    def describe(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
+        """Trace the step of `optimizer`; one group for each of its own.
+
+        Raises:
+            CompileError: it cannot be traced, or trains what is not in `parameters`.
+        """
+        self._variants = trace_variants(optimizer, _names(optimizer, parameters))
+        self.steps = list(self._variants.steps)
+        return self._groups(self._variants, self.steps[-1])
+
+    def _groups(self, variants: Variants, step: TracedStep) -> tuple[Group, ...]:
+        world, own = variants.first, self._hyperparameters()
+        key = _key(self.steps)
+        groups = []
+        for index, members in enumerate(world.members):
+            numbers = tuple(name for name, _ in own[index])
+            kind = type(world.optimizer).__name__
+            rule = Traced(name=kind, key=key, hyperparameters=numbers)
+            names = tuple(world.names[i] for i in members)
+            values = tuple(leaf.value for _, leaf in own[index])
+            groups.append(Group(rule, names, values, trace=step))
+        return tuple(groups)
+
+    def _hyperparameters(self) -> list[list[tuple[str, Leaf]]]:
+        """For each group its numbers, and the paths that they come from."""
+        world, counters = self.variants.first, self.variants.plan.counters
+        found: list[list[tuple[str, Leaf]]] = [[] for _ in world.members]
+        for leaf in world.leaves:
+            if leaf.is_number and leaf.path not in counters:
+                found[leaf.group or 0].append((leaf.key, leaf))
+        return found
+
+    def refresh(self, groups: Sequence[Group], optimizer: Optimizer) -> tuple[Group, ...]:
+        """The groups with the numbers that the optimiser has now.
+
+        Raises:
+            InputError: something else than a number has changed.
+        """
+        world, now = self.variants.first, _settings(optimizer)
+        before = {x.path: x for x in world.leaves if x.parameter is None and not x.is_tensor}
+        refreshed = []
+        for index, (group, own) in enumerate(zip(groups, self._hyperparameters(), strict=True)):
+            values: list[Any] = []
+            for name, leaf in own:
+                value = now.get(leaf.path)
+                if type(value) is int and type(leaf.value) is float:
+                    value = float(value)
+                if type(value) is not type(leaf.value):
+                    raise InputError(
+                        f"{name} of the optimizer's group {index} was {leaf.value!r} when it was "
+                        f"compiled, and is {value!r}",
+                        hint=f"give it as a {type(leaf.value).__name__}, or {_AGAIN}",
+                    )
+                values.append(value)
+            refreshed.append(replace(group, values=tuple(values)))
+        counters = self.variants.plan.counters
+        for path, leaf in before.items():
+            if leaf.is_number or path in counters or not _plain(leaf.value):
+                continue
+            if path in now and now[path] != leaf.value and path in self._fixed_paths():
+                problem = f"{path} of the optimizer was {leaf.value!r}, and is {now[path]!r}"
+                raise InputError(problem, hint=_AGAIN)
+        return tuple(refreshed)
+
+    def _fixed_paths(self) -> set[str]:
+        """What no step changes by itself."""
+        worlds = [{x.path: x.value for x in world.leaves} for world in self.variants.worlds]
+        first, *others = worlds
+        return {
+            path
+            for path, value in first.items()
+            if _plain(value) and all(other.get(path) == value for other in others)
+        }
+
+    def known(self) -> States:
+        """The states that the optimiser has, and its counters."""
+        return self._states(self.variants.first, 0)
+
+    def _states(self, world: World, epoch: int) -> States:
+        plan = self.variants.plan
+        found: States = {}
+        counters = {c.name: torch.tensor(c.initial, dtype=c.type.dtype) for c in self._counters()}
+        for leaf in world.leaves:
+            if leaf.path in plan.counters:
+                counter = plan.counters[leaf.path]
+                value = torch.as_tensor(leaf.value)
+                counters[counter.name] = value.detach().to(counter.type.dtype, copy=True)
+            elif leaf.is_tensor and leaf.parameter is not None:
+                found.setdefault(world.names[leaf.parameter], {})[leaf.key] = leaf.value.detach()
+        if EPOCH in counters:
+            counters[EPOCH] = torch.tensor(epoch)
+        return {**found, COUNTERS: counters}
+
+    def _counters(self) -> Sequence[Any]:
+        return self.steps[0].counters
+
+    def read(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> States:
+        """The states of an optimiser whose state was loaded.
+
+        Raises:
+            InputError: it keeps other things than the program.
+        """
+        world = world_of(optimizer, _names(optimizer, parameters))
+        for epoch, known in enumerate(self.variants.worlds):
+            if _kinds(known) == _kinds(world):
+                self._check_counts(world)
+                return self._states(world, epoch)
+        raise InputError("the optimizer's state is of another kind than the program's", hint=_AGAIN)
+
+    def _check_counts(self, world: World) -> None:
+        """Refuse different counts where parameters share one counter."""
+        found: dict[str, float] = {}
+        for leaf in world.leaves:
+            counter = self.variants.plan.counters.get(leaf.path)
+            if counter is not None:
+                value = float(leaf.value)
+                if found.setdefault(counter.name, value) != value:
+                    raise InputError(
+                        f"{leaf.path} of the optimizer is {value:g}, and {found[counter.name]:g} "
+                        "for others that are updated together",
+                        hint=_AGAIN,
+                    )
+
+    def write(self, held: States, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
+        """Write the program's states and counters into the optimiser, as torch would have them."""
+        counters = held.get(COUNTERS, {})
+        last = len(self.variants.worlds) - 1
+        epoch = int(counters[EPOCH]) if EPOCH in counters else last
+        world = self.variants.worlds[epoch]
+        plan = self.variants.plan
+        for leaf in world.leaves:
+            if leaf.path in plan.counters:
+                value: Any = counters[plan.counters[leaf.path].name].detach().cpu()
+                value = value.clone() if leaf.is_tensor else value.item()
+                if leaf.is_tensor:
+                    value = value.to(leaf.value.dtype)
+            elif leaf.is_tensor and leaf.parameter is not None:
+                name = world.names[leaf.parameter]
+                if leaf.key not in held.get(name, {}):
+                    continue  # not in the program: the loss does not hang on it
+                value = held[name][leaf.key].detach().to(leaf.value.device, copy=True)
+            elif leaf.parameter is not None and not leaf.is_number:
+                value = leaf.value
+            else:
+                continue
+            parameter = None if leaf.parameter is None else parameters[world.names[leaf.parameter]]
+            _put(optimizer, leaf, parameter, value)
+
+    def trace_next(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> TracedStep:
+        """Trace the step that the optimiser, which has the program's state, makes next.
+
+        Raises:
+            CompileError: one more would be too many, or it cannot be traced.
+        """
+        if len(self.steps) >= _MOST:
+            lines = sorted({line for line in self._lines if line})
+            raise CompileError(
+                f"the optimizer decides by its numbers in more than {_MOST} ways",
+                where=lines[0] if lines else "",
+                hint='compile_training(..., update="host") runs its step in Python',
+                id="update",
+            )
+        world = world_of(optimizer, _names(optimizer, parameters))
+        lowered = lower(trace_step(world))
+        self._lines = [line for _, line in lowered.conditions]
+        step = cut(lowered, self.variants.plan, self.variants.plan.epochs)
+        self.steps.append(step)
+        return step
+
+    _lines: Sequence[str] = ()
+
+
+def _key(steps: Sequence[TracedStep]) -> str:
+    keys = [f.key for step in steps for f in (step.factors, *step.pieces.values())]
+    return sha256(" ".join(keys).encode()).hexdigest()[:16]
+
+
+def _names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """The names of what the optimiser trains."""
+    names: dict[int, str] = {}
+    for name, tensor in parameters.items():
+        names.setdefault(id(tensor), name)
+    for index, group in enumerate(optimizer.param_groups):
+        for place, tensor in enumerate(group["params"]):
+            if tensor.requires_grad and id(tensor) not in names:
+                raise CompileError(
+                    f"parameter {place} of the optimizer's group {index}, of shape "
+                    f"{list(tensor.shape)}, is not a parameter of the model",
+                    hint="construct the optimizer from the parameters of the compiled model",
+                )
+            if tensor.requires_grad and not tensor.dtype.is_floating_point:
+                raise CompileError(
+                    f"{names[id(tensor)]} is {str(tensor.dtype).removeprefix('torch.')}",
+                    hint="train floating-point parameters, complex numbers as pairs of them",
+                )
+    return names
+
+
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Numbers and settings of groups and attributes, by path, without looking at states."""
+    bare: Any = object.__new__(type(optimizer))
+    vars(bare).update(vars(optimizer))
+    vars(bare)["state"] = {}
+    vars(bare)["param_groups"] = [{**group, "params": []} for group in optimizer.param_groups]
+    return {leaf.path: leaf.value for leaf in world_of(bare, {}).leaves}
+
+
+def _kinds(world: World) -> dict[str, Any]:
+    """Of states, what they are."""
+    return {
+        leaf.path: (tuple(leaf.value.shape) if leaf.is_tensor else type(leaf.value))
+        for leaf in world.leaves
+        if leaf.parameter is not None
+    }
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | str)
+
+
+def _put(optimizer: Optimizer, leaf: Leaf, parameter: Tensor | None, value: Any) -> None:
+    """Write a value where its leaf is."""
+    *way, last = leaf.keys
+    kind, *inner = way if way else [last]
+    container: Any
+    if kind == "state":
+        states: Any = optimizer.state
+        container = states[parameter]
+        inner = inner[1:]
+    elif kind == "groups":
+        container = optimizer.param_groups[inner[0]]
+        inner = inner[1:]
+    else:
+        container = vars(optimizer)
+    for key in inner:
+        if isinstance(container, dict) and key not in container:
+            container[key] = {}
+        container = container[key]
+    if isinstance(container, tuple):
+        return  # numbers in tuples do not count
+    container[last] = value
+
+
+def extra_programs(
+    program: Program, optimizer: TracedOptimizer, groups: Sequence[Group], options: Options
+) -> list[Program]:
+    """The programs of the steps before the last one that was traced."""
+    return [with_trace(program, step, groups, options) for step in optimizer.steps[:-1]]

@@ -1,0 +1,111 @@
+"""Apply updates that were traced from Python: call functions, and keep what they give."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import foreach_copy_
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.rounding import StochasticRounding
+
+Numbers = Sequence[Sequence[float]]
+Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
+
+
+class TracedFactors:
+    """The numbers of a step: `compute` before its micro-batches, `write` with its updates.
+
+    Args:
+        run: the function of hyperparameters and counters.
+        hyperparameters: group and place in there of each, with its dtype.
+        counters: what `write` gives their next values.
+        results: 0-dim tensors that `compute` writes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        hyperparameters: Sequence[tuple[int, int, torch.dtype]],
+        counters: Sequence[Tensor],
+        results: Sequence[Tensor],
+    ) -> None:
+        self._run, self._hyperparameters = run, tuple(hyperparameters)
+        self._counters, self.results = list(counters), list(results)
+        self._next: list[Tensor] = []
+
+    def compute(self, numbers: Numbers) -> bool:
+        """Compute the numbers of the next step; say whether the update was traced for such."""
+        given = [
+            torch.tensor(numbers[group][place], dtype=dtype)
+            for group, place, dtype in self._hyperparameters
+        ]
+        *made, holds = self._run([*given, *self._counters])
+        if holds is None or not holds.item():
+            return False
+        values = [value for value in made if value is not None]
+        count = len(self.results)
+        if count:
+            foreach_copy_(self.results, values[:count])
+        self._next = values[count:]
+        return True
+
+    def write(self) -> None:
+        """Count."""
+        if self._counters:
+            foreach_copy_(self._counters, self._next)
+
+
+@dataclass(frozen=True)
+class TracedParameter:
+    """What one call takes and writes.
+
+    Args:
+        gradient: what the function takes; `total` is divided into it, or is it.
+    """
+
+    weight: Tensor
+    total: Tensor
+    gradient: Tensor
+    states: tuple[Tensor, ...]
+    numbers: tuple[Tensor, ...]
+
+
+class TracedParameterUpdate:
+    """The update of parameters by one function, which writes them and their states in place.
+
+    Args:
+        run: the function. It returns the weight, in float32, where `rounding` is to write it.
+        scale: what the gradients are divided by; None for 1.
+        rounding: writes weights in half precision.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parameters: Sequence[TracedParameter],
+        scale: GradientScale | None,
+        rounding: StochasticRounding | None,
+    ) -> None:
+        self._run, self._parameters = run, tuple(parameters)
+        self._scale, self._rounding = scale, rounding
+
+    def prepare(self) -> None:
+        """Divide the gradients."""
+        if self._scale is not None:
+            self._scale.follow()
+        for one in self._parameters:
+            if one.gradient is not one.total:
+                one.gradient.copy_(one.total)
+            if self._scale is not None:
+                one.gradient.div_(self._scale.tensor)
+
+    def write(self) -> None:
+        """Write weights and states."""
+        for one in self._parameters:
+            made = self._run([one.weight, one.gradient, *one.states, *one.numbers])
+            if self._rounding is not None:
+                (new,) = made
+                assert new is not None
+                self._rounding.store([one.weight], [new])

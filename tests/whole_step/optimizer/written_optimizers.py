@@ -1,0 +1,169 @@
+"""Define optimisers as users write them, whose steps are traced."""
+
+import math
+import random
+
+import torch
+from torch.optim import Optimizer
+
+OUTSIDE = torch.full((), 0.1)
+calls = 0
+
+
+class Base(Optimizer):
+    """What they share: a learning rate, and parameters that have a gradient."""
+
+    def __init__(self, params, lr=0.1, **more):
+        super().__init__(params, {"lr": lr, **more})
+
+    def each(self):
+        for group in self.param_groups:
+            yield from ((group, p) for p in group["params"] if p.grad is not None)
+
+
+class Lion(Base):
+    """Writes through `.data`, rebinds its state, counts in Python."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state = self.state[p]
+            if not state:
+                state["m"], state["step"] = torch.zeros_like(p), 0
+            state["step"] += 1
+            p.data.mul_(1 - group["lr"] * 0.1)
+            rate = group["lr"] * math.sqrt(1 - 0.99 ** state["step"])
+            p.data = p.data - (state["m"] * 0.9 + p.grad.data * 0.1).sign_() * rate
+            state["m"] = state["m"] * 0.99 + p.grad * 0.01
+
+
+class Lookahead(Base):
+    """Counts on itself, and does something else at every k-th step."""
+
+    def __init__(self, params, k=3):
+        super().__init__(params, k=k)
+        self.t = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.t += 1
+        for group, p in self.each():
+            state = self.state[p]
+            if "slow" not in state:
+                state["slow"] = p.clone()
+            torch._foreach_add_([p], [p.grad], alpha=-group["lr"])
+            if self.t % group["k"] == 0:
+                state["slow"].lerp_(p, 0.5)
+                p.copy_(state["slow"])
+
+
+class CountsInItsGroup(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+        for group, p in self.each():
+            p.add_(p.grad, alpha=-group["lr"] / math.sqrt(group["step"]))
+
+
+class TensorsAsRates(Base):
+    """Has a tensor as an attribute, and makes tensors of numbers."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.decay = torch.full((), 0.9)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            rate = torch.tensor(group["lr"]) * self.decay
+            p.sub_(p.grad * rate)
+
+
+class Centralized(Base):
+    """Reduces over dimensions, so that it is not elementwise."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            grad = p.grad
+            if grad.dim() > 1:
+                grad = grad - grad.mean(dim=1, keepdim=True)
+            state = self.state[p]
+            if not state:
+                state["rows"] = torch.zeros(p.shape[0])
+            state["rows"].mul_(0.9).add_(grad.reshape(p.shape[0], -1).norm(dim=1), alpha=0.1)
+            scale = state["rows"].reshape(-1, *[1] * (p.dim() - 1)) + 1e-3
+            p.addcdiv_(grad, scale, value=-group["lr"])
+
+
+class SkipsByDtype(Base):
+    """Keeps strings, flags and None in its state."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state = self.state[p]
+            if state.get("kind") is None:
+                state["kind"], state["started"], state["nothing"] = "matrix"[: p.dim()], False, None
+            factor = 1.0 if state["started"] else 0.5
+            state["started"] = True
+            p.add_(p.grad, alpha=-group["lr"] * factor)
+
+
+class ScheduledByNumbers(Base):
+    """Decides by its numbers: a warm-up of `warm` steps, and `min` and `max` of numbers."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state = self.state[p]
+            state["step"] = state.get("step", 0) + 1
+            if state["step"] <= group["warm"]:
+                rate = group["lr"] * state["step"] / group["warm"]
+            else:
+                rate = max(group["lr"] * math.exp(-0.1 * state["step"]), 0.01)
+            p.add_(p.grad, alpha=-min(rate, 0.5))
+
+
+# --- What cannot be traced ------------------------------------------------------------------------
+
+
+class DecidesByGradients(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            if p.grad.norm() > 1:
+                p.add_(p.grad, alpha=-group["lr"])
+
+
+class CountsOutside(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        global calls
+        calls += 1
+        for group, p in self.each():
+            p.add_(p.grad, alpha=-group["lr"] / calls)
+
+
+class DrawsInPython(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        random.random()
+        for group, p in self.each():
+            p.add_(p.grad, alpha=-group["lr"])
+
+
+class ReadsOutside(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for _, p in self.each():
+            p.sub_(p.grad * OUTSIDE)
+
+
+class Coupled(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        total = sum(p.grad.square().sum() for _, p in self.each())
+        for group, p in self.each():
+            p.sub_(p.grad / total * group["lr"])
