@@ -275,7 +275,7 @@ def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once),
-        FuseStep(machine.compiles, machine.numbers),
+        FuseStep(machine.compiles, machine.hyperparameters),
         MakeRecipes(machine.compiles),
         *_recipe_passes(machine),
     ]

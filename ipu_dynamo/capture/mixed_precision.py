@@ -49,12 +49,12 @@ class MixedPrecision(TorchFunctionMode):
         x = named["input"]
         mixed = [name for name in ("weight", "bias") if _mixed(x, named.get(name))]
         named |= {name: named[name].to(x.dtype) for name in mixed}
-        in_float = mixed and x.dtype == torch.float16 and "running_mean" in names
-        if in_float:  # no operator takes half weights beside running statistics in float
+        upcast = mixed and x.dtype == torch.float16 and "running_mean" in names
+        if upcast:  # no operator takes half weights beside running statistics in float
             named |= {name: named[name].float() for name in ("input", *mixed)}
         positional = [named.pop(name) for name in names[: len(args)]]
         result = func(*positional, *args[len(names) :], **named)
-        return result.to(x.dtype) if in_float else result
+        return result.to(x.dtype) if upcast else result
 
 
 def _mixed(x: Any, weight: Any) -> bool:

@@ -46,7 +46,7 @@ from ipu_dynamo.runtime.update.traced_update import (
 )
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
-Numbers = Sequence[Sequence[float]]
+Hyperparameters = Sequence[Sequence[float]]
 # Makes a callable that updates a parameter: of a function, for a device; whether it leaves the
 # weight to be rounded at random, and whether it is called once only.
 RunUpdate = Callable[[Function, torch.device, bool, bool], Run]
@@ -67,7 +67,7 @@ class StepEnd:
         rounding: of updates that round at random.
         memory: where variables are loaded from and stored.
         run: makes callables of the functions of traced updates.
-        factors: of traced updates, the numbers that they take.
+        factors: of traced updates, the hyperparameters that they take.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StepEnd:
             self._tensors |= {name: [value] for name, value in pairs}
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
-        self._prepare: list[Callable[[Numbers], None]] = []
+        self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []
         self.lasting: dict[str, list[Tensor]] = {}  # what the second part writes, by variable
@@ -134,14 +134,14 @@ class StepEnd:
         """Whether there is anything to write that lasts."""
         return bool(self._write)
 
-    def prepare(self, numbers: Numbers) -> None:
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
         """Do what comes before the first write of a lasting variable.
 
         Args:
-            numbers: of every update group.
+            hyperparameters: of every update group.
         """
         for run in self._prepare:
-            run(numbers)
+            run(hyperparameters)
 
     def write(self) -> None:
         """Write the lasting variables, once prepared."""
@@ -177,7 +177,7 @@ class StepEnd:
             for members in groups.members(self._replicas)
         ]
 
-        def run(_: Numbers) -> None:
+        def run(_: Hyperparameters) -> None:
             for first, *others in sums:
                 for tensors in others:
                     foreach_add_(first, tensors)
@@ -207,10 +207,10 @@ class StepEnd:
         self._updates.append(step)
         group = update.group
 
-        def prepare(numbers: Numbers) -> None:
+        def prepare(hyperparameters: Hyperparameters) -> None:
             if scale is not None:
                 scale.follow()
-            step.prepare(numbers[group])
+            step.prepare(hyperparameters[group])
 
         self._prepare.append(prepare)
         self._write.append(step.write)
@@ -346,7 +346,7 @@ class StepEnd:
     def _count(
         self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int
     ) -> None:
-        def run(_: Numbers) -> None:
+        def run(_: Hyperparameters) -> None:
             for tensor in tensors:
                 move(tensor, shards)
 

@@ -247,7 +247,7 @@ def _names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[int, 
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Numbers and settings of groups and attributes, by path, without looking at states."""
+    """Hyperparameters and settings of groups and attributes, by path, without looking at states."""
     bare: Any = object.__new__(type(optimizer))
     vars(bare).update(vars(optimizer))
     vars(bare)["state"] = {}
