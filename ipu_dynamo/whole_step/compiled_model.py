@@ -347,6 +347,8 @@ class CompiledModel(Inspection, WeightExchange):
                 update_recipe=partial(update_recipe, options, machine),
                 others=self._other_updates(compiled, groups),
             )
+        if link is not None:
+            executable.step_with(link.host(executable))
         if link is not None and link.traced is not None:
             executable.trace_with(lambda: link.trace_next(compiled.program, executable, options))
         self._watched = [

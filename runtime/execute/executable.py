@@ -34,6 +34,7 @@ from ipu_dynamo.runtime.execute.transaction.transactional_steps import (
     TransactionalSteps,
     UpdateRecipe,
 )
+from ipu_dynamo.runtime.update.host_update import HostStepper
 
 
 class Executable:
@@ -234,6 +235,10 @@ class Executable:
     def trace_with(self, another: Callable[[], Program]) -> None:
         """Let `another` trace updates for numbers that those which are known are not for."""
         self._steps.another = another
+
+    def step_with(self, host: HostStepper) -> None:
+        """Let `host` make the step of an optimiser that runs in Python."""
+        self._steps.host = host
 
     def replace_updates(self, program: Program) -> None:
         """Use the updates of another program, whose loop and variables are the same, alone."""

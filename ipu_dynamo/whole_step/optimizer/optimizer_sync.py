@@ -14,6 +14,7 @@ from ipu_dynamo.passes.program.retrace_update import with_trace
 from ipu_dynamo.program import Program, UpdateFactors
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.optimizer.host_step import HostOptimizer
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import (
     Group,
     States,
@@ -151,6 +152,10 @@ class OptimizerLink:
         self.read_state(program, executable)
         step = self.traced.trace_next(self.optimizer, self._parameters())
         return with_trace(program, step, self.groups, options)
+
+    def host(self, executable: Executable) -> HostOptimizer:
+        """What makes the optimiser's step in Python."""
+        return HostOptimizer(lambda: self.optimizer, self._parameters, executable.whole)
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {}

@@ -54,6 +54,12 @@ class TracedOptimizer:
         Raises:
             CompileError: it cannot be traced, or trains what is not in `parameters`.
         """
+        for index, group in enumerate(optimizer.param_groups):
+            if group.get("differentiable"):
+                raise CompileError(
+                    f"parameter group {index} asks for a differentiable step",
+                    hint="construct the optimizer with differentiable=False",
+                )
         self._variants = trace_variants(optimizer, _names(optimizer, parameters))
         self.steps = list(self._variants.steps)
         return self._groups(self._variants, self.steps[-1])

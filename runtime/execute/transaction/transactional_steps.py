@@ -21,6 +21,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
+from ipu_dynamo.runtime.update.host_update import HostStepper
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
 
@@ -46,6 +47,15 @@ def cannot_trace() -> Program:
         "the update was traced for other numbers, and a loaded program has no optimizer to trace",
         hint="save the model and the optimizer's state_dict, and compile it again",
     )
+
+
+def no_optimizer(gradients: Mapping[str, Tensor]) -> None:
+    """What a program does whose optimiser is not there.
+
+    Raises:
+        IpuError: always.
+    """
+    raise IpuError(f"there is no optimizer for the gradients of {', '.join(gradients)}")
 
 
 def from_host(run: Run, host: torch.device) -> Run:
@@ -75,6 +85,7 @@ class TransactionalSteps:
     Attributes:
         transaction: what has become of the last step.
         program: of the last step, or of the next.
+        host: makes the step of an optimiser that runs in Python.
         another: traces the update for the next step, where none of those that are known is for it.
     """
 
@@ -94,6 +105,7 @@ class TransactionalSteps:
     ) -> None:
         self._update_recipe = update_recipe
         self.program, self.another = program, cannot_trace
+        self.host: HostStepper = no_optimizer
         self._engine, self._threads, self._devices, self._memory = engine, threads, devices, memory
         self._runs: dict[tuple[str, torch.device, bool], Run] = {}
         cut, self._rounding = sections(program), StochasticRounding()
@@ -148,6 +160,7 @@ class TransactionalSteps:
             self._memory,
             self._run_update,
             hyperparameters,
+            lambda gradients: self.host(gradients),
         )
 
     def _factors(

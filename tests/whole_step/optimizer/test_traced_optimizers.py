@@ -199,6 +199,14 @@ def test_what_would_be_lost_is_refused(kind, message):
         assert torch.equal(value, before[name])
 
 
+def test_differentiable_steps_are_refused():
+    model = Layers()
+    optimizer = optim.Adamax(model.parameters(), differentiable=True)
+    run = compile_training(model, optimizer, {"engine": "eager"})
+    with pytest.raises(CompileError, match="parameter group 0 asks for a differentiable step"):
+        run(torch.ones(2, 3))
+
+
 def test_shards_are_updated_alone_or_refused():
     options = {
         "engine": "eager",
