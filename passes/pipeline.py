@@ -51,6 +51,7 @@ from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
+from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
 from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
@@ -75,6 +76,7 @@ from ipu_dynamo.passes.traced.lift_constants import LiftConstants
 from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
+from ipu_dynamo.passes.traced.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
@@ -86,6 +88,7 @@ from ipu_dynamo.passes.traced.title_prints import TitlePrints
 from ipu_dynamo.program import Accumulation, HostProgram, Program
 
 Passes = Sequence[Pass]
+_NESTED: tuple[Pass, ...] = (RefuseNestedGraphs(), RemoveIdleDropout())
 
 
 def whole_step(
@@ -141,6 +144,7 @@ def traced_passes(
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
+        PrepareBodies((CheckTypes(), NarrowTypes(options.narrow), *_NESTED)),
         NarrowTypes(options.narrow),
         SumLoss(),
         RefuseNestedGraphs(),
@@ -177,6 +181,7 @@ def joint_passes(options: Options) -> list[Pass]:
         _half_partials(options),
         UpcastHalfMatmuls(),
         StochasticRounding(options.stochastic_rounding),
+        _rewrite_bodies(options),
         Recompute(options.recomputes, options.recompute_budget),
         DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
@@ -309,6 +314,7 @@ def numeric_passes(options: Options) -> list[Pass]:
             _half_partials(options),
             UpcastHalfMatmuls(),
             FloatingPointExceptions(options.floating_point_exceptions),
+            _rewrite_bodies(options),
             *program_passes(options),
         ],
         options,
@@ -374,6 +380,24 @@ def start_gradient(options: Options) -> float:
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale
+
+
+def _rewrite_bodies(options: Options) -> RewriteBodies:
+    return RewriteBodies(
+        (
+            CallChecks(),
+            RefuseSparse(),
+            RemoveDetach(),
+            RemoveDeadCode(),
+            SerializeLoss(),
+            SerializeMatmul(),
+            RoundScalars(),
+            _half_partials(options),
+            UpcastHalfMatmuls(),
+            FloatingPointExceptions(options.floating_point_exceptions),
+        ),
+        options.stochastic_rounding,
+    )
 
 
 def _half_partials(options: Options) -> HalfPartials:

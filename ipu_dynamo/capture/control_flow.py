@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.private.subgraphs import example, quote_body, trace_body
 from ipu_dynamo.capture.private.tracing import fake_mode_of, flatten, graph_being_traced, pytree
 from ipu_dynamo.capture.scopes import SCOPE
@@ -24,7 +24,6 @@ from ipu_dynamo.program import TensorType
 
 aten = torch.ops.aten
 Kind = Literal["loop", "while_loop", "branch"]
-_NO_STRUCTURE = Structure(flatten(())[1], (), ())
 
 
 @dataclass(eq=False)
@@ -168,6 +167,10 @@ def _trace(function: Callable[..., Any], examples: list[Tensor], where: str) -> 
         return tuple(results)
 
     graph, captured = trace_body(flat, examples)
+    inputs = list(graph.graph.find_nodes(op="placeholder"))[len(examples) :]
+    for number, node in enumerate(inputs):  # a new tensor in each iteration is one outside
+        if all(user.target is aten.lift_fresh_copy.default for user in node.users):
+            captured[number] = aten.lift_fresh_copy(captured[number])
     return _Traced(graph, captured, specs[0], made)
 
 
@@ -211,7 +214,7 @@ def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str)
         placeholders=tuple(Placeholder(node.name, "input") for node in inputs),
         outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
         tensors={},
-        structure=_NO_STRUCTURE,
+        structure=NO_STRUCTURE,
         training=False,
     )
     capture.set_returned(returned, list(capture.outputs))

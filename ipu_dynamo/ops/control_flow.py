@@ -14,7 +14,7 @@ results are dense and share no memory with an argument.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -137,6 +137,42 @@ def run_branch(
     """Run one of two."""
     chosen = then if predicate else otherwise
     return _own_memory(chosen([tensor.contiguous() for tensor in captured]), captured)
+
+
+def bound(node: fx.Node, steps: Mapping[str, Step]) -> Callable[..., list[Tensor]]:
+    """What a loop or branch does, as a function of its arguments that calls `steps` by the names
+    of its bodies."""
+    bodies = bodies_of(node)
+    chosen = [steps[body.name] for body in bodies]
+    if node.target is loop_op:
+        results = bodies[0].results
+
+        def loop(
+            carried: list[Tensor],
+            scanned: list[Tensor],
+            captured: list[Tensor],
+            count: int,
+            body: str,
+            reverse: bool = False,
+        ) -> list[Tensor]:
+            return run_loop(chosen[0], results, carried, scanned, captured, count, reverse)
+
+        return loop
+    if node.target is while_loop_op:
+
+        def while_loop(
+            carried: list[Tensor], captured: list[Tensor], condition: str, body: str
+        ) -> list[Tensor]:
+            return run_while(chosen[0], chosen[1], carried, captured)
+
+        return while_loop
+
+    def branch(
+        predicate: Tensor, captured: list[Tensor], then: str, otherwise: str
+    ) -> list[Tensor]:
+        return run_branch(chosen[0], chosen[1], predicate, captured)
+
+    return branch
 
 
 def _own_memory(values: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Cut a function at operators that run by themselves, loops and calls of the host, which no
 compiler needs to see.
 
-What lies between them is compiled. A compiler that wants a functional graph would copy the memory
+What lies between them is compiled, and so are the bodies of loops and branches. A compiler that wants a functional graph would copy the memory
 that such an operator writes in place.
 """
 
@@ -14,10 +14,11 @@ from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
 from ipu_dynamo.ops.library.host_call import host_call
+from ipu_dynamo.ops.control_flow import CONTROL_FLOW
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
-LOOPS = frozenset(
+LOOPS = CONTROL_FLOW | frozenset(
     {
         host_call,
         serialized_loss.serialized_loss,

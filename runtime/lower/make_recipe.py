@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ from torch import fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -55,7 +56,10 @@ def recipe_of(
             the tensor itself is written, as its version counter tells.
     """
     releases = any(node.meta.get(RECOMPUTED) for node in function.operators)
-    as_it_is = partial(Recipe, function, written=function.written, releases=releases)
+    bodies = tuple(recipe_of(body, engine, threads) for body in _run_by(function))
+    as_it_is = partial(
+        Recipe, function, written=function.written, releases=releases, bodies=bodies
+    )
     if engine.name != InductorEngine.name:
         return as_it_is(function, "eager", "the engine that was chosen", threads)
     if (fault := miscompiled(function.graph.graph)) is not None:
@@ -80,7 +84,7 @@ def recipe_of(
     settings = _settings(threads, packs=bool(packed))
     why = _changes(function, lowered)
     if has_loop(lowered.graph.graph):
-        parts = parts_of(lowered, partial(_part, threads, settings))
+        parts = parts_of(lowered, partial(_part, threads, settings, bodies))
         return recipe(engine="inductor", reason=f"{why}, cut at its loops", parts=parts)
     key = stage_key(lowered, dict(settings))
     return recipe(engine="inductor", reason=why, settings=settings, key=key)
@@ -92,14 +96,27 @@ def stage_of(function: Function, engine: Engine, threads: int | None = None) -> 
 
 
 def _part(
-    threads: int | None, settings: Settings, name: str, graph: fx.GraphModule, loop: bool
+    threads: int | None,
+    settings: Settings,
+    bodies: Sequence[Recipe],
+    name: str,
+    graph: fx.GraphModule,
+    loop: bool,
 ) -> Recipe:
     function = make_function(name, graph)
     of = partial(Recipe, function, function, threads=threads, written=function.written)
     if loop:
-        return of(engine="eager", reason="it loops by itself")
+        names = {body.name for body in _run_by(function)}
+        own = tuple(body for body in bodies if body.function.name in names)
+        return of(engine="eager", reason="it loops by itself", bodies=own)
     key = stage_key(function, dict(settings))
     return of(engine="inductor", reason="between loops", settings=settings, key=key)
+
+
+def _run_by(function: Function) -> tuple[Function, ...]:
+    """The bodies of a function's own loops and branches, each once."""
+    bodies = (body for node in function.operators for body in bodies_of(node))
+    return tuple({body.name: make_function(body.name, body.graph) for body in bodies}.values())
 
 
 def _changes(function: Function, lowered: Function) -> str:
