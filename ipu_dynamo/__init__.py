@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.custom_operators import custom_operator, register_custom_operator
     from ipu_dynamo.capture.host_functions import HostFunction
+    from ipu_dynamo.capture.higher_order import cond, for_loop
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
@@ -66,7 +67,9 @@ __all__ = [
     "compile_inference",
     "compile_training",
     "custom_operator",
+    "cond",
     "explain",
+    "for_loop",
     "identity_loss",
     "load",
     "load_entries",
@@ -83,6 +86,7 @@ __all__ = [
 
 _HOMES = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
+    "ipu_dynamo.capture.higher_order": ("cond", "for_loop"),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.custom_operators": ("custom_operator", "register_custom_operator"),
     "ipu_dynamo.capture.host_functions": ("HostFunction",),

@@ -25,6 +25,7 @@ from poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHo
 from poptorch.cpu import CPU
 from poptorch.ctc import ctc_beam_search_decoder
 from poptorch.custom_ops import accessAttributes, custom_op
+from poptorch.control_flow import cond, for_loop
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AutoStage,
@@ -120,6 +121,7 @@ __all__ = [
     "VariableRetrievalMode",
     "__version__",
     "accessAttributes",
+    "cond",
     "createPoptorchError",
     "ctc_beam_search_decoder",
     "custom_op",
@@ -127,6 +129,7 @@ __all__ = [
     "dynamic_update",
     "enums",
     "fps",
+    "for_loop",
     "getIpuTensorId",
     "identity_loss",
     "importPoptorchMetadataFromFile",
