@@ -77,6 +77,7 @@ from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
 from ipu_dynamo.passes.traced.prepare_bodies import PrepareBodies
+from ipu_dynamo.passes.traced.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
@@ -225,7 +226,7 @@ def host_passes(options: Options, *, devices: Sequence[torch.device] = ()) -> li
 
 def captured_passes() -> list[Pass]:
     """Those on what Dynamo captured, before anything is said of it."""
-    return [ReadBlockMarkers()]
+    return [ReadBlockMarkers(), ReadHigherOrder()]
 
 
 def placement_passes(options: Options) -> list[Pass]:
@@ -358,6 +359,8 @@ def all_passes() -> list[Pass]:
         CheckPipelineHazards(),
         ReadBlockMarkers(),
         CallRecurrentLayers(),
+        ReadHigherOrder(),
+        SeparateRecurrentLayers(),
         AvoidReadingValues(),
         FixSizes(),
         KeepDraws(),

@@ -17,6 +17,7 @@ from ipu_dynamo.capture.private.tracing import (
     source_name,
 )
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block
 
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
@@ -107,6 +108,7 @@ def open_pass(
         roles: the inputs of Dynamo's graph.
         known: roles of the forward graph's placeholders, by node name; backward reads some again.
     """
+    hold_bodies(graph.graph)
     nodes = list(graph.graph.find_nodes(op="placeholder"))
     arguments: list[str] = []
     described = []

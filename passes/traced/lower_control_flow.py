@@ -24,6 +24,7 @@ from ipu_dynamo.ops.control_flow import (
     FLOW,
     branch_op,
     control_flow_op,
+    flow_of,
     hold_bodies,
     loop_op,
     while_loop_op,
@@ -49,6 +50,13 @@ class FlowInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.running = n
         return super().run_node(n)
+
+
+def call_flow(tensors: Sequence[Tensor], handle: int) -> list[Tensor]:
+    """Call a loop or branch of Dynamo's graph, by its handle."""
+    flow = flow_of(handle)
+    assert isinstance(flow, ControlFlow)
+    return run_flow(flow, tensors)
 
 
 def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -131,9 +139,9 @@ def _exported(run: Run, likes: Sequence[tuple[Tensor, bool]]) -> fx.GraphModule:
     with outside_modes(), torch.inference_mode(False):
         with mode:
             examples = [
-                torch.empty(tuple(like.shape), dtype=like.dtype, device=like.device).requires_grad_(
-                    wanted
-                )
+                torch.empty(
+                    [int(size) for size in like.shape], dtype=like.dtype, device=like.device
+                ).requires_grad_(wanted)
                 for like, wanted in likes
             ]
         with torch.set_grad_enabled(any(wanted for _, wanted in likes)):
