@@ -54,6 +54,7 @@ from poptorch.functions import (
 )
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ipu_print import ipu_print_tensor
+from poptorch.loops import cond, for_loop
 from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
     identity_loss,

@@ -12,7 +12,6 @@ from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeh
 from ipu_dynamo.capture.private.tracing import (
     PlainAOTInput,
     TangentAOTInput,
-    flatten,
     marked_dynamic,
     source_name,
 )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.capture.control_flow import trace_branch, trace_loop, trace_while
 from ipu_dynamo.capture.private.subgraphs import (
     cond_op,
     is_tracing,
@@ -23,6 +22,7 @@ from ipu_dynamo.capture.private.subgraphs import (
     while_loop_op,
 )
 from ipu_dynamo.capture.private.tracing import flatten, pytree
+from ipu_dynamo.capture.trace_control_flow import trace_branch, trace_loop, trace_while
 from ipu_dynamo.errors import CompileError, called_from
 
 

@@ -1,8 +1,8 @@
 """Name the graphs that loops and branches run by what they compute.
 
-The operators of `control_flow.py` hold no graph: an argument names it, as `body_4f0c...`, by a digest
-of all that it computes. So a name means the same in every process, equal bodies are one, and a
-program holds its bodies as functions of these names. A body lives as long as a node that runs it:
+The operators of `control_flow.py` hold no graph: an argument names it, as `body_4f0c...`, by a
+digest of all that it computes. So a name means the same in every process, equal bodies are one, and
+a program holds its bodies as functions of these names. A body lives as long as a node that runs it:
 `node.meta[BODIES]`.
 """
 

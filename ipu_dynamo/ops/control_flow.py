@@ -33,15 +33,17 @@ _library.define(
 _library.define(
     "while_loop(Tensor[] carried, Tensor[] captured, str condition, str body) -> Tensor[]"
 )
-_library.define(
-    "branch(Tensor predicate, Tensor[] captured, str then, str otherwise) -> Tensor[]"
-)
+_library.define("branch(Tensor predicate, Tensor[] captured, str then, str otherwise) -> Tensor[]")
 _library.define("control_flow(Tensor[] tensors, int handle) -> Tensor[]")
 control_flow_op = torch.ops.ipu.control_flow.default
 loop_op = torch.ops.ipu.loop.default
 while_loop_op = torch.ops.ipu.while_loop.default
 branch_op = torch.ops.ipu.branch.default
-_NAMES = {loop_op: slice(4, 5), while_loop_op: slice(2, 4), branch_op: slice(2, 4)}
+_NAMES: dict[object, slice[int, int, None]] = {
+    loop_op: slice(4, 5),
+    while_loop_op: slice(2, 4),
+    branch_op: slice(2, 4),
+}
 CONTROL_FLOW = frozenset(_NAMES)
 FLOW = "ipu.flow"  # key of the meta of `control_flow_op`: what its handle stands for
 

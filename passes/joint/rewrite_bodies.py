@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
-from ipu_dynamo.capture.dynamo import NO_STRUCTURE
+from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.capture.trace_control_flow import body_capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import rename
@@ -81,13 +81,6 @@ def as_capture(body: Body) -> Capture:
     for node in graph.nodes:
         node.meta = dict(node.meta)
         node.meta.setdefault(BACKWARD, False)
-    count = len(result.args[0])  # type: ignore[arg-type]
-    return Capture(
-        graph=module_of(graph),
-        placeholders=tuple(Placeholder(n.name, "input") for n in graph.find_nodes(op="placeholder")),
-        outputs=tuple(OutputRole("value", str(number)) for number in range(count)),
-        tensors={},
-        structure=NO_STRUCTURE,
-        training=False,
-        level="joint",
-    )
+    capture = body_capture(module_of(graph))
+    capture.level = "joint"
+    return capture

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
-from ipu_dynamo.capture.control_flow import ControlFlow
+from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, while_loop_op
+from ipu_dynamo.capture.trace_control_flow import ControlFlow, body_capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.passes.levels import Level
@@ -114,15 +114,7 @@ def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Cap
                 id="control-flow",
             )
     result.args = (returned,)
-    inputs = graph.find_nodes(op="placeholder")
-    return Capture(
-        graph=fx.GraphModule(module, graph),
-        placeholders=tuple(Placeholder(inner.name, "input") for inner in inputs),
-        outputs=tuple(OutputRole("value", str(number)) for number in range(len(returned))),
-        tensors={},
-        structure=NO_STRUCTURE,
-        training=False,
-    )
+    return body_capture(fx.GraphModule(module, graph))
 
 
 def _filled(given: fx.Node, number: Any) -> Any:
@@ -140,8 +132,8 @@ def _is_tensor(value: Any) -> bool:
 def _number(value: Any, node: fx.Node) -> Any:
     """A number that an operator reads, with its present value."""
     known = _value(value)
-    if isinstance(known, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return int(known) if isinstance(known, torch.SymInt) else float(known)
+    if isinstance(known, torch.SymInt):
+        return int(known)
     if isinstance(known, int | float):
         return known
     raise CompileError(

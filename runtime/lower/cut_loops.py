@@ -1,8 +1,8 @@
 """Cut a function at operators that run by themselves, loops and calls of the host, which no
 compiler needs to see.
 
-What lies between them is compiled, and so are the bodies of loops and branches. A compiler that wants a functional graph would copy the memory
-that such an operator writes in place.
+What lies between them is compiled, and so are the bodies of loops and branches. A compiler that
+wants a functional graph would copy the memory that such an operator writes in place.
 """
 
 from collections.abc import Callable, Sequence

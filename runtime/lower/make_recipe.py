@@ -10,8 +10,8 @@ from torch import fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import RECOMPUTED, Function, make_function
@@ -57,9 +57,7 @@ def recipe_of(
     """
     releases = any(node.meta.get(RECOMPUTED) for node in function.operators)
     bodies = tuple(recipe_of(body, engine, threads) for body in _run_by(function))
-    as_it_is = partial(
-        Recipe, function, written=function.written, releases=releases, bodies=bodies
-    )
+    as_it_is = partial(Recipe, function, written=function.written, releases=releases, bodies=bodies)
     if engine.name != InductorEngine.name:
         return as_it_is(function, "eager", "the engine that was chosen", threads)
     if (fault := miscompiled(function.graph.graph)) is not None:

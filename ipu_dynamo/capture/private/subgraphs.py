@@ -19,7 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
-__all__ = ["cond_op", "is_tracing", "map_impl", "quote_body", "scan_op", "trace_body", "while_loop_op"]
+__all__ = [
+    "cond_op",
+    "is_tracing",
+    "map_impl",
+    "quote_body",
+    "scan_op",
+    "trace_body",
+    "while_loop_op",
+]
 
 
 def is_tracing() -> bool:

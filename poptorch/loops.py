@@ -70,7 +70,9 @@ def cond(
 
 def _check_inputs(name: str, inputs: Any) -> None:
     if not isinstance(inputs, list):
-        raise ValueError(f"poptorch.{name} takes a list of tensors, got {inputs!r} (Object is not list)")
+        raise ValueError(
+            f"poptorch.{name} takes a list of tensors, got {inputs!r} (Object is not list)"
+        )
     for index, value in enumerate(inputs):
         if not isinstance(value, Tensor):
             raise ValueError(

@@ -188,8 +188,9 @@ def _captures(bodies: Sequence[_Traced], by_value: int, where: str) -> list[Capt
 def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str) -> Capture:
     module, graph = traced.graph, traced.graph.graph
     inputs = list(graph.find_nodes(op="placeholder"))
-    own = dict(zip(map(id, traced.captured), inputs[len(inputs) - len(traced.captured) :]))
-    last = next(reversed(inputs[: len(inputs) - len(traced.captured)]), None)
+    count = len(inputs) - len(traced.captured)
+    own = {id(t): node for t, node in zip(traced.captured, inputs[count:], strict=True)}
+    last = next(reversed(inputs[:count]), None)
     for number, tensor in enumerate(read):  # in the order of all bodies
         node = own.get(id(tensor))
         if node is None:
@@ -208,22 +209,24 @@ def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str)
         node.meta.setdefault("val", None)
         node.meta.setdefault(SCOPE, "")
     module.recompile()
-    returned = list(graph.output_node().args[0])
-    capture = Capture(
+    return body_capture(module)
+
+
+def body_capture(module: fx.GraphModule) -> Capture:
+    """A body, whose graph returns a tuple of tensors."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    returned: Any = module.graph.output_node().args[0]
+    return Capture(
         graph=module,
         placeholders=tuple(Placeholder(node.name, "input") for node in inputs),
-        outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
+        outputs=tuple(OutputRole("value", str(number)) for number in range(len(returned))),
         tensors={},
         structure=NO_STRUCTURE,
         training=False,
     )
-    capture.set_returned(returned, list(capture.outputs))
-    return capture
 
 
-def _copy_written(
-    graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, where: str
-) -> None:
+def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, where: str) -> None:
     """Let a body write a copy of what it is given by value; refuse to write anything else."""
     written = {owner(target): node for node in graph.nodes for target in written_arguments(node)}
     first = next(node for node in graph.nodes if node.op != "placeholder")
@@ -242,7 +245,8 @@ def _copy_written(
         with graph.inserting_before(first):
             copy = graph.call_function(aten.clone.default, (node,))
         copy.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+        node.replace_all_uses_with(copy)
+        copy.args = (node,)
 
 
 def _check_carried(carried: Sequence[Tensor], results: Sequence[Tensor], where: str) -> None:
