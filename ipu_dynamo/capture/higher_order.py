@@ -23,7 +23,6 @@ from ipu_dynamo.capture.private.subgraphs import (
 )
 from ipu_dynamo.capture.private.tracing import flatten, pytree
 from ipu_dynamo.capture.trace_control_flow import trace_branch, trace_loop, trace_while
-from ipu_dynamo.errors import CompileError, called_from
 
 
 def higher_order_recorded() -> AbstractContextManager[None]:
@@ -140,13 +139,6 @@ def _while_loop(
     carried = [
         x if isinstance(x, Tensor) else torch.full((), x, device=device) for x in carried_inputs
     ]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in carried):
-        raise CompileError(
-            "a while_loop has no gradient, because nobody knows how often it will run",
-            where=called_from(),
-            hint="use scan or ipu_dynamo.for_loop, or detach what it gets",
-            id="control-flow",
-        )
     spec, results = trace_while(cond_fn, body_fn, carried, additional_inputs)
     return pytree.tree_unflatten(results, spec)
 

@@ -24,6 +24,8 @@ from ipu_dynamo.program import TensorType
 
 aten = torch.ops.aten
 Kind = Literal["loop", "while_loop", "branch"]
+NO_GRADIENT = "a while_loop has no gradient, because nobody knows how often it will run"
+WITH_GRADIENT = "use scan or ipu_dynamo.for_loop, or detach what it reads"
 
 
 @dataclass(eq=False)

@@ -39,10 +39,11 @@ control_flow_op = torch.ops.ipu.control_flow.default
 loop_op = torch.ops.ipu.loop.default
 while_loop_op = torch.ops.ipu.while_loop.default
 branch_op = torch.ops.ipu.branch.default
-_NAMES: dict[object, slice[int, int, None]] = {
-    loop_op: slice(4, 5),
-    while_loop_op: slice(2, 4),
-    branch_op: slice(2, 4),
+# where the names of its bodies begin and end among an operator's arguments
+_NAMES: dict[object, tuple[int, int]] = {
+    loop_op: (4, 5),
+    while_loop_op: (2, 4),
+    branch_op: (2, 4),
 }
 CONTROL_FLOW = frozenset(_NAMES)
 FLOW = "ipu.flow"  # key of the meta of `control_flow_op`: what its handle stands for
@@ -76,13 +77,13 @@ def flow_of(handle: int) -> Flow:
 def names_of(node: fx.Node) -> tuple[str, ...]:
     """The bodies that a node names; none, where it is no loop and no branch."""
     place = _NAMES.get(node.target)
-    return () if place is None else tuple(map(str, node.args[place]))
+    return () if place is None else tuple(map(str, node.args[slice(*place)]))
 
 
 def rename(node: fx.Node, bodies: Sequence[Body]) -> None:
     """Let a node run other bodies."""
-    place = _NAMES[node.target]
-    node.args = (*node.args[: place.start], *(b.name for b in bodies), *node.args[place.stop :])
+    start, stop = _NAMES[node.target]
+    node.args = (*node.args[:start], *(body.name for body in bodies), *node.args[stop:])
     node.meta[BODIES] = tuple(bodies)
 
 

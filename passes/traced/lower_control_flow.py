@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import export_joint, fake_mode, outside_modes
-from ipu_dynamo.capture.trace_control_flow import ControlFlow
+from ipu_dynamo.capture.trace_control_flow import NO_GRADIENT, WITH_GRADIENT, ControlFlow
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import (
@@ -31,10 +31,12 @@ from ipu_dynamo.ops.control_flow import (
 )
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.body_gradient import CutBody, cut_body, read_joint
+from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.program import TensorType
 from ipu_dynamo.program.ir.function import body_of
 
 aten = torch.ops.aten
+_MOST_NUMBERS = 32  # different ones, in a constant that a body computes
 Run = Callable[..., Sequence[Tensor]]
 
 
@@ -65,12 +67,7 @@ def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
     if not any(wanted):
         return _called(flow, _forward_bodies(flow), tensors)
     if flow.kind == "while_loop":
-        raise CompileError(
-            "a while_loop has no gradient, because nobody knows how often it will run",
-            where=flow.where,
-            hint="use scan or a loop with a count, or detach what it reads",
-            id="control-flow",
-        )
+        raise CompileError(NO_GRADIENT, where=flow.where, hint=WITH_GRADIENT, id="control-flow")
     if flow.kind == "loop":
         return list(_Loop.apply(_loop_gradient(flow, wanted), *tensors))  # type: ignore[no-untyped-call]
     return list(_Branch.apply(_branch_gradient(flow, wanted), *tensors))  # type: ignore[no-untyped-call]
@@ -145,9 +142,41 @@ def _exported(run: Run, likes: Sequence[tuple[Tensor, bool]]) -> fx.GraphModule:
                 for like, wanted in likes
             ]
         with torch.set_grad_enabled(any(wanted for _, wanted in likes)):
-            graph = export_joint(_Copying(run), examples, mode)
-    hold_bodies(graph.graph)
-    return graph
+            module = export_joint(_Copying(run), examples, mode)
+    hold_bodies(module.graph)
+    _write_constants(module)
+    return module
+
+
+def _write_constants(module: fx.GraphModule) -> None:
+    """Compute the tensors that a body holds, such as `torch.tensor(0.5)`: it has no variables."""
+    for node in list(module.graph.find_nodes(op="get_attr")):
+        value = getattr(module, str(node.target))
+        if not isinstance(value, Tensor):
+            continue
+        with outside_modes():
+            numbers = value.flatten().tolist()
+        if len(set(numbers)) > 1 and len(numbers) > _MOST_NUMBERS:
+            raise CompileError(
+                f"the body of a loop or branch holds a constant of {len(numbers)} numbers",
+                node=next(iter(node.users), node),
+                hint="make it a buffer of the model, or an input",
+                id="control-flow",
+            )
+        options = {"dtype": value.dtype, "device": value.device}
+        with module.graph.inserting_before(node):
+            if len(set(numbers)) < 2:
+                full = [list(value.shape), *(numbers[:1] or [0])]
+                made = call(module.graph, aten.full.default, *full, origin=node, **options)
+            else:
+                parts = [
+                    call(module.graph, aten.full.default, [], number, origin=node, **options)
+                    for number in numbers
+                ]
+                flat = call(module.graph, aten.stack.default, parts, origin=node)
+                made = call(module.graph, aten.view.default, flat, list(value.shape), origin=node)
+        node.replace_all_uses_with(made)
+        module.graph.erase_node(node)
 
 
 class _Copying(nn.Module):

@@ -15,7 +15,12 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, while_loop_op
-from ipu_dynamo.capture.trace_control_flow import ControlFlow, body_capture
+from ipu_dynamo.capture.trace_control_flow import (
+    NO_GRADIENT,
+    WITH_GRADIENT,
+    ControlFlow,
+    body_capture,
+)
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.passes.levels import Level
@@ -72,6 +77,8 @@ def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.
     elif node.target is while_loop_op:
         condition, body, carried, captured = args
         read = [*carried, *captured]
+        if torch.is_grad_enabled() and any(_is_tensor(v) and _value(v).requires_grad for v in read):
+            raise CompileError(NO_GRADIENT, where=where, hint=WITH_GRADIENT, id="control-flow")
         flow = ControlFlow("while_loop", [], len(carried), where=where)
         bodies, first = [condition, body], 0
     else:
