@@ -11,8 +11,8 @@ from ipu_dynamo.version import __version__
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.custom_operators import custom_operator, register_custom_operator
-    from ipu_dynamo.capture.host_functions import HostFunction
     from ipu_dynamo.capture.higher_order import cond, for_loop
+    from ipu_dynamo.capture.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
@@ -66,8 +66,8 @@ __all__ = [
     "bisect",
     "compile_inference",
     "compile_training",
-    "custom_operator",
     "cond",
+    "custom_operator",
     "explain",
     "for_loop",
     "identity_loss",

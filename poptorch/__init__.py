@@ -25,7 +25,6 @@ from poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHo
 from poptorch.cpu import CPU
 from poptorch.ctc import ctc_beam_search_decoder
 from poptorch.custom_ops import accessAttributes, custom_op
-from poptorch.control_flow import cond, for_loop
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AutoStage,
@@ -129,8 +128,8 @@ __all__ = [
     "dynamic_slice",
     "dynamic_update",
     "enums",
-    "fps",
     "for_loop",
+    "fps",
     "getIpuTensorId",
     "identity_loss",
     "importPoptorchMetadataFromFile",

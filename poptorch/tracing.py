@@ -26,7 +26,6 @@ class Trace:
 
     Args:
         training: a program is made that trains.
-        training: the model is traced for training.
         block_numbers: the automatic ids of blocks, from 0.
         tensor_numbers: of the tensors that were asked for, from 1.
     """
@@ -86,7 +85,6 @@ def tracing(device: torch.device | str = "cpu", *, training: bool = False) -> It
         training: a program is made that trains.
     """
     trace = Trace(training)
-    trace = Trace(training=torch.is_grad_enabled())
     token = _current.set(trace)
     validates = Distribution._validate_args
     with ExitStack() as stack:

@@ -163,7 +163,7 @@ def _write_constants(module: fx.GraphModule) -> None:
                 hint="make it a buffer of the model, or an input",
                 id="control-flow",
             )
-        options = {"dtype": value.dtype, "device": value.device}
+        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
         with module.graph.inserting_before(node):
             if len(set(numbers)) < 2:
                 full = [list(value.shape), *(numbers[:1] or [0])]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
-from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.ops.control_flow import CONTROL_FLOW
+from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
