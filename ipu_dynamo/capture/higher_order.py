@@ -18,6 +18,7 @@ from ipu_dynamo.capture.private.subgraphs import (
     map_impl,
     operators_replaced,
     quote_body,
+    scan,
     scan_op,
     while_loop_op,
 )
@@ -105,7 +106,6 @@ def _scan_of_nothing(
     count: int, body: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     """The same in a form that Dynamo captures as one operator."""
-    from torch._higher_order_ops import scan  # a second to import
 
     def step(carried: list[Tensor], _: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         return [value.clone() for value in _listed(body(*_by_value(carried)))], []

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch._higher_order_ops import utils as higher_order
 from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.map import map_impl
-from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.scan import scan, scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -24,6 +24,7 @@ __all__ = [
     "is_tracing",
     "map_impl",
     "quote_body",
+    "scan",
     "scan_op",
     "trace_body",
     "while_loop_op",

@@ -48,9 +48,8 @@ def check_tables(program: "Program") -> None:
     ):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
+    check_bodies(every)
     for function in every:
-    check_bodies(program.functions)
-    for function in program.functions:
         if function.written:
             raise ValueError(f"@{function.name} writes its argument {function.written[0]}")
     for variable in program.variables:
