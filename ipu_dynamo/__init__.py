@@ -11,6 +11,7 @@ from ipu_dynamo.version import __version__
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
     from ipu_dynamo.capture.custom_operators import custom_operator, register_custom_operator
+    from ipu_dynamo.capture.higher_order import cond, for_loop
     from ipu_dynamo.capture.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
@@ -65,8 +66,10 @@ __all__ = [
     "bisect",
     "compile_inference",
     "compile_training",
+    "cond",
     "custom_operator",
     "explain",
+    "for_loop",
     "identity_loss",
     "load",
     "load_entries",
@@ -83,6 +86,7 @@ __all__ = [
 
 _HOMES = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
+    "ipu_dynamo.capture.higher_order": ("cond", "for_loop"),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.custom_operators": ("custom_operator", "register_custom_operator"),
     "ipu_dynamo.capture.host_functions": ("HostFunction",),

@@ -64,6 +64,7 @@ from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
+from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
 from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
@@ -88,6 +89,8 @@ from ipu_dynamo.passes.traced.lift_constants import LiftConstants
 from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
+from ipu_dynamo.passes.traced.prepare_bodies import PrepareBodies
+from ipu_dynamo.passes.traced.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
@@ -101,6 +104,7 @@ from ipu_dynamo.program.recipe import Recipe
 
 Passes = Sequence[Pass]
 ANY_MACHINE = Machine()
+_NESTED: tuple[Pass, ...] = (RefuseNestedGraphs(), RemoveIdleDropout())
 
 
 def whole_step(
@@ -156,6 +160,7 @@ def traced_passes(
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
+        PrepareBodies((CheckTypes(), NarrowTypes(options.narrow), *_NESTED)),
         NarrowTypes(options.narrow),
         SumLoss(),
         RefuseNestedGraphs(),
@@ -193,6 +198,7 @@ def joint_passes(options: Options) -> list[Pass]:
         UpcastHalfMatmuls(),
         UpcastNorms(options.stable_norm),
         StochasticRounding(options.stochastic_rounding),
+        _rewrite_bodies(options),
         Recompute(options.recomputes, options.recompute_budget),
         DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
@@ -267,9 +273,8 @@ def recipe_of(
     recipe = MakeRecipes(machine.compiles).recipe(function, threads)
     with compile_lock():
         for step in left_out(_recipe_passes(machine), options):
-            if recipe.engine == "inductor":
-                assert isinstance(step, RecipePass)
-                recipe, _ = step.rewrite(recipe, None)
+            assert isinstance(step, RecipePass)
+            recipe, _ = step.with_bodies(recipe, None)
     return recipe
 
 
@@ -298,7 +303,7 @@ def _recipe_passes(machine: Machine) -> list[RecipePass]:
 
 def captured_passes() -> list[Pass]:
     """Those on what Dynamo captured, before anything is said of it."""
-    return [ReadBlockMarkers()]
+    return [ReadBlockMarkers(), ReadHigherOrder()]
 
 
 def placement_passes(options: Options) -> list[Pass]:
@@ -387,6 +392,7 @@ def numeric_passes(options: Options) -> list[Pass]:
             _half_partials(options),
             UpcastHalfMatmuls(),
             FloatingPointExceptions(options.floating_point_exceptions),
+            _rewrite_bodies(options),
             *program_passes(options),
         ],
         options,
@@ -428,6 +434,7 @@ def all_passes() -> list[Pass]:
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),
+        ReadHigherOrder(),
         CallRecurrentLayers(),
         AvoidReadingValues(),
         FixSizes(),
@@ -452,6 +459,24 @@ def start_gradient(options: Options) -> float:
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale
+
+
+def _rewrite_bodies(options: Options) -> RewriteBodies:
+    return RewriteBodies(
+        (
+            CallChecks(),
+            RefuseSparse(),
+            RemoveDetach(),
+            RemoveDeadCode(),
+            SerializeLoss(),
+            SerializeMatmul(),
+            RoundScalars(),
+            _half_partials(options),
+            UpcastHalfMatmuls(),
+            FloatingPointExceptions(options.floating_point_exceptions),
+        ),
+        options.stochastic_rounding,
+    )
 
 
 def _half_partials(options: Options) -> HalfPartials:

@@ -54,6 +54,7 @@ from poptorch.functions import (
 )
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ipu_print import ipu_print_tensor
+from poptorch.loops import cond, for_loop
 from poptorch.multi_conv import MultiConv
 from poptorch.ops import (
     identity_loss,
@@ -121,12 +122,14 @@ __all__ = [
     "VariableRetrievalMode",
     "__version__",
     "accessAttributes",
+    "cond",
     "createPoptorchError",
     "ctc_beam_search_decoder",
     "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "enums",
+    "for_loop",
     "fps",
     "getIpuTensorId",
     "identity_loss",

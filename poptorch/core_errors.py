@@ -50,8 +50,8 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(
                     "aten::item is only supported in eager mode, and a trace has no values: "
-                    f"{error}\nPopTorch's control flow on tensors, poptorch.cond and "
-                    "poptorch.for_loop, does not exist here yet"
+                    f"{error}\nControl flow that depends on tensors is poptorch.cond and "
+                    "poptorch.for_loop"
                 ) from error
             raise
 

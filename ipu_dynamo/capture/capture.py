@@ -83,6 +83,9 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+NO_STRUCTURE = Structure(pytree.tree_flatten(())[1], (), ())  # the caller puts results together
+
+
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """A factor on the loss that may change.

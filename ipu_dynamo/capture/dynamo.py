@@ -8,18 +8,17 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import (
     PlainAOTInput,
     TangentAOTInput,
-    flatten,
     marked_dynamic,
     source_name,
 )
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block
 
-_NO_STRUCTURE = Structure(flatten(())[1], (), ())  # the caller puts results together itself
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
@@ -73,7 +72,7 @@ def describe_graph(gm: fx.GraphModule, examples: Sequence[object]) -> Capture:
         placeholders=tuple(roles),
         outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
         tensors=tensors,
-        structure=_NO_STRUCTURE,
+        structure=NO_STRUCTURE,
         training=False,
         aliases=True,
     )
@@ -108,6 +107,7 @@ def open_pass(
         roles: the inputs of Dynamo's graph.
         known: roles of the forward graph's placeholders, by node name; backward reads some again.
     """
+    hold_bodies(graph.graph)
     nodes = list(graph.graph.find_nodes(op="placeholder"))
     arguments: list[str] = []
     described = []
@@ -124,7 +124,7 @@ def open_pass(
         placeholders=tuple(described),
         outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
         tensors=_examples(dict(zip(nodes, described, strict=True))),
-        structure=_NO_STRUCTURE,
+        structure=NO_STRUCTURE,
         training=False,
         level="joint",
         alone=alone,

@@ -13,6 +13,7 @@ from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structu
 from ipu_dynamo.capture.composed_losses import ComposedLosses
 from ipu_dynamo.capture.ctc_losses import CtcLosses
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
+from ipu_dynamo.capture.higher_order import higher_order_recorded
 from ipu_dynamo.capture.host_functions import HostCalls, host_calls
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.private.tracing import (
@@ -172,6 +173,7 @@ def trace(
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(vectorised_calls())
+        stack.enter_context(higher_order_recorded())
         stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)

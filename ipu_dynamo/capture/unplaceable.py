@@ -122,7 +122,7 @@ def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[t
         if target.name() not in _INLINED and not target.name().startswith("wrap"):
             yield (
                 "it holds a graph or an effect of its own, which programs cannot have yet",
-                "replace it (torch.cond by torch.where), or leave it out of the model",
+                "replace it by operators, loops or branches, or leave it out of the model",
             )
     elif isinstance(target, OpOverload | OpOverloadPacket):
         namespace = _name(node).partition(".")[0]

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 import ipu_dynamo.ops.accumulate  # registers operators, as all of these do
+import ipu_dynamo.ops.control_flow
 import ipu_dynamo.ops.float_check
 import ipu_dynamo.ops.half_partial_sums
 import ipu_dynamo.ops.library.ctc_beam_search

@@ -44,8 +44,11 @@ class HostProgram:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """What becomes callables."""
-        return self.runs.functions if self.fused is None else (self.fused.function,)
+        """What becomes callables: not the bodies of loops, which their functions bring along."""
+        if self.fused is not None:
+            return (self.fused.function,)
+        called = {call.function for call in self.runs.calls}
+        return tuple(function for function in self.runs.functions if function.name in called)
 
     def deciding(self, *decisions: Decision) -> "HostProgram":
         """The same, with further decisions."""

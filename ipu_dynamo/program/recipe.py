@@ -33,6 +33,8 @@ class Recipe:
         releases: it repeats operators to save memory: whoever calls it gives away the arguments
             that end with the call, and each is freed after its last reader in it.
         parts: what `lowered` is cut into, where it loops by itself; None: it is compiled whole.
+        bodies: how those become callables that `lowered` runs in loops and branches, by their
+            functions' names.
         settings: what Inductor is told.
         key: of its machine code, once an engine knows it; None: nothing is compiled, or nobody
             else may take it.
@@ -46,6 +48,7 @@ class Recipe:
     packed: tuple[Packed, ...] = ()
     releases: bool = False
     parts: "Parts | None" = None
+    bodies: tuple["Recipe", ...] = ()
     settings: tuple[tuple[str, bool | int], ...] = ()
     key: str | None = None
 
@@ -57,6 +60,7 @@ class Recipe:
         facts += [f"packs {', '.join(str(p.source) for p in self.packed)}"] if self.packed else []
         facts += ["releases arguments"] if self.releases else []
         facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
+        facts += [f"runs {', '.join(b.function.name for b in self.bodies)}"] if self.bodies else []
         facts += [f"key {self.key[:8]}"] if self.key else []
         return "; ".join(facts)
 

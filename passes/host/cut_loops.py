@@ -3,7 +3,8 @@ compiler needs to see.
 
 Before   recipe step0: inductor, of %h = ...;  %l = ipu.serialized_loss(%h, ...);  %z = ...
 After    recipe step0: inductor, in 3 parts: %h compiled, the loop as it is, %z compiled
-Keeps    operators and their order. Functions of the host are called in parts of their own, too.
+Keeps    operators and their order. Functions of the host are called in parts of their own, too. The
+         bodies of loops and branches are compiled.
 Source   our own: a compiler that wants a functional graph would copy the memory that such an
          operator writes in place.
 """
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops import serialized_loss
+from ipu_dynamo.ops.control_flow import CONTROL_FLOW
 from ipu_dynamo.ops.library.host_call import host_call
+from ipu_dynamo.passes.host.make_recipes import run_by
 from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, graph_outputs, make_function
 from ipu_dynamo.program.recipe import Part, Parts, Recipe
 
-LOOPS = frozenset(
+LOOPS = CONTROL_FLOW | frozenset(
     {
         host_call,
         serialized_loss.serialized_loss,
@@ -134,7 +137,11 @@ class CutLoops(RecipePass):
                 function, function, "inductor", recipe.threads, function.written,
                 settings=recipe.settings,
             )  # fmt: skip
-            return replace(part, engine="eager", settings=()) if loop else part
+            if not loop:
+                return part
+            run = {body.name for body in run_by(function)}
+            own = tuple(body for body in recipe.bodies if body.function.name in run)
+            return replace(part, engine="eager", settings=(), bodies=own)
 
         parts = parts_of(recipe.lowered, of_part)
         loops = sum(part.recipe.engine == "eager" for part in parts.parts)

@@ -9,8 +9,9 @@ Source   the split of deciding and running of this project's design.
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program import RECOMPUTED, Function, HostProgram
+from ipu_dynamo.program import RECOMPUTED, Function, HostProgram, make_function
 from ipu_dynamo.program.recipe import Recipe
 
 
@@ -38,8 +39,15 @@ class MakeRecipes:
             threads,
             written=function.written,
             releases=any(node.meta.get(RECOMPUTED) for node in function.operators),
+            bodies=tuple(self.recipe(body, threads) for body in run_by(function)),
             settings=_settings(threads) if self.compiles else (),
         )
+
+
+def run_by(function: Function) -> tuple[Function, ...]:
+    """The bodies of a function's own loops and branches, each once."""
+    bodies = (body for node in function.operators for body in bodies_of(node))
+    return tuple({body.name: make_function(body.name, body.graph) for body in bodies}.values())
 
 
 def _settings(threads: int | None) -> tuple[tuple[str, bool | int], ...]:

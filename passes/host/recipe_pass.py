@@ -26,12 +26,23 @@ class RecipePass:
             host: what calls the function, if that is known.
         """
 
+    def with_bodies(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        """What becomes of a recipe, and of those of the bodies that it runs."""
+        rewritten = [self.with_bodies(body, host) for body in recipe.bodies]
+        decisions = [decision for _, made in rewritten for decision in made]
+        bodies = tuple(body for body, _ in rewritten)
+        if any(new is not old for new, old in zip(bodies, recipe.bodies, strict=True)):
+            recipe = replace(recipe, bodies=bodies)
+        if recipe.engine != "inductor":
+            return recipe, decisions
+        recipe, own = self.rewrite(recipe, host)
+        return recipe, [*decisions, *own]
+
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         recipes, decisions = dict(host.recipes), list[Decision]()
         for name, recipe in host.recipes.items():
-            if recipe.engine == "inductor":
-                recipes[name], made = self.rewrite(recipe, host)
-                decisions += made
+            recipes[name], made = self.with_bodies(recipe, host)
+            decisions += made
         unchanged = all(recipes[name] is recipe for name, recipe in host.recipes.items())
         if unchanged and not decisions:
             return False

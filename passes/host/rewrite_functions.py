@@ -8,7 +8,7 @@ from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.program import Call, Decision, Function, HostProgram, Instruction, Program, Repeat
-from ipu_dynamo.program.ir.function import make_function
+from ipu_dynamo.program.ir.function import make_function, with_bodies
 
 
 def rewrite_functions(
@@ -86,7 +86,7 @@ def with_functions(
             by_key[function.key] = replace(function, name=name)
         return replace(call, function=by_key[function.key].name)
 
-    return replace(program, body=body(program.body), functions=tuple(by_key.values()))
+    return replace(program, body=body(program.body), functions=with_bodies(by_key.values()))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -55,6 +55,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.ir.constants import digest
+from ipu_dynamo.program.ir.function import with_bodies
 from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
 from ipu_dynamo.program.ir.values import Kind
@@ -352,7 +353,7 @@ def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGrou
         variables=tuple(emitter.variables),
         inputs=tuple(inputs(capture, received)),
         outputs=tuple(outputs(capture, partitioned.changed, options)),
-        functions=tuple(emitter.functions.values()),
+        functions=with_bodies(emitter.functions.values()),
         body=body,
         io_tiles=options.io_tiles,
         update_functions=_update_functions(groups, capture.training),

@@ -36,10 +36,12 @@ from ipu_dynamo.capture.private.tracing import (
     fake_mode_of,
 )
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.lower_control_flow import FlowInterpreter
 
 
 class _Replay(nn.Module):
@@ -62,7 +64,7 @@ class _Replay(nn.Module):
         return (loss, *[value.detach() for value in returned])
 
 
-class _Interpreter(fx.Interpreter):
+class _Interpreter(FlowInterpreter):
     """Run a traced graph, note which values require a gradient, and mark gradients as wanted."""
 
     def __init__(self, graph: fx.GraphModule, differentiable: dict[str, None]) -> None:
@@ -173,7 +175,7 @@ def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
         ]
     with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
         try:
-            return export_joint(replay, examples, mode)
+            joint = export_joint(replay, examples, mode)
         except RuntimeError as error:
             raise CompileError(
                 f"PyTorch cannot differentiate the model: {error}",
@@ -181,6 +183,8 @@ def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
                 hint="if a tensor was changed in place, write x = x + y in place of x += y",
                 id="gradient",
             ) from error
+    hold_bodies(joint.graph)
+    return joint
 
 
 def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:

@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.narrowing import NARROW
 from ipu_dynamo.ops.private.graphs import OpOverload
@@ -46,6 +47,7 @@ _MOVES_ONLY = frozenset(  # accept any integer type, beside pointwise operators 
         aten.to.other,
         aten.type_as.default,
         aten.zero_.default,
+        control_flow_op,
     }
 )
 _INDEX_ARGUMENTS = frozenset(

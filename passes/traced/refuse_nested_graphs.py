@@ -1,9 +1,9 @@
-"""Refuse operators that hold a graph of their own, such as `torch.cond`.
+"""Refuse operators of PyTorch that hold a graph of their own.
 
-Before   %y = torch.ops.higher_order.cond(%p, %true_graph, %false_graph, [%x])
+Before   %y = torch.ops.higher_order.hints_wrapper(%graph, [%x])
 After    the same, or a CompileError that names the operator's line
 Keeps    the graph.
-Source   programs are flat: a function of a program is one graph.
+Source   functions of programs are flat: what loops and branches run is another function, by name.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RefuseNestedGraphs:
                     f"operator {node.target} holds a graph or an effect of its own, which programs "
                     f"cannot have yet",
                     node=node,
-                    hint="replace it (torch.cond by torch.where), or leave it out of the model",
+                    hint="replace it by operators, loops or branches, or leave it out of the model",
                     id="operator",
                 )
         return False

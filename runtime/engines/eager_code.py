@@ -6,22 +6,34 @@ the end; this code empties the list in which it gets them.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from traceback import walk_tb
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import fx
+
+from ipu_dynamo.ops.bodies import bodies_of
+from ipu_dynamo.ops.control_flow import bound
+from ipu_dynamo.runtime.engines.stage import Stage
 
 aten = torch.ops.aten
+_NONE: Mapping[str, Stage] = {}
 _SOURCE = "__source__"  # name of the lines of the code, among its global names
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
 
 
-def eager_code(graph: fx.Graph) -> Callable[[list[Tensor]], Sequence[Tensor | None]]:
-    """A function on the list of the graph's inputs; a value ends after its last use, as with FX."""
+def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
+    """A function on the list of the graph's inputs; a value ends after its last use, as with FX.
+
+    Args:
+        bodies: what loops and branches run, by name.
+    """
     copied = _with_linear(graph)
+    for node in copied.nodes:
+        if bodies and bodies_of(node):
+            node.target = bound(node, bodies)
     copied.set_codegen(_OfList())
     written = copied.python_code("self")
     names = dict(written.globals)
@@ -36,17 +48,18 @@ def eager_code(graph: fx.Graph) -> Callable[[list[Tensor]], Sequence[Tensor | No
     source = _OPERATOR.sub(name, written.src)
     names[_SOURCE] = source.splitlines()
     exec(compile(source, "<stage>", "exec"), names)
-    forward: Callable[[list[Tensor]], Sequence[Tensor | None]] = names["forward"]
+    forward: Stage = names["forward"]
     return forward
 
 
-def failed_in(error: Exception) -> str | None:
-    """The name of the node in whose line of such code `error` was raised, if it was."""
-    found = None
-    for frame, line in walk_tb(error.__traceback__):
-        if source := frame.f_globals.get(_SOURCE):
-            found = source[line - 1].partition("=")[0].partition(":")[0].strip()
-    return found
+def failed_in(error: Exception) -> list[str]:
+    """The name of the node in whose line of such code `error` was raised, if it was; behind that of
+    a loop or branch the name of a node in its body."""
+    return [
+        source[line - 1].partition("=")[0].partition(":")[0].strip()
+        for frame, line in walk_tb(error.__traceback__)
+        if (source := frame.f_globals.get(_SOURCE))
+    ]
 
 
 class _OfList(fx.graph.CodeGen):

@@ -46,7 +46,7 @@ class EagerEngine:
 
     def compile(self, recipe: Recipe) -> Stage:
         self.compiled += 1
-        return eager_code(recipe.lowered.graph.graph)
+        return _eager(recipe)
 
 
 class InductorEngine:
@@ -65,13 +65,19 @@ class InductorEngine:
         return packing(run, recipe.packed) if recipe.packed else run
 
 
+def _eager(recipe: Recipe) -> Stage:
+    """What runs a recipe operator by operator, and bodies as their recipes say."""
+    bodies = {body.function.name: _compiled(body) for body in recipe.bodies}
+    return eager_code(recipe.lowered.graph.graph, bodies)
+
+
 def _compiled(recipe: Recipe) -> Stage:
     """What runs a recipe on all its inputs."""
     if recipe.parts is not None:
         inputs = len(recipe.lowered.inputs)
         return in_parts(recipe.parts, inputs, _compiled)
     if recipe.engine == "eager":
-        return eager_code(recipe.lowered.graph.graph)
+        return _eager(recipe)
     from ipu_dynamo.runtime.engines.compiled_stages import (
         machine_code,  # Inductor: a second to import
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.program import Function
 from ipu_dynamo.runtime.engines.eager_code import failed_in
 
@@ -29,8 +30,11 @@ def failing_operator(
     The eager engine's code says which it was. For compiled code the function is run once more, on
     copies of its arguments; None when that succeeds, or the arguments are gone.
     """
-    name = failed_in(error)
-    node = next((node for node in function.operators if node.name == name), None)
+    node, graphs = None, [function.graph]
+    for name in failed_in(error):
+        nodes = [n for graph in graphs for n in graph.graph.nodes if n.name == name]
+        node = next(iter(nodes), node)
+        graphs = [body.graph for n in nodes for body in bodies_of(n)]
     if node is None and arguments is not None:
         node = _first_to_fail(function, arguments)
     return node

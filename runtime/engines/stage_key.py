@@ -58,6 +58,8 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
 
 def keyed(recipe: Recipe) -> Recipe:
     """A recipe that knows the keys of what it compiles."""
+    if recipe.bodies:
+        recipe = replace(recipe, bodies=tuple(map(keyed, recipe.bodies)))
     if recipe.parts is not None:
         parts = (replace(part, recipe=keyed(part.recipe)) for part in recipe.parts.parts)
         return replace(recipe, parts=replace(recipe.parts, parts=tuple(parts)))

@@ -1,5 +1,6 @@
 """Hold the flat graph of a stage; equal graphs are one function, compiled once."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -8,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.bodies import Body, all_bodies, known
 from ipu_dynamo.ops.graph_queries import only_looks, owner, written_arguments
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED, node_text
@@ -82,6 +84,22 @@ def make_function(name: str, graph: fx.GraphModule) -> Function:
         outputs=tuple(None if v is None else TensorType.of(v) for v in results),
         graph=graph,
     )
+
+
+def body_of(graph: fx.GraphModule) -> Body:
+    """The body that `graph` is, under the name that says what it computes."""
+    return known(Body(f"body_{structural_key(graph)}", graph))
+
+
+def with_bodies(functions: Iterable[Function]) -> tuple[Function, ...]:
+    """`functions`, before each those that are the bodies of its loops and branches."""
+    found: dict[str, Function] = {}
+    for function in functions:
+        for body in all_bodies(function.graph.graph):
+            if body.name not in found:
+                found[body.name] = make_function(body.name, body.graph)
+        found[function.name] = function
+    return tuple(found.values())
 
 
 def structural_key(graph: fx.GraphModule) -> str:

@@ -20,6 +20,7 @@ from ipu_dynamo.program.ir.instructions import (
     Update,
 )
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
+from ipu_dynamo.program.ir.verify_control_flow import check_bodies
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 
@@ -47,6 +48,7 @@ def check_tables(program: "Program") -> None:
     ):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
+    check_bodies(every)
     for function in every:
         if function.written:
             raise ValueError(f"@{function.name} writes its argument {function.written[0]}")

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from ipu_dynamo.ops.bodies import Body
+from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.program.ir.constants import digest
-from ipu_dynamo.program.ir.function import Function, make_function
+from ipu_dynamo.program.ir.function import Function, body_of, make_function
 from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.text.indented import LineError, outline, shortened
@@ -79,6 +81,7 @@ class _Check:
                 self.constant(record, self.constants)
 
     def function(self, function: Function) -> None:
+        hold_bodies(function.graph.graph, self.body)
         found = make_function(function.name, function.graph)
         if found.key != function.key:
             raise ValueError(f"its graph has the key {found.key}, so it was changed")
@@ -87,6 +90,15 @@ class _Check:
         if function.name in self.functions:
             raise ValueError(f"another function is called {function.name}")
         self.functions[function.name] = function
+
+    def body(self, name: str) -> Body:
+        """The function above that a loop or branch runs; a body is called by its digest."""
+        if name not in self.functions:
+            raise ValueError(f"no function above is called {name}")
+        body = body_of(self.functions[name].graph)
+        if body.name != name:
+            raise ValueError(f"a loop or branch runs {name}, whose graph is that of {body.name}")
+        return body
 
     def call(self, call: Call) -> None:
         function = self.functions.get(call.function)

@@ -20,8 +20,10 @@ from torch import fx
 from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
+from ipu_dynamo.passes.joint.random_numbers.draw_in_bodies import draw_in_bodies
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -216,7 +218,10 @@ def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers; attention without dropout does not."""
+    """Whether a node draws random numbers, or a body that it runs does; attention without dropout
+    does not."""
+    if any(draws(inner) for body in bodies_of(node) for inner in body.graph.graph.nodes):
+        return True
     target = node.target
     if not isinstance(target, OpOverload):
         return False
@@ -242,23 +247,39 @@ class CounterRandom:
         nodes = plan(capture.graph.graph)
         if not nodes:
             return False
-        key = key_input(capture)
         graph = capture.graph.graph
-        for number, node in enumerate(nodes):
-            draw = _DRAW.get(node.target)
-            if draw is None:
-                raise CompileError(
-                    f"the random operator {node.target} has no counter-based form",
-                    node=node,
-                    hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
-                    id="operator",
-                )
-            with graph.inserting_before(node):
-                results = draw(Drawing(graph, key, node, number))
-            _replace(graph, node, results)
+        draw_all(graph, key_input(capture), 0)
         graph.eliminate_dead_code()
         capture.graph.recompile()
         return True
+
+
+def draw_all(graph: fx.Graph, key: fx.Node, first: int) -> int:
+    """Rewrite the random operators of a graph, of which one has the number `first`; return that of
+    the next."""
+    nodes = plan(graph)
+    for number, node in enumerate(nodes, first):
+        with graph.inserting_before(node):
+            drawing = Drawing(graph, key, node, number)
+            if bodies_of(node):
+                draw_in_bodies(drawing, draw_all)
+            else:
+                _replace(graph, node, _draw(drawing))
+    return first + len(nodes)
+
+
+def _draw(drawing: Drawing) -> tuple[fx.Node, ...]:
+    """What takes the place of a random operator's results."""
+    node = drawing.node
+    draw = _DRAW.get(node.target)
+    if draw is None:
+        raise CompileError(
+            f"the random operator {node.target} has no counter-based form",
+            node=node,
+            hint="draw with torch.rand, randn, bernoulli, randint, multinomial or dropout",
+            id="operator",
+        )
+    return draw(drawing)
 
 
 def key_input(capture: Capture) -> fx.Node:

@@ -1,0 +1,75 @@
+"""Run passes on what loops and branches call, before autograd.
+
+Before   %r = ipu.control_flow([%x], 3), whose body computes in 64 bits
+After    the same, whose body computes in 32
+Keeps    the graph; what the passes keep of a body.
+Source   a body is a graph like the model's own.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.trace_control_flow import ControlFlow
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.control_flow import FLOW
+from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
+from ipu_dynamo.ops.marks.markers import (
+    begin_block,
+    end_block,
+    recomputation_checkpoint_op,
+)
+from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.passes.levels import Level, Pass
+
+_OUTSIDE = {
+    begin_block: "a block",
+    end_block: "a block",
+    begin_convolutions: "a group of convolutions",
+    end_convolutions: "a group of convolutions",
+    overlap_input_op: "a mark of overlap",
+    overlap_output_op: "a mark of overlap",
+}
+
+
+@dataclass(frozen=True)
+class PrepareBodies:
+    """The pass. `passes` run on each body, inner ones first."""
+
+    name: ClassVar[str] = "PrepareBodies"
+    level: ClassVar[Level] = "traced"
+    needed: ClassVar[str] = "bodies would keep what their model has lost, types among it"
+
+    passes: tuple[Pass, ...]
+
+    def __call__(self, capture: Capture) -> bool:
+        changed = False
+        for flow in flows(capture.graph.graph):
+            for body in flow.bodies:
+                changed |= self(body)
+                _refuse_marks(body.graph.graph)
+                for step in self.passes:
+                    changed |= bool(step(body))
+                body.graph.recompile()
+        return changed
+
+
+def flows(graph: fx.Graph) -> list[ControlFlow]:
+    """The loops and branches of a graph."""
+    return [node.meta[FLOW] for node in graph.nodes if FLOW in node.meta]
+
+
+def _refuse_marks(graph: fx.Graph) -> None:
+    """Raise for marks of what a whole model has; erase those that say what to keep."""
+    for node in list(graph.nodes):
+        if node.target in _OUTSIDE:
+            raise CompileError(
+                f"{_OUTSIDE[node.target]} begins or ends in the body of a loop or branch",
+                node=node,
+                hint="put the whole loop into it",
+                id="control-flow",
+            )
+        if node.target is recomputation_checkpoint_op:
+            graph.erase_node(node)
