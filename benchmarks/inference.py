@@ -20,7 +20,7 @@ def one_core() -> dict[str, Maker]:
         "eager": lambda: _without_gradient(model, x),
         "torch.compile": lambda: _without_gradient(torch.compile(model), x),
         "products alone, torch": lambda: _products(model),
-        "products alone, oneDNN": lambda: _packed_products(model),
+        "products alone, oneDNN": lambda: _packed_matmuls(model),
         "ipu_dynamo": lambda: _compiled(model, x),
         "ipu_dynamo, own weights": lambda: _compiled(model, x, own_weights=True),
     }
@@ -62,7 +62,7 @@ def _products(model: nn.Sequential) -> Step:
     return lambda: [torch.mm(a, weight.t()) for a, weight in pairs]
 
 
-def _packed_products(model: nn.Sequential) -> Step:
+def _packed_matmuls(model: nn.Sequential) -> Step:
     packed = [(a, onednn_pack(weight, len(a))) for a, weight in _products_of(model)]
     return lambda: [onednn.packed(a, weight, None, "none") for a, weight in packed]
 

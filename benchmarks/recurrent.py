@@ -78,6 +78,7 @@ def _first_call(kind: str, steps: int) -> float:
         environment = os.environ | {
             "IPU_DYNAMO_CACHE_DIR": os.path.join(folder, "stages"),
             "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
+            "OMP_NUM_THREADS": "1",  # the step is part of the call, and threads wait for each other
             "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-m", "benchmarks.recurrent", kind, str(steps)]

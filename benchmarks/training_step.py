@@ -77,11 +77,11 @@ def overhead(steps: int = 1000) -> dict[str, float]:
     executable = whole.executable
     assert executable.fused is not None
     fused = executable.fused.prepare([[0.01, 0.0, 0.0, 0.0]])
-    linked, function = fused.linked, fused.stage
-    given = [executable.tensor(name) for name in (*linked.state, *linked.constants)]
+    graph, function = fused.graph, fused.stage
+    given = [executable.tensor(name) for name in (*graph.state, *graph.constants)]
     rows = {"x": x.split(32), "y": y.split(32)}
-    batches = list(zip(*(rows[name] for name in linked.received), strict=True))
-    numbers = [torch.tensor(0.01, dtype=torch.float64) for _ in linked.numbers]
+    batches = list(zip(*(rows[name] for name in graph.received), strict=True))
+    numbers = [torch.tensor(0.01, dtype=torch.float64) for _ in graph.hyperparameters]
 
     def loop() -> None:
         for batch in batches:

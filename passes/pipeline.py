@@ -59,6 +59,7 @@ from ipu_dynamo.passes.joint.precision.half_partials import HalfPartials
 from ipu_dynamo.passes.joint.precision.round_scalars import RoundScalars
 from ipu_dynamo.passes.joint.precision.stochastic_rounding import StochasticRounding
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatmuls
+from ipu_dynamo.passes.joint.precision.upcast_norms import UpcastNorms
 from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
@@ -190,6 +191,7 @@ def joint_passes(options: Options) -> list[Pass]:
         ScheduleConvolutionGroups(),
         _half_partials(options),
         UpcastHalfMatmuls(),
+        UpcastNorms(options.stable_norm),
         StochasticRounding(options.stochastic_rounding),
         Recompute(options.recomputes, options.recompute_budget),
         DropUnreadGates(),
@@ -275,7 +277,7 @@ def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once),
-        FuseStep(machine.compiles, machine.numbers),
+        FuseStep(machine.compiles, machine.hyperparameters),
         MakeRecipes(machine.compiles),
         *_recipe_passes(machine),
     ]

@@ -6,6 +6,7 @@ from poptorch import _impl as _impl
 from poptorch import _poplar_executor as _poplar_executor
 from poptorch import _utils as _utils
 from poptorch import enums, ops, optim, options, poptorch_core, profiling, testing
+from poptorch import torch_ops as _torch_ops
 from poptorch._distribution import __version__, refuse_foreign_distribution
 from poptorch._logging import logger, setLogLevel
 from poptorch.annotations import Attribute, NameScope
@@ -164,4 +165,5 @@ __all__ = [
 
 refuse_foreign_distribution()
 os.environ.setdefault("RDMAV_FORK_SAFE", "1")
+_torch_ops.offer()
 registerGeometricCustomArgParsers()

@@ -98,6 +98,7 @@ def core_options(
         partials=settings.get("partialsTypeMatMuls", "float"),
         convolution_partials=convolutions.get("partialsType", "float"),
         partials_chunk=settings.get("partialsChunk", 64),
+        stable_norm=settings.get("enableStableNorm", False),
         stochastic_rounding=settings.get("enableStochasticRounding", False),
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         devices=_devices(),

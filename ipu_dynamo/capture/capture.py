@@ -117,7 +117,7 @@ class Capture:
         phases: the numbers of each stage's forward and backward phase; empty without phases.
         alone: which pass this is, when forward and backward are two programs that autograd
             connects; None when one program has all of it.
-        homes: IPUs of variables that another program has placed.
+        owners: IPUs of variables that another program has placed.
         calls: what the graph's custom autograd functions call, to be kept with it.
         host_functions: what the program calls on the host, to be kept with it.
         aliases: returned values may share memory with inputs and with each other.
@@ -143,7 +143,7 @@ class Capture:
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
     alone: Literal["forward", "backward"] | None = None
-    homes: Mapping[str, int] = field(default_factory=dict)
+    owners: Mapping[str, int] = field(default_factory=dict)
     calls: tuple[Callable[..., Any], ...] = ()
     host_functions: tuple[KnownFunction, ...] = ()
     aliases: bool = False

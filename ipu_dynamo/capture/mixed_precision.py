@@ -1,7 +1,7 @@
 """Apply weights of one precision to inputs of another, as PopTorch does.
 
-A layer computes in the precision of its input: weights are converted where they are read, and stay
-as they are. Running statistics keep their own.
+A layer returns what it computes in the precision of its input: weights are converted where they are
+read, and stay as they are. Running statistics keep their own precision, too.
 
 Source: PopTorch user guide, "Half/float precision support"; plain PyTorch refuses such layers.
 """
@@ -27,9 +27,11 @@ _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {  # the first ones of e
     **dict.fromkeys((F.linear, *_CONVOLUTIONS), ("input", "weight", "bias")),
     F.layer_norm: ("input", "normalized_shape", "weight", "bias"),
     F.group_norm: ("input", "num_groups", "weight", "bias"),
-    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias"),
-    F.instance_norm: ("input", "running_mean", "running_var", "weight", "bias"),
+    F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    F.instance_norm: ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats"),
 }
+_STATISTICS = ("running_mean", "running_var")
+_UPDATE = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
 
 
 class MixedPrecision(TorchFunctionMode):
@@ -49,12 +51,41 @@ class MixedPrecision(TorchFunctionMode):
         x = named["input"]
         mixed = [name for name in ("weight", "bias") if _mixed(x, named.get(name))]
         named |= {name: named[name].to(x.dtype) for name in mixed}
-        in_float = mixed and x.dtype == torch.float16 and "running_mean" in names
-        if in_float:  # no operator takes half weights beside running statistics in float
-            named |= {name: named[name].float() for name in ("input", *mixed)}
+        changed = _compute_in_one_precision(func, named, bool(mixed))
         positional = [named.pop(name) for name in names[: len(args)]]
         result = func(*positional, *args[len(names) :], **named)
-        return result.to(x.dtype) if in_float else result
+        for statistic, copy in changed:
+            statistic.copy_(copy)
+        return result.to(x.dtype) if func in _UPDATE else result
+
+
+def _compute_in_one_precision(
+    func: Callable[..., Any], named: dict[str, Any], mixed: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """Let a normalisation compute in float32 where its statistics differ from its input.
+
+    Args:
+        named: the arguments, which are replaced.
+        mixed: whether weights have been converted.
+
+    Returns:
+        half statistics that the call changes, with the copies that it changes instead.
+    """
+    if func not in _UPDATE:
+        return []
+    statistics = [t for name in _STATISTICS if isinstance(t := named.get(name), Tensor)]
+    x = named["input"]
+    if not (any(_mixed(x, t) for t in statistics) if statistics else mixed):
+        return []
+    given = dict(named)
+    for name in ("input", "weight", "bias", *_STATISTICS):
+        if isinstance(tensor := named.get(name), Tensor):
+            named[name] = tensor.float()
+    option, default = _UPDATE[func]
+    if not named.get(option, default):
+        return []
+    pairs = [(given[name], named[name]) for name in _STATISTICS if statistics]
+    return [(statistic, copy) for statistic, copy in pairs if copy is not statistic]
 
 
 def _mixed(x: Any, weight: Any) -> bool:

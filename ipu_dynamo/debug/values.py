@@ -45,7 +45,7 @@ def error(found: Any, expected: Any) -> float:
 def _error(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape:
         return math.inf
-    found, expected = _wide(found), _wide(expected)
+    found, expected = _upcast(found), _upcast(expected)
     finite = expected.isfinite()
     if not torch.equal(finite, found.isfinite()):
         return math.inf
@@ -72,5 +72,5 @@ def differ(found: Any, expected: Any, rtol: float | None) -> bool:
     return any(_error(ours, theirs) > allowed(ours, theirs, rtol) for ours, theirs in pairs)
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _upcast(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,7 +1,7 @@
-"""Add to an accumulator in place what a product, or rows of a table, contribute to a gradient.
+"""Add to an accumulator in place what a matmul, or rows of a table, contribute to a gradient.
 
 Two operators, which programs call and both engines run as they are: the library that computes the
-product writes the sum itself, and of a table only the rows that were read are touched.
+matmul writes the sum itself, and of a table only the rows that were read are touched.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 _library = torch.library.Library("ipu", "FRAGMENT")
-_library.define("accumulate_product(Tensor(a!) total, bool adds, Tensor a, Tensor b) -> ()")
+_library.define("accumulate_matmul(Tensor(a!) total, bool adds, Tensor a, Tensor b) -> ()")
 _library.define("accumulate_rows(Tensor(a!) total, Tensor indices, Tensor rows) -> ()")
 
 
-def _product(total: Tensor, adds: bool, a: Tensor, b: Tensor) -> None:
+def _matmul(total: Tensor, adds: bool, a: Tensor, b: Tensor) -> None:
     """total[m, n] = a[m, k] @ b[k, n], or that is added to it; one dtype."""
     if adds:
         torch.addmm(total, a, b, out=total)
@@ -30,16 +30,16 @@ def _nothing(*_: object) -> None:
     """What both return."""
 
 
-_library.impl("accumulate_product", _product, "CompositeExplicitAutograd")
+_library.impl("accumulate_matmul", _matmul, "CompositeExplicitAutograd")
 _library.impl("accumulate_rows", _rows, "CompositeExplicitAutograd")
-for _name in ("accumulate_product", "accumulate_rows"):
+for _name in ("accumulate_matmul", "accumulate_rows"):
     _library.impl(_name, _nothing, "Meta")
 
-accumulate_product = torch.ops.ipu.accumulate_product.default
+accumulate_matmul = torch.ops.ipu.accumulate_matmul.default
 accumulate_rows = torch.ops.ipu.accumulate_rows.default
 
 
-@register_flop_formula(torch.ops.ipu.accumulate_product)
+@register_flop_formula(torch.ops.ipu.accumulate_matmul)
 def _flops(
     total: object, adds: bool, a: tuple[int, int], b: tuple[int, int], **values: object
 ) -> int:

@@ -89,11 +89,11 @@ def _conv_input(
     ]
     pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
     around = torch.nn.functional.pad(spread, pads)
-    turned = weight.flip(list(range(2, weight.dim())))
-    turned = turned.reshape(groups, o // groups, -1, *kernel).transpose(1, 2)
-    turned = turned.reshape(-1, o // groups, *kernel)
+    flipped = weight.flip(list(range(2, weight.dim())))
+    flipped = flipped.reshape(groups, o // groups, -1, *kernel).transpose(1, 2)
+    flipped = flipped.reshape(-1, o // groups, *kernel)
     none = [0] * len(kernel)
-    return _conv(around, turned, [1] * len(kernel), none, dilation, groups, chunk)
+    return _conv(around, flipped, [1] * len(kernel), none, dilation, groups, chunk)
 
 
 def _conv_weight(

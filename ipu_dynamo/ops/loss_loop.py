@@ -152,7 +152,7 @@ class Gradients:
         self.of_x[top:bottom].addmm_(share.t(), of_classes.t().to(product))
         keep = 0 if (self.apart or not self.accumulate) and top == 0 else 1
         total = self.sum_of_rhs[:, first:last]
-        _add_product(total, of_rows.t().to(product), share.t(), keep)
+        _add_matmul(total, of_rows.t().to(product), share.t(), keep)
 
     def finish(self) -> Tensor:
         """Round the sums; return that for `x`."""
@@ -163,7 +163,7 @@ class Gradients:
         return self.of_x.to(self.head.x.dtype)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, keep: int) -> None:
+def _add_matmul(total: Tensor, a: Tensor, b: Tensor, keep: int) -> None:
     """Make `total`, which lies row by row or column by column, `keep * total + a @ b`."""
     if total.stride(0) == 1:
         total, a, b = total.t(), b.t(), a.t()

@@ -36,7 +36,7 @@ def seconds(node: fx.Node) -> float:
     return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / BYTES_PER_SECOND
 
 
-def has_products(node: fx.Node) -> bool:
+def has_matmuls(node: fx.Node) -> bool:
     """Whether an operator is a product or a convolution, for which there are libraries."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 

@@ -41,11 +41,11 @@ _library.define(
 )
 _library.define(
     f"serialized_loss_backward_({_SAVED}, {_SETTINGS}, bool keep_precision, Tensor(a!) of_rhs,"
-    " bool turned, bool accumulate) -> Tensor of_x"
+    " bool transposed, bool accumulate) -> Tensor of_x"
 )
 _library.define(
     "serialized_loss_step_(Tensor grad, Tensor x, Tensor rhs, Tensor target, int reduction,"
-    " int ignore_index, int factor, bool keep_precision, Tensor(a!) of_rhs, bool turned,"
+    " int ignore_index, int factor, bool keep_precision, Tensor(a!) of_rhs, bool transposed,"
     " bool accumulate) -> (Tensor loss, Tensor of_x)"
 )
 serialized_loss = torch.ops.ipu.serialized_loss.default
@@ -65,9 +65,9 @@ def _loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     head = Head(x, rhs, target, ignore_index, mode, factor)
     check_targets(head)
-    wide = torch.float32 if x.dtype in HALF else x.dtype
-    log_sum = x.new_full((x.shape[0],), -torch.inf, dtype=wide)
-    wanted = x.new_zeros((x.shape[0],), dtype=wide)
+    sum_dtype = torch.float32 if x.dtype in HALF else x.dtype
+    log_sum = x.new_full((x.shape[0],), -torch.inf, dtype=sum_dtype)
+    wanted = x.new_zeros((x.shape[0],), dtype=sum_dtype)
     memory = head.memory()
     for block in head.blocks:
         top, bottom, _, _ = block
@@ -77,7 +77,7 @@ def _loss(
         here = log_sum[top:bottom]
         torch.logaddexp(here, log_sum_exp_(logits), out=here)
         del logits  # before the next ones are made
-    total = head.valid.sum().to(wide)
+    total = head.valid.sum().to(sum_dtype)
     return reduced(head, log_sum, wanted, total, reduction), total, log_sum
 
 
@@ -90,10 +90,10 @@ def _loss_shapes(
     mode: str,
     factor: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.float32 if x.dtype in HALF else x.dtype
+    sum_dtype = torch.float32 if x.dtype in HALF else x.dtype
     rows = x.shape[:1]
     loss = x.new_empty(rows if reduction == NONE else ())
-    return loss, x.new_empty((), dtype=wide), x.new_empty(rows, dtype=wide)
+    return loss, x.new_empty((), dtype=sum_dtype), x.new_empty(rows, dtype=sum_dtype)
 
 
 def _backward_into(
@@ -109,16 +109,16 @@ def _backward_into(
     factor: int,
     keep_precision: bool,
     of_rhs: Tensor,
-    turned: bool,
+    transposed: bool,
     accumulate: bool,
 ) -> Tensor:
     """Write the gradient of `rhs` to `of_rhs`, or add it; return that of `x`.
 
-    `turned`: `of_rhs` is `[classes, width]`.
+    `transposed`: `of_rhs` is `[classes, width]`.
     """
     head = Head(x, rhs, target, ignore_index, mode, factor)
     scale = scale_of(head, grad.to(log_sum.dtype), total, reduction)
-    gradients = Gradients.of(head, keep_precision, of_rhs.t() if turned else of_rhs, accumulate)
+    gradients = Gradients.of(head, keep_precision, of_rhs.t() if transposed else of_rhs, accumulate)
     memory = head.memory()
     for block in head.blocks:
         top, bottom, _, _ = block
@@ -138,17 +138,17 @@ def _step(
     factor: int,
     keep_precision: bool,
     of_rhs: Tensor,
-    turned: bool,
+    transposed: bool,
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
     """The loss and the gradient of `x`; that of `rhs` is written as `_backward_into` does."""
     head = Head(x, rhs, target, ignore_index, "input_channels", factor)
     check_targets(head)
-    wide = torch.float32 if x.dtype in HALF else x.dtype
-    log_sum, wanted = (x.new_zeros((x.shape[0],), dtype=wide) for _ in range(2))
-    total = head.valid.sum().to(wide)
-    scale = scale_of(head, grad.to(wide), total, reduction)
-    gradients = Gradients.of(head, keep_precision, of_rhs.t() if turned else of_rhs, accumulate)
+    sum_dtype = torch.float32 if x.dtype in HALF else x.dtype
+    log_sum, wanted = (x.new_zeros((x.shape[0],), dtype=sum_dtype) for _ in range(2))
+    total = head.valid.sum().to(sum_dtype)
+    scale = scale_of(head, grad.to(sum_dtype), total, reduction)
+    gradients = Gradients.of(head, keep_precision, of_rhs.t() if transposed else of_rhs, accumulate)
     memory = head.memory()
     for block in head.blocks:
         top, bottom, _, _ = block

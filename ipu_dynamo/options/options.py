@@ -43,6 +43,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "strategy": Strategy,
     "locations": Locations,
     "narrow": bool,
+    "stable_norm": bool,
     "stochastic_rounding": bool,
     "floating_point_exceptions": bool,
     "guard_updates": bool,
@@ -108,6 +109,8 @@ class Options:
             convolutions, of halves. `half` cuts the reduction into chunks of `partials_chunk`
             elements, sums each in float32 and adds the chunks' sums in float16, rounding each time.
         partials_chunk: elements in a chunk, at least 16.
+        stable_norm: take the statistics of norms on halves in float32. Those of norms on float32
+            are taken by two passes or Welford's method in any case.
         stochastic_rounding: round results and weights in half precision up or down at random,
             without bias; reproducible from `seed`.
         floating_point_exceptions: stop at an invalid operation, a division by zero, an overflow
@@ -175,6 +178,7 @@ class Options:
     partials: Literal["float", "half"] = "float"
     convolution_partials: Literal["float", "half"] = "float"
     partials_chunk: int = 64
+    stable_norm: bool = False
     stochastic_rounding: bool = False
     floating_point_exceptions: bool = False
     guard_updates: bool = False

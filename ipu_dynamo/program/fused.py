@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.update_rules import Rule
 
-Numbers = Sequence[Sequence[float]]  # for each update group, the values of its hyperparameters
+Hyperparameters = Sequence[Sequence[float]]  # of each update group, in its rule's order
 Zeros = frozenset[tuple[int, str]]  # the hyperparameters that are zero and left out: group and name
 # Zeros that need no operator. PyTorch's optimisers branch on the first two; with the others nothing
 # changes: g * (1 - 0) and x + 0 are g and x, also where these are infinite. No other may be:
@@ -19,12 +19,12 @@ class Fused:
     """A whole step as a function.
 
     Args:
-        function: takes the values of `state`, `constants`, `received` and `numbers` in this order,
-            and returns the new values of `state`, then those of `sent`.
+        function: takes the values of `state`, `constants`, `received` and `hyperparameters` in
+            this order, and returns the new values of `state`, then those of `sent`.
         state: variables that the step changes.
         constants: variables that it only reads.
         received: names that the loop receives.
-        numbers: hyperparameters that are not left out, by group and name: 0-dim float64.
+        hyperparameters: hyperparameters that are not left out, by group and name: 0-dim float64.
         sent: the value of every output stream, by the stream's name.
         zeros: hyperparameters that are left out.
     """
@@ -33,22 +33,22 @@ class Fused:
     state: tuple[str, ...]
     constants: tuple[str, ...]
     received: tuple[str, ...]
-    numbers: tuple[tuple[int, str], ...]
+    hyperparameters: tuple[tuple[int, str], ...]
     sent: tuple[str, ...]
     zeros: Zeros
 
 
-def zeros_of(rules: Mapping[int, Rule], numbers: Numbers) -> Zeros:
+def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zeros:
     """The hyperparameters that are left out; none where they are not known yet.
 
     Args:
         rules: of update groups.
     """
-    if not numbers:
+    if not hyperparameters:
         return frozenset()
     return frozenset(
         (group, name)
         for group, rule in rules.items()
-        for name, value in zip(rule.hyperparameters, numbers[group], strict=True)
+        for name, value in zip(rule.hyperparameters, hyperparameters[group], strict=True)
         if float(value) == 0.0 and name in LEFT_OUT
     )

@@ -31,7 +31,7 @@ class _Source:
 
 
 class SavableRegion(SerializableCallable):
-    """A compiled region that another process can load.
+    """A compiled graph that another process can load.
 
     Args:
         data: graph, names of inputs, and options, as `_saved` writes them.
@@ -67,7 +67,7 @@ class SavableRegion(SerializableCallable):
 def savable(
     gm: fx.GraphModule, examples: Sequence[Any], options: Any, compile_now: Compile
 ) -> SavableRegion:
-    """Compile a region and keep what it takes to compile it again elsewhere.
+    """Compile a graph and keep what it takes to compile it again elsewhere.
 
     Args:
         compile_now: the backend, for this process; it may change `gm`.

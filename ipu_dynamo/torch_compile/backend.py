@@ -57,7 +57,7 @@ def compile_readably(
     from ipu_dynamo.capture.private.saved_aot import aot_compiling
     from ipu_dynamo.capture.private.tracing import RestartAnalysis
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
-    from ipu_dynamo.torch_compile.compile_graph import compile_region
+    from ipu_dynamo.torch_compile.compile_graph import compile_graph
     from ipu_dynamo.torch_compile.dynamo_errors import readable
 
     if aot_compiling() and mode is None:
@@ -65,7 +65,7 @@ def compile_readably(
 
         return savable(gm, example_inputs, options, _compile_now)
     try:
-        return compile_region(gm, example_inputs, BackendOptions.read(options, mode), record)
+        return compile_graph(gm, example_inputs, BackendOptions.read(options, mode), record)
     except RestartAnalysis:
         raise  # how Dynamo is asked to capture the frame once more
     except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
@@ -78,10 +78,10 @@ def _compile_now(gm: "fx.GraphModule", examples: Sequence[Any], options: Any) ->
 
 def _reset() -> None:
     """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
-    from ipu_dynamo import program_history as recent
+    from ipu_dynamo import program_history
     from ipu_dynamo.torch_compile import notices
 
-    recent.forget()
+    program_history.forget()
     notices.forget()
     if stages := sys.modules.get(
         "ipu_dynamo.runtime.engines.compiled_stages"

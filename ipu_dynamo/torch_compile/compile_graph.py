@@ -1,4 +1,4 @@
-"""Compile a region that Dynamo captured: place its blocks, differentiate it, make its programs."""
+"""Compile a graph that Dynamo captured: place its blocks, differentiate it, make its programs."""
 
 import logging
 import warnings
@@ -75,7 +75,7 @@ class Record:
         return self.passes.setdefault(kind, [])
 
 
-def compile_region(
+def compile_graph(
     gm: fx.GraphModule,
     examples: Sequence[Any],
     options: BackendOptions,
@@ -124,7 +124,7 @@ def _compile_alone(
             record.blocks[blocks[node], stage, captured.ipus[stage]] += 1
     engine = make_engine(options.core().stage_engine)
     record.engine = engine.name
-    region = _Region(
+    programs = _GraphPrograms(
         roles=list(captured.placeholders),
         ipus=dict(captured.ipus),
         options=options,
@@ -136,10 +136,10 @@ def _compile_alone(
         return compile_passes(
             gm,
             examples,
-            joint=region.split,
-            forward=partial(region.compile, kind="forward"),
-            backward=partial(region.compile, kind="backward"),
-            inference=partial(region.compile, kind="inference"),
+            joint=programs.split,
+            forward=partial(programs.compile, kind="forward"),
+            backward=partial(programs.compile, kind="backward"),
+            inference=partial(programs.compile, kind="inference"),
         )
     except UnplaceableError as error:
         return _fall_back(gm, options, error, record)
@@ -158,14 +158,14 @@ def _fall_back(
 
 
 @dataclass
-class _Region:
-    """What the passes of one region share, forward compiled first.
+class _GraphPrograms:
+    """What the passes of one graph share, forward compiled first.
 
     Args:
         roles: of the inputs of Dynamo's graph.
         ipus: of each stage.
         seen: roles of the forward graph's placeholders, by node name.
-        homes: where the forward program keeps its variables.
+        owners: where the forward program keeps its variables.
         done: passes that ran on the joint graph.
     """
 
@@ -176,7 +176,7 @@ class _Region:
     micro_batches: MicroBatches | None
     record: Record
     seen: dict[str, Placeholder] = field(default_factory=dict)
-    homes: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
 
     def split(
@@ -218,7 +218,7 @@ class _Region:
             alone = None if kind == "inference" else kind
             core, flat = self.options.core(), open_pass(graph, self.roles, self.seen, alone)
             capture = flat.capture
-            capture.ipus, capture.homes = self.ipus, self.homes
+            capture.ipus, capture.owners = self.ipus, self.owners
             manager = PassManager(
                 kind, first="flat", runs=self.record.runs_of(kind), done=set(self.done)
             )
@@ -235,10 +235,10 @@ class _Region:
                 hosts = [host]
                 boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results)
             else:
-                boxed, hosts = self.micro_batches.compile(flat, descriptions, self.homes, manager)
+                boxed, hosts = self.micro_batches.compile(flat, descriptions, self.owners, manager)
             self.record.hosts += hosts
             for program in (host.program for host in hosts):
-                self.homes |= {variable.name: variable.ipu for variable in program.variables}
+                self.owners |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
                 remember(program)
                 log.debug("%s", program)

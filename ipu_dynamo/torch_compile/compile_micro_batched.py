@@ -78,12 +78,12 @@ class MicroBatches:
                 if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
                     self.outputs[description] = placed[int(result)]
         hosts, calls = [], []
-        homes = dict(known)
+        owners = dict(known)
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
-            piece.capture.homes = homes
+            piece.capture.owners = owners
             host, run = self._bind(piece, manager)
-            homes |= {variable.name: variable.ipu for variable in host.program.variables}
+            owners |= {variable.name: variable.ipu for variable in host.program.variables}
             sources = [places[source] for source in piece.sources.values()]
             calls.append((_taker(sources), run))
             places |= {name: len(places) + i for i, name in enumerate(piece.results)}

@@ -105,7 +105,7 @@ class Explanation:
         graphs: in the order of their capture.
         skipped: reasons why PyTorch ran parts of the model itself, without a graph.
         settings: options in force.
-        products: which library computes the matrix products of a micro-batch; with the engine
+        matmuls: which library computes the matmuls of a micro-batch; with the engine
             `inductor`, which asks.
         convolutions: the same for small convolutions, one by one.
     """
@@ -113,7 +113,7 @@ class Explanation:
     graphs: tuple[GraphExplanation, ...]
     skipped: tuple[str, ...]
     settings: tuple[Setting, ...]
-    products: tuple[Decision, ...] = ()
+    matmuls: tuple[Decision, ...] = ()
     convolutions: tuple[Decision, ...] = ()
 
     @property
@@ -132,8 +132,8 @@ class Explanation:
         if self.skipped:
             lines += ["not captured, so PyTorch runs it itself:"]
             lines += [f"  {reason}" for reason in self.skipped]
-        if self.products:
-            lines += ["matrix products:", *(f"  {one.about}" for one in self.products)]
+        if self.matmuls:
+            lines += ["matmuls:", *(f"  {one.about}" for one in self.matmuls)]
         if self.convolutions:
             lines += ["small convolutions:", *(f"  {one.about}" for one in self.convolutions)]
         return "\n".join([*lines, "options:", *(f"  {one}" for one in self.settings)])
@@ -195,7 +195,7 @@ def explain(
         graphs=graphs,
         skipped=tuple(text for text in (_first_line(s) for s in skipped) if text not in known),
         settings=tuple(_settings(options, read, {record.engine for record in records} - {""})),
-        products=_decided(hosts, "PrepackWeights", "ChooseMatmuls"),
+        matmuls=_decided(hosts, "PrepackWeights", "ChooseMatmuls"),
         convolutions=_decided(hosts, "UnfoldConvolutions"),
     )
 

@@ -1,6 +1,6 @@
 """Measure once per machine how long convolutions take, and keep the answer.
 
-As with products, the figures decide which code a stage runs.
+As with matmuls, the figures decide which code a stage runs.
 """
 
 import logging
@@ -41,17 +41,17 @@ def forget() -> None:
 @cache
 def _times_in(folder: Path, machine: str, one: ConvolutionShape) -> Mapping[str, float] | None:
     name = sha256(f"{machine}\n{one!r}".encode()).hexdigest()[:32]
-    path, key = folder / "patches" / f"{name}.json", repr(one)
+    path, key = folder / "convolutions" / f"{name}.json", repr(one)
     kept = kept_figures(path, machine, [key], lambda: {key: measure(one)})
     return kept[key] if kept else None
 
 
 @one_thread()
 def measure(one: ConvolutionShape) -> dict[str, float]:
-    """Seconds by the library that PyTorch calls, and by products.
+    """Seconds by the library that PyTorch calls, and by matmuls.
 
     The second is estimated, as compiling takes longer than all that it could save: from its
-    products, and from PyTorch's own copies to and from patches.
+    matmuls, and from PyTorch's own copies to and from patches.
     """
     kernel, where = one.weight[2:], (one.stride, one.padding)
     x = torch.ones(one.x, dtype=torch.float32, device="cpu")
@@ -63,7 +63,7 @@ def measure(one: ConvolutionShape) -> dict[str, float]:
     back = (*rest, list(one.mask))
     ways = {
         "torch": lambda: aten.convolution(x, weight, bias, *rest),
-        "products": lambda: flat @ seen,
+        "matmuls": lambda: flat @ seen,
         "patches": lambda: patches(x, kernel, *where),
         "channels": lambda: by_channel(y),
     }
@@ -72,10 +72,10 @@ def measure(one: ConvolutionShape) -> dict[str, float]:
         parts = parts.contiguous()
         of_x, of_weight, _ = one.mask
         ways["torch"] = lambda: aten.convolution_backward(y, x, weight, [len(weight)], *back)
-        ways["products"] = lambda: (of_x and flat.t() @ made, of_weight and made @ seen.t())
+        ways["matmuls"] = lambda: (of_x and flat.t() @ made, of_weight and made @ seen.t())
         ways["patches"] = lambda: of_weight and patches(x, kernel, *where)
         ways["sums"] = lambda: of_x and F.fold(parts, one.x[2:], kernel, padding=one.padding)
     found = fastest(ways, _SECONDS)
     log.info("%s measured: %s", one, found)
-    moved = sum(seconds for way, seconds in found.items() if way not in ("torch", "products"))
-    return {"torch": found["torch"], "products": found["products"] + _COMPILED * moved}
+    moved = sum(seconds for way, seconds in found.items() if way not in ("torch", "matmuls"))
+    return {"torch": found["torch"], "matmuls": found["matmuls"] + _COMPILED * moved}

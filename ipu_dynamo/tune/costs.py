@@ -30,12 +30,12 @@ WORTH_DEFERRING = 2e-3
 SHARE_OF_ADDING = 0.05
 PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added later
 
-# --- Matrix products and convolutions -----------------------------------------------------------
+# --- Matrix matmuls and convolutions -----------------------------------------------------------
 
 WORTH_CHANGING = 1.05  # PyTorch's own code stays where another way gains less
 WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight
 LARGE_CONVOLUTION = 50_000_000  # operations (a multiplication and an addition are two)
-MOST_PATCHES = 1_000_000  # elements of the patches, which take memory while the product runs
+MOST_PATCHES = 1_000_000  # elements of the patches, which take memory while the matmul runs
 MOST_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
-ROWS_OF_A_BLOCK = 128  # at least, of a loss: with fewer, products wait for the weight from memory
+ROWS_OF_A_BLOCK = 128  # at least, of a loss: with fewer, matmuls wait for the weight from memory
 FEWEST_BLOCKS = 4  # of rows of a loss, unless fewer were asked for

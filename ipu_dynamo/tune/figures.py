@@ -1,6 +1,6 @@
 """Hold the figures that decide how functions are compiled, to decide by them again elsewhere.
 
-What was measured on a machine decides which library computes a product, and so the last bits of
+What was measured on a machine decides which library computes a matmul, and so the last bits of
 results. A saved program has the figures with it: in another process, or with another cache folder,
 the same machine decides as it did.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.convolution_times import convolution_times
-from ipu_dynamo.tune.matmul_choice import Library, ProductChoice
+from ipu_dynamo.tune.matmul_choice import Library, MatmulChoice
 from ipu_dynamo.tune.matmul_times import Times
 
 
@@ -19,20 +19,20 @@ class Figures:
     """What functions are compiled by.
 
     Args:
-        library: what computes all products; None: the faster one of each class.
-        products: seconds of a product of each class; None: no product was asked for, or nothing is
+        library: what computes all matmuls; None: the faster one of each class.
+        matmuls: seconds of a matmul of each class; None: no matmul was asked for, or nothing is
             known, and PyTorch computes them.
         convolutions: seconds of convolutions in each way; others are measured.
     """
 
     library: Library | None
-    products: Times | None = None
+    matmuls: Times | None = None
     convolutions: Mapping[ConvolutionShape, Mapping[str, float]] = field(default_factory=dict)
 
     def of_convolution(self, one: ConvolutionShape) -> Mapping[str, float] | None:
         """Seconds of a convolution in each way; None where nothing is known."""
         return self.convolutions.get(one) or convolution_times(one)
 
-    def choice(self) -> ProductChoice:
-        """Which library computes which products."""
-        return ProductChoice(self.library, lambda: self.products)
+    def choice(self) -> MatmulChoice:
+        """Which library computes which matmuls."""
+        return MatmulChoice(self.library, lambda: self.matmuls)

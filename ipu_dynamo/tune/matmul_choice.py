@@ -1,4 +1,4 @@
-"""Choose the library that computes a class of matrix products."""
+"""Choose the library that computes a class of matmuls."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ import torch
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import mkldnn_enabled
 from ipu_dynamo.tune.costs import WORTH_CHANGING, WORTH_MEMORY
-from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass
-from ipu_dynamo.tune.matmul_times import Times, Way, product_times
+from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass
+from ipu_dynamo.tune.matmul_times import Times, Way, matmul_times
 
 MATMUL = "IPU_DYNAMO_MATMUL"  # environment variable: a library, or `auto`
 _LIBRARIES = ("auto", "torch", "onednn")
@@ -21,23 +21,23 @@ Library = Literal["torch", "onednn"]
 
 
 @dataclass(frozen=True)
-class ProductChoice:
-    """Which library computes which products.
+class MatmulChoice:
+    """Which library computes which matmuls.
 
-    It depends on the machine and the environment only: the same product has the same one in every
+    It depends on the machine and the environment only: the same matmul has the same one in every
     stage, wherever that is placed, with any number of threads.
 
     Args:
-        forced: one library for all products.
+        forced: one library for all matmuls.
         times: gives what was measured here, when it is needed; None: nothing was, and PyTorch's
-            own library computes all products.
+            own library computes all matmuls.
     """
 
     forced: Library | None = None
-    times: Callable[[], Times | None] = product_times
+    times: Callable[[], Times | None] = matmul_times
 
-    def way(self, one: ProductClass, *, packable: bool = False) -> Way:
-        """How to compute products of a class.
+    def way(self, one: MatmulClass, *, packable: bool = False) -> Way:
+        """How to compute matmuls of a class.
 
         Args:
             packable: the second operand is a weight that stays the same for many calls.
@@ -55,13 +55,13 @@ class ProductChoice:
             way = "packed"
         return way
 
-    def measured(self, one: ProductClass) -> Mapping[Way, float]:
-        """What decides: seconds of a product of the class by each library; nothing if forced."""
+    def measured(self, one: MatmulClass) -> Mapping[Way, float]:
+        """What decides: seconds of a matmul of the class by each library; nothing if forced."""
         measured = self.times() if self.forced is None and one in MEASURED else None
         return measured[one] if measured else {}
 
 
-def product_choice() -> ProductChoice:
+def matmul_choice() -> MatmulChoice:
     """The choice in force here.
 
     Raises:
@@ -75,22 +75,22 @@ def product_choice() -> ProductChoice:
     here = _has_onednn()
     exact = torch.get_float32_matmul_precision() == "highest"
     if named == "torch" or not here or not exact:
-        return ProductChoice(forced="torch")
-    return ProductChoice()
+        return MatmulChoice(forced="torch")
+    return MatmulChoice()
 
 
-def forced_choice(library: Library) -> ProductChoice:
-    """One library for all products.
+def forced_choice(library: Library) -> MatmulChoice:
+    """One library for all matmuls.
 
     Raises:
         IpuError: it is not here.
     """
     if library == "onednn" and not _has_onednn():
         raise IpuError(
-            "matrix products are to be oneDNN's, which this PyTorch lacks or has disabled\n"
+            "matmuls are to be oneDNN's, which this PyTorch lacks or has disabled\n"
             "  try:  torch.backends.mkldnn.set_flags(True), or the library torch"
         )
-    return ProductChoice(forced=library)
+    return MatmulChoice(forced=library)
 
 
 def _has_onednn() -> bool:

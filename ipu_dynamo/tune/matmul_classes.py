@@ -1,4 +1,4 @@
-"""Sort matrix products into classes, in each of which one library is the faster one."""
+"""Sort matmuls into classes, in each of which one library is the faster one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.accumulate import accumulate_matmul
 
 aten = torch.ops.aten
 Form = Literal["a @ b", "a @ b.t()", "a.t() @ b", "a.t() @ b.t()"]
@@ -21,8 +21,8 @@ _THIN = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ProductClass:
-    """Products of float32 on the CPU whose speed is alike.
+class MatmulClass:
+    """Matmuls of float32 on the CPU whose speed is alike.
 
     Args:
         form: how the operands lie in memory. A layer's forward pass is `a @ b.t()`, the gradient
@@ -45,12 +45,12 @@ _EXAMPLES: dict[Size, tuple[int, int, int]] = {
     "large": (512, 512, 1024),
     "batched": (128, 256, 256),
 }
-MEASURED = tuple(ProductClass(form, size) for size in _EXAMPLES for form in get_args(Form)[:3])
+MEASURED = tuple(MatmulClass(form, size) for size in _EXAMPLES for form in get_args(Form)[:3])
 
 
-def class_of(node: fx.Node) -> ProductClass | None:
-    """The class of a product that another library could compute, or None."""
-    if not _is_plain_product(node):
+def class_of(node: fx.Node) -> MatmulClass | None:
+    """The class of a matmul that another library could compute, or None."""
+    if not _is_plain_matmul(node):
         return None
     a, b = (value.meta["val"] for value in factors(node))
     ways = _is_transposed(a), _is_transposed(b)
@@ -60,17 +60,17 @@ def class_of(node: fx.Node) -> ProductClass | None:
     left, right = "a.t()" if ways[0] else "a", "b.t()" if ways[1] else "b"
     form: Form = f"{left} @ {right}"  # type: ignore[assignment]
     if operations < _TINY:
-        return ProductClass(form, "tiny")
+        return MatmulClass(form, "tiny")
     if a.dim() == 3:
-        return ProductClass(form, "batched")
+        return MatmulClass(form, "batched")
     if min(*a.shape, *b.shape) < _THIN:
-        return ProductClass(form, "thin")
+        return MatmulClass(form, "thin")
     size: Size = "small" if operations < _SMALL else "medium" if operations < _MEDIUM else "large"
-    return ProductClass(form, size)
+    return MatmulClass(form, size)
 
 
-def example_of(one: ProductClass) -> tuple[Tensor, Tensor]:
-    """Operands of a product of a measured class."""
+def example_of(one: MatmulClass) -> tuple[Tensor, Tensor]:
+    """Operands of a matmul of a measured class."""
     m, k, n = _EXAMPLES[one.size]
     left, right = one.form.split(" @ ")
     if one.size == "thin" and left == "a.t()":
@@ -86,21 +86,21 @@ def _laid_out(shape: Sequence[int], transposed: bool) -> Tensor:
     return torch.ones(shape, dtype=torch.float32, device="cpu")
 
 
-def _is_plain_product(node: fx.Node) -> bool:
-    """Whether a node is a product of two float32 on the CPU, or one with a bias for its columns."""
+def _is_plain_matmul(node: fx.Node) -> bool:
+    """Whether a node is a matmul of two float32 on the CPU, or one with a bias for its columns."""
     if node.target is aten.addmm.default:
         bias = node.args[0]
         assert isinstance(bias, fx.Node)
         if node.kwargs or bias.meta["val"].shape != node.meta["val"].shape[-1:]:
             return False
-    elif node.target not in (aten.mm.default, aten.bmm.default, accumulate_product):
+    elif node.target not in (aten.mm.default, aten.bmm.default, accumulate_matmul):
         return False
     values = [value.meta["val"] for value in node.all_input_nodes]
     return all(v.dtype == torch.float32 and v.device.type == "cpu" for v in values)
 
 
 def factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The two operands of a product."""
+    """The two operands of a matmul."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node)
     assert isinstance(b, fx.Node)

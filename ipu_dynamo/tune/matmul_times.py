@@ -1,4 +1,4 @@
-"""Measure once per machine how long each library takes for matrix products, and keep the answer.
+"""Measure once per machine how long each library takes for matmuls, and keep the answer.
 
 The figures decide which library a stage calls.
 """
@@ -19,18 +19,18 @@ from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
 from ipu_dynamo.tune.machine_name import machine_name
-from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass, example_of
+from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
 from ipu_dynamo.tune.microbenchmark import fastest, one_thread
 
 log = logging.getLogger(__name__)
 Way = Literal["torch", "onednn", "packed"]
-Times = Mapping[ProductClass, Mapping[Way, float]]
+Times = Mapping[MatmulClass, Mapping[Way, float]]
 _SECONDS = 0.05  # for each class
 _lock = fork_safe_lock()
 
 
-def product_times() -> Times | None:
-    """Seconds of one product of each class.
+def matmul_times() -> Times | None:
+    """Seconds of one matmul of each class.
 
     None where no folder keeps them: another process would choose otherwise.
     """
@@ -46,7 +46,7 @@ def forget() -> None:
 
 @cache
 def _times_in(folder: Path, machine: str) -> Times | None:
-    path = folder / "products" / f"{sha256(machine.encode()).hexdigest()[:32]}.json"
+    path = folder / "matmuls" / f"{sha256(machine.encode()).hexdigest()[:32]}.json"
     names = {str(one): one for one in MEASURED}
 
     def figures() -> Figures:
@@ -58,15 +58,15 @@ def _times_in(folder: Path, machine: str) -> Times | None:
 
 
 def measure() -> Times:
-    """Time a product of each class by each library, in less than a second on a usual machine."""
+    """Time a matmul of each class by each library, in less than a second on a usual machine."""
     start = time.thread_time()
     with one_thread():
         times = {one: fastest(_ways(one), _SECONDS) for one in MEASURED}
-    log.info("matrix products measured in %.2f s of one core", time.thread_time() - start)
+    log.info("matmuls measured in %.2f s of one core", time.thread_time() - start)
     return times
 
 
-def _ways(one: ProductClass) -> dict[Way, Callable[[], object]]:
+def _ways(one: MatmulClass) -> dict[Way, Callable[[], object]]:
     a, b = example_of(one)
     if one.size == "batched":
         return {"torch": lambda: torch.bmm(a, b), "onednn": lambda: onednn.batched(a, b)}

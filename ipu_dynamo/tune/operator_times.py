@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.library.host_call import host_call, without_calling
-from ipu_dynamo.ops.operator_costs import has_products
+from ipu_dynamo.ops.operator_costs import has_matmuls
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
@@ -27,7 +27,7 @@ def operator_times(graph: fx.GraphModule, *, threads: int, fused: bool) -> dict[
     with intra_op_threads(threads), torch.no_grad():
         runs = [_times(graph) for _ in range(_REPETITIONS)]
     return {
-        node: min(run[node] for run in runs) * (_FUSED if fused and not has_products(node) else 1.0)
+        node: min(run[node] for run in runs) * (_FUSED if fused and not has_matmuls(node) else 1.0)
         for node in runs[0]
     }
 

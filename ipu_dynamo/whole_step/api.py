@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import Model
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, OptionError
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Clip
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.optimizer.host_step import describe_host
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe, has_rule
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer
@@ -24,6 +25,7 @@ def compile_training(
     *,
     loss: int | None = None,
     clip: Clip | None = None,
+    update: Literal["program", "host"] = "program",
 ) -> CompiledModel:
     """Make a whole training step one program: forward, loss, backward, accumulation, update.
 
@@ -39,6 +41,9 @@ def compile_training(
         clip: how the gradients of all trained parameters together are clipped before each update,
             once they are summed over micro-batches and replicas and averaged: `ClipGradNorm` or
             `ClipGradValue`, which do what torch.nn.utils does, or `ClipGlobalNorm`.
+        update: `program`, the update is part of it; `host`, the program ends with the gradients,
+            and `optimizer.step()` runs in Python after each of its steps. That takes any optimiser
+            that needs no closure.
 
     Example:
         step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -61,10 +66,14 @@ def compile_training(
             hint="pass ClipGradNorm, ClipGradValue or ClipGlobalNorm with its limit",
         )
 
-    traced = None if has_rule(optimizer) else TracedOptimizer()
+    if update not in ("program", "host"):
+        raise OptionError(f"update is {update!r}; choose program or host")
+    on_host = update == "host"
+    traced = None if on_host or has_rule(optimizer) else TracedOptimizer()
 
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
-        groups = (describe if traced is None else traced.describe)(given, parameters)
+        known = describe_host if on_host else describe
+        groups = (known if traced is None else traced.describe)(given, parameters)
         return tuple(replace(group, clip=clip) for group in groups)
 
     step = CompiledModel(

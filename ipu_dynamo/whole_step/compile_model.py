@@ -28,7 +28,7 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Program
-from ipu_dynamo.program.fused import Numbers
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
@@ -163,14 +163,16 @@ class Wanted:
 
 
 def fused_again(
-    written: HostProgram, options: Options, machine: Machine, numbers: Numbers
+    written: HostProgram, options: Options, machine: Machine, hyperparameters: Hyperparameters
 ) -> HostProgram:
     """What runs with other hyperparameters, of which others may be zero.
 
     Args:
         written: as `Compiled` has it.
     """
-    return run_host_passes(written, form_passes(options, replace(machine, numbers=numbers)))
+    return run_host_passes(
+        written, form_passes(options, replace(machine, hyperparameters=hyperparameters))
+    )
 
 
 def _lowered(

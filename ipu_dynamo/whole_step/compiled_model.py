@@ -312,7 +312,7 @@ class CompiledModel(Inspection, WeightExchange):
         engine = self._engine or make_engine(options.stage_engine)
         machine = Machine(
             engine.name,
-            numbers=[group.values for group in groups],
+            hyperparameters=[group.values for group in groups],
             own_tensors=self._own_weights,
             figures=self._figures,
         )
@@ -341,12 +341,14 @@ class CompiledModel(Inspection, WeightExchange):
                 seed=seed,
                 workers=workers_for(compiled.host, options),
                 devices=compiled.devices,
-                numbers=machine.numbers,
+                hyperparameters=machine.hyperparameters,
                 fuse_again=partial(fused_again, compiled.written, options, machine),
                 guard_updates=options.guard_updates,
                 update_recipe=partial(update_recipe, options, machine),
                 others=self._other_updates(compiled, groups),
             )
+        if link is not None:
+            executable.step_with(link.host(executable))
         if link is not None and link.traced is not None:
             executable.trace_with(lambda: link.trace_next(compiled.program, executable, options))
         self._watched = [

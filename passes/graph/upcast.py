@@ -19,13 +19,13 @@ aten = torch.ops.aten
 class InFloat:
     """The rewrite of one graph, operator by operator in graph order.
 
-    Invariant: `wide` has one conversion of a value for each stage and direction, so that what
+    Invariant: `upcasts` has one conversion of a value for each stage and direction, so that what
     travels between stages stays half as large.
     """
 
     graph: fx.Graph
     names: Mapping[fx.Node, str]
-    wide: dict[tuple[fx.Node, Any, Any], fx.Node] = field(default_factory=dict)
+    upcasts: dict[tuple[fx.Node, Any, Any], fx.Node] = field(default_factory=dict)
 
     @classmethod
     def of(cls, capture: Capture) -> "InFloat":
@@ -34,20 +34,20 @@ class InFloat:
 
     def rewrite(self, node: fx.Node) -> None:
         with self.graph.inserting_before(node):
-            args = map_arg(node.args, lambda n: self.widened(n, node))
-            kwargs = map_arg(dict(node.kwargs), lambda n: self.widened(n, node))
+            args = map_arg(node.args, lambda n: self.upcast(n, node))
+            kwargs = map_arg(dict(node.kwargs), lambda n: self.upcast(n, node))
             args, kwargs = map_aggregate((args, kwargs), _wide_dtype)
             name = f"{node.name}_f32"
-            wide = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
-        keep_group(node, wide)
-        if isinstance(wide.meta["val"], Tensor):
-            become(node, aten._to_copy.default, wide, dtype=torch.float16)
+            result = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
+        keep_group(node, result)
+        if isinstance(result.meta["val"], Tensor):
+            become(node, aten._to_copy.default, result, dtype=torch.float16)
             return
         for part in list(node.users):
             assert part.target is getitem, "only parts of several results can be read"
             with self.graph.inserting_before(part):
                 name = f"{part.name}_f32"
-                value = call(self.graph, getitem, wide, part.args[1], origin=part, name=name)
+                value = call(self.graph, getitem, result, part.args[1], origin=part, name=name)
             if part.meta["val"].dtype == torch.float16:
                 become(part, aten._to_copy.default, value, dtype=torch.float16)
             else:
@@ -55,12 +55,12 @@ class InFloat:
                 self.graph.erase_node(part)
         self.graph.erase_node(node)
 
-    def widened(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+    def upcast(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         if not is_half(source):
             return source
         key = source, reader.meta.get(STAGE), reader.meta.get(BACKWARD)
-        if key not in self.wide:
-            self.wide[key] = call(
+        if key not in self.upcasts:
+            self.upcasts[key] = call(
                 self.graph,
                 aten._to_copy.default,
                 source,
@@ -68,7 +68,7 @@ class InFloat:
                 origin=reader,
                 name=f"{self.names.get(source, source.name)}_f32",
             )
-        return self.wide[key]
+        return self.upcasts[key]
 
 
 def is_half(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 Before   %p = aten.mm(%a, %b);  aten.add_(%w_grad, aten.t(%p))
          %e = aten.embedding_dense_backward(%rows, %tokens, ...);  aten.add_(%w_grad, %e)
-After    ipu.accumulate_product(%w_grad, True, %a, %b);  ...
+After    ipu.accumulate_matmul(%w_grad, True, %a, %b);  ...
          ipu.accumulate_rows(%w_grad, %tokens, %rows)
 Keeps    shapes, dtypes, source lines; values up to the order of one sum. No gradient exists beside
          its accumulator, which is read and written once, and a tied table's first contribution is
@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import (
@@ -115,7 +115,7 @@ def apply(graph: fx.Graph, one: Accumulation) -> None:
         with graph.inserting_before(one.matmul):
             if one.transposed:
                 a, b = (call(graph, aten.t.default, n, origin=one.matmul) for n in (b, a))
-            call(graph, accumulate_product, one.total, one.adds, a, b, origin=one.matmul)
+            call(graph, accumulate_matmul, one.total, one.adds, a, b, origin=one.matmul)
     else:
         with graph.inserting_before(one.write):
             add_rows(graph, one.total, term, origin=one.write)

@@ -1,11 +1,11 @@
-"""Choose for each matrix product the library that is faster here.
+"""Choose for each matmul the library that is faster here.
 
 Before   %y: f32[m,n] = aten.addmm(%bias, %a, %b);  %z = aten.gelu(%y)
 After    %z: f32[m,n] = ipu.onednn_matmul(%a, %b, %bias, "gelu")
 Keeps    shapes, layouts, source lines; values but for the order of the sums.
 Source   measured here, see `tune/matmul_times.py`: which library is fast differs by processor.
 
-Only gelu moves into the product: oneDNN's relu makes 0 of nan.
+Only gelu moves into the matmul: oneDNN's relu makes 0 of nan.
 """
 
 from collections import Counter
@@ -17,18 +17,18 @@ import torch
 from torch import fx
 
 from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
 from ipu_dynamo.program.recipe import Packed, Recipe
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_choice import (
     Library,
-    ProductChoice,
+    MatmulChoice,
     forced_choice,
-    product_choice,
+    matmul_choice,
 )
-from ipu_dynamo.tune.matmul_classes import ProductClass, class_of, factors
+from ipu_dynamo.tune.matmul_classes import MatmulClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way
 
 aten = torch.ops.aten
@@ -37,8 +37,8 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product and what was decided for it.
+class Matmul:
+    """A matmul and what was decided for it.
 
     Args:
         node: computes it.
@@ -47,22 +47,22 @@ class Product:
     """
 
     node: fx.Node
-    of: ProductClass
+    of: MatmulClass
     way: Way
     weight: fx.Node | None = None
     gelu: fx.Node | None = None
 
 
 def plan(
-    graph: fx.Graph, choice: ProductChoice, constants: Collection[int] = ()
-) -> tuple[Product, ...]:
-    """Decide how the products of a graph are computed. Reads the graph, changes nothing.
+    graph: fx.Graph, choice: MatmulChoice, constants: Collection[int] = ()
+) -> tuple[Matmul, ...]:
+    """Decide how the matmuls of a graph are computed. Reads the graph, changes nothing.
 
     Args:
         constants: positions of the inputs that keep their values from call to call.
     """
     fixed = {n for i, n in enumerate(graph.find_nodes(op="placeholder")) if i in constants}
-    products = []
+    matmuls = []
     for node in graph.nodes:
         one = class_of(node)
         if one is None:
@@ -70,29 +70,29 @@ def plan(
         weight = _weight(node)
         way = choice.way(one, packable=weight in fixed)
         gelu = _gelu_of(node) if way != "torch" and node.target is not aten.bmm.default else None
-        products.append(Product(node, one, way, weight if way == "packed" else None, gelu))
-    return tuple(products)
+        matmuls.append(Matmul(node, one, way, weight if way == "packed" else None, gelu))
+    return tuple(matmuls)
 
 
-def apply(function: Function, products: Sequence[Product]) -> tuple[Function, tuple[Packed, ...]]:
-    """Replace products in a copy of `function`; the packed weights are inputs behind its own."""
+def apply(function: Function, matmuls: Sequence[Matmul]) -> tuple[Function, tuple[Packed, ...]]:
+    """Replace matmuls in a copy of `function`; the packed weights are inputs behind its own."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(function.graph.graph.find_nodes(op="placeholder"))
     for node in placeholders:
         of[node] = graph.node_copy(node)
-    packed = _packed_inputs(products, placeholders)
+    packed = _packed_inputs(matmuls, placeholders)
     further = {}
     for one in packed:
         source = placeholders[one.source]
         further[one] = graph.placeholder(f"{source.name}_packed_{one.rows}")
         further[one].meta = dict(source.meta)
     inputs = {
-        product.node: further[_packed(product, placeholders)]
-        for product in products
-        if product.weight is not None
+        matmul.node: further[_packed(matmul, placeholders)]
+        for matmul in matmuls
+        if matmul.weight is not None
     }
-    chosen = {product.node: product for product in products}
-    activated = {product.gelu for product in products if product.gelu is not None}
+    chosen = {matmul.node: matmul for matmul in matmuls}
+    activated = {matmul.gelu for matmul in matmuls if matmul.gelu is not None}
     for node in function.graph.graph.nodes:
         if node.op == "placeholder":
             continue
@@ -107,10 +107,10 @@ def apply(function: Function, products: Sequence[Product]) -> tuple[Function, tu
 
 
 def decisions_of(
-    products: Iterable[Product], choice: ProductChoice, *, by: str, function: str
+    matmuls: Iterable[Matmul], choice: MatmulChoice, *, by: str, function: str
 ) -> list[Decision]:
-    """What was decided for products, by class."""
-    counts = Counter((product.of, product.way) for product in products)
+    """What was decided for matmuls, by class."""
+    counts = Counter((matmul.of, matmul.way) for matmul in matmuls)
     reason = "it is forced" if choice.forced else ""
     return [
         Decision(by, way, reason, function, str(of), count, choice.measured(of))  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class ChooseMatmuls(RecipePass):
 
     Args:
         figures: to decide by; None: those of this machine.
-        forced: the library of all products.
+        forced: the library of all matmuls.
     """
 
     name: ClassVar[str] = "ChooseMatmuls"
@@ -135,32 +135,32 @@ class ChooseMatmuls(RecipePass):
 
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
         choice = choice_by(self.figures, self.forced)
-        products = plan(recipe.lowered.graph.graph, choice)
+        matmuls = plan(recipe.lowered.graph.graph, choice)
         name = recipe.function.name
-        decisions = decisions_of(products, choice, by=self.name, function=name)
-        changed = [product for product in products if product.way != "torch"]
+        decisions = decisions_of(matmuls, choice, by=self.name, function=name)
+        changed = [matmul for matmul in matmuls if matmul.way != "torch"]
         if not changed:
             return recipe, decisions
         lowered, _ = apply(recipe.lowered, changed)
         return replace(recipe, lowered=lowered), decisions
 
 
-def choice_by(figures: Figures | None, forced: Library | None) -> ProductChoice:
+def choice_by(figures: Figures | None, forced: Library | None) -> MatmulChoice:
     """The choice between libraries by figures, or the one that the user forces."""
     if forced is not None:
         return forced_choice(forced)
-    return product_choice() if figures is None else figures.choice()
+    return matmul_choice() if figures is None else figures.choice()
 
 
 def _call(
-    graph: fx.Graph, product: Product, of: dict[fx.Node, fx.Node], packed: fx.Node | None
+    graph: fx.Graph, matmul: Matmul, of: dict[fx.Node, fx.Node], packed: fx.Node | None
 ) -> fx.Node:
-    """The library's call, as a copy of the product's node."""
-    node = product.node
+    """The library's call, as a copy of the matmul's node."""
+    node = matmul.node
     a, b = (of[factor] for factor in factors(node))
     bias = of[node.args[0]] if node.target is aten.addmm.default else None  # type: ignore[index]
-    activation = "none" if product.gelu is None else _ACTIVATIONS[_approximation(product.gelu)]
-    if node.target is accumulate_product:
+    activation = "none" if matmul.gelu is None else _ACTIVATIONS[_approximation(matmul.gelu)]
+    if node.target is accumulate_matmul:
         return _accumulated(graph, node, of[node.args[0]], a, b)  # type: ignore[index]
     if node.target is aten.bmm.default:
         call = graph.call_function(onednn.batched, (a, b))
@@ -173,11 +173,11 @@ def _call(
 
 
 def _accumulated(graph: fx.Graph, node: fx.Node, total: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
-    """The library's product, stored in or added to the accumulator of `node`."""
-    product = graph.call_function(onednn.matmul, (a, b, None, "none"))
+    """The library's matmul, stored in or added to the accumulator of `node`."""
+    matmul = graph.call_function(onednn.matmul, (a, b, None, "none"))
     write = aten.add_.Tensor if node.args[1] else aten.copy_.default
-    call = graph.call_function(write, (total, product))
-    for made in (product, call):
+    call = graph.call_function(write, (total, matmul))
+    for made in (matmul, call):
         made.meta = node.meta | {"val": total.meta["val"]}
     return call
 
@@ -191,22 +191,22 @@ def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node) -> fx.Node:
 
 
 def _packed_inputs(
-    products: Sequence[Product], placeholders: Sequence[fx.Node]
+    matmuls: Sequence[Matmul], placeholders: Sequence[fx.Node]
 ) -> tuple[Packed, ...]:
-    """Each packed weight once, in the order of the products."""
-    packed = [_packed(product, placeholders) for product in products if product.weight is not None]
+    """Each packed weight once, in the order of the matmuls."""
+    packed = [_packed(matmul, placeholders) for matmul in matmuls if matmul.weight is not None]
     return tuple(dict.fromkeys(packed))
 
 
-def _packed(product: Product, placeholders: Sequence[fx.Node]) -> Packed:
-    assert product.weight is not None
-    rows = factors(product.node)[0].meta["val"].shape[0]
-    return Packed(placeholders.index(product.weight), rows)
+def _packed(matmul: Matmul, placeholders: Sequence[fx.Node]) -> Packed:
+    assert matmul.weight is not None
+    rows = factors(matmul.node)[0].meta["val"].shape[0]
+    return Packed(placeholders.index(matmul.weight), rows)
 
 
 def _weight(node: fx.Node) -> fx.Node | None:
     """The matrix whose transposed value is the second operand."""
-    if node.target in (aten.bmm.default, accumulate_product):
+    if node.target in (aten.bmm.default, accumulate_matmul):
         return None
     second = factors(node)[1]
     is_transposed = second.target is aten.t.default or (
@@ -217,7 +217,7 @@ def _weight(node: fx.Node) -> fx.Node | None:
 
 
 def _gelu_of(node: fx.Node) -> fx.Node | None:
-    """The gelu that is all that becomes of a product, perhaps reshaped."""
+    """The gelu that is all that becomes of a matmul, perhaps reshaped."""
     (*users,) = node.users
     while len(users) == 1 and users[0].target in _RESHAPES:
         (*users,) = users[0].users

@@ -1,4 +1,4 @@
-"""Compute convolutions of images as matrix products: the patches of the image times the weight.
+"""Compute convolutions of images as matmuls: the patches of the image times the weight.
 
 Compilers fuse the copying of patches with what is around it. Where images are small or have few
 channels, that takes less time than a library of convolutions, which rearranges the weight first.

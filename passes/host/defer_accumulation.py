@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND
 from ipu_dynamo.passes.levels import Level
@@ -89,7 +89,7 @@ def _additions(function: Function) -> list[fx.Node]:
 
 
 def _adds(node: fx.Node) -> bool:
-    if node.target is accumulate_product:
+    if node.target is accumulate_matmul:
         return node.args[1] is True
     return node.target is accumulate_rows or (node.target is aten.add_.Tensor and not node.kwargs)
 
@@ -157,7 +157,7 @@ def _added(graph: fx.Graph, addition: fx.Node, copies: Mapping[Any, fx.Node]) ->
     assert isinstance(total, fx.Node)
     if addition.target is aten.add_.Tensor:
         return copies[addition.args[1]]
-    if addition.target is accumulate_product:
+    if addition.target is accumulate_matmul:
         a, b = addition.args[2:]
         value = graph.call_function(aten.mm.default, (copies[a], copies[b]))
     else:

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from ipu_dynamo.passes.host import unfold_convolutions
 from ipu_dynamo.program import Function
 from ipu_dynamo.tune.figures import Figures
-from ipu_dynamo.tune.matmul_choice import product_choice
+from ipu_dynamo.tune.matmul_choice import matmul_choice
 from ipu_dynamo.tune.matmul_classes import MEASURED, class_of
 
 
 def figures_of(functions: Iterable[Function]) -> Figures:
     """The figures of this machine that decide how functions are compiled here."""
     functions = tuple(functions)
-    choice = product_choice()
+    choice = matmul_choice()
     if choice.forced is not None:
         return Figures(choice.forced)
     asked = any(class_of(node) in MEASURED for f in functions for node in f.operators)

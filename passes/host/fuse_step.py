@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.graph_queries import owner, writes
 from ipu_dynamo.passes.host.fusing_costs import fusing_costs
 from ipu_dynamo.passes.host.update_graphs import RULES, Writer, written
@@ -33,7 +33,7 @@ from ipu_dynamo.program import (
     Variable,
     make_function,
 )
-from ipu_dynamo.program.fused import Fused, Numbers, Zeros, zeros_of
+from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
 
@@ -104,13 +104,13 @@ def _only_stores(function: Function) -> bool:
 
 def _stores(node: fx.Node) -> bool:
     """Whether an operator writes a whole value, that of a matrix product perhaps."""
-    if node.target is accumulate_product:
+    if node.target is accumulate_matmul:
         return node.args[1] is False
     return node.target is aten.copy_.default
 
 
 def fuse(program: Program, zeros: Zeros) -> Fused:
-    """The step as one function, for numbers of which `zeros` are left out; see `why_not_fused`."""
+    """The step as one function without the hyperparameters `zeros`; see `why_not_fused`."""
     return _Fusing(program).fuse(zeros)
 
 
@@ -146,7 +146,7 @@ class _Fusing:
         received = tuple(name for name in given if name not in variables)
         for name in (*state, *constants, *received):
             self.values[name] = self.take(name, given, variables)
-        numbers = tuple(
+        hyperparameters = tuple(
             dict.fromkeys(
                 (update.group, name)
                 for update in self.updates
@@ -154,18 +154,18 @@ class _Fusing:
                 if (update.group, name) not in zeros
             )
         )
-        of_numbers = {pair: self.number(*pair) for pair in numbers}
+        of_hyperparameters = {pair: self.number(*pair) for pair in hyperparameters}
         old = dict(self.values)
         results, gradients = self.compute(given)
         for update in self.updates:
-            self.update(update, gradients, old, of_numbers)
+            self.update(update, gradients, old, of_hyperparameters)
         sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
         sent = tuple(sends[output.name] for output in self.program.outputs)
         outputs = [self.own(self.values[name], old[name]) for name in state]
         self.graph.output((*outputs, *(results[name] for name in sent)))
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         function = make_function(f"whole_{self.function.name}", module)
-        return Fused(function, state, constants, received, numbers, sent, zeros)
+        return Fused(function, state, constants, received, hyperparameters, sent, zeros)
 
     def take(
         self, name: str, given: Mapping[str, fx.Node], variables: Mapping[str, Variable]
@@ -218,10 +218,12 @@ class _Fusing:
         update: Update,
         gradients: Mapping[str, fx.Node],
         old: Mapping[str, fx.Node],
-        of_numbers: Mapping[tuple[int, str], fx.Node],
+        of_hyperparameters: Mapping[tuple[int, str], fx.Node],
     ) -> None:
-        numbers = {
-            name: node for (group, name), node in of_numbers.items() if group == update.group
+        hyperparameters = {
+            name: node
+            for (group, name), node in of_hyperparameters.items()
+            if group == update.group
         }
         writer = Writer(self.graph)
         for place, (name, total) in enumerate(
@@ -232,7 +234,9 @@ class _Fusing:
                 gradient = writer.call(aten.div.Tensor, gradient, update.divisor)
             names = {state: of[place] for state, of in update.states}
             states = {state: old[variable] for state, variable in names.items()}
-            new, changed = written(update.rule, writer, old[name], gradient, states, numbers)
+            new, changed = written(
+                update.rule, writer, old[name], gradient, states, hyperparameters
+            )
             self.values[name] = new
             self.values |= {names[state]: node for state, node in changed.items()}
 
@@ -257,7 +261,7 @@ class FuseStep:
 
     Args:
         compiles: functions are compiled, and not run operator by operator.
-        numbers: hyperparameters that the function is made for.
+        hyperparameters: hyperparameters that the function is made for.
         forced: whether to, whatever it is worth.
     """
 
@@ -266,7 +270,7 @@ class FuseStep:
     choices: ClassVar[tuple[bool, ...]] = (True, False)
 
     compiles: bool = True
-    numbers: Numbers = ()
+    hyperparameters: Hyperparameters = ()
     forced: bool | None = None
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
@@ -295,4 +299,4 @@ class FuseStep:
         if not wanted:
             return host
         rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
-        return replace(host, fused=fuse(program, zeros_of(rules, self.numbers)))
+        return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))

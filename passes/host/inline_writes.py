@@ -61,14 +61,14 @@ class Joined:
     Args:
         writes: what its function is to write.
         kept: its results that something else reads than a write, or nothing at all.
-        apart: writes for a call of their own, behind it.
+        separate: writes for a call of their own, behind it.
         instructions: those that say all this.
     """
 
     call: Call
     writes: tuple[Write, ...]
     kept: tuple[int, ...]
-    apart: tuple[Write, ...]
+    separate: tuple[Write, ...]
     instructions: tuple[Accumulate | WriteBuffer, ...]
 
 
@@ -96,10 +96,10 @@ def plan(program: Program) -> list[Joined]:
     split = []
     for call in calls:
         writes = [write for instruction in behind[id(call)] for write in _writes_of(instruction)]
-        apart = [w for w in writes if w.rule == "buffer" and call.function in without]
-        split.append((call, tuple(w for w in writes if w not in apart), tuple(apart)))
+        separate = [w for w in writes if w.rule == "buffer" and call.function in without]
+        split.append((call, tuple(w for w in writes if w not in separate), tuple(separate)))
         made = set(call.results)
-        read.update(write.value for write in apart)
+        read.update(write.value for write in separate)
         read.update(write.value for write in writes if write.value not in made)
     joined = []
     for call, inside, later in split:
@@ -155,10 +155,10 @@ class _Writer:
         results = tuple(call.results[position] for position in one.kept)
         return replace(call, arguments=names, results=results), self.known[key]
 
-    def call_apart(self, one: Joined) -> tuple[Call, Function]:
+    def call_that_writes(self, one: Joined) -> tuple[Call, Function]:
         """A call behind one that writes buffers and computes nothing."""
-        names = self.further(one.apart, ())
-        given = {name: self.layout(name, one.apart) for name in names}
+        names = self.further(one.separate, ())
+        given = {name: self.layout(name, one.separate) for name in names}
         empty = fx.Graph()
         empty.output(()).meta["val"] = None
         function = make_function(f"{one.call.function}_writes", module_of(empty))
@@ -166,7 +166,7 @@ class _Writer:
         call = replace(
             one.call, function=function.name, arguments=(), results=(), source=write.source
         )
-        writing = replace(one, call=call, writes=one.apart, kept=(), apart=())
+        writing = replace(one, call=call, writes=one.separate, kept=(), separate=())
         return replace(call, arguments=names), _built(function, writing, given)
 
     def further(self, writes: Sequence[Write], known: Sequence[str | None]) -> tuple[str, ...]:
@@ -258,8 +258,8 @@ def inline(program: Program) -> Program:
     held: list[Call] = []  # calls by whose id functions are found
     for one in joined:
         made = [writer.call(one)]
-        if one.apart:
-            made.append(writer.call_apart(one))
+        if one.separate:
+            made.append(writer.call_that_writes(one))
         functions |= {id(call): function for call, function in made}
         held += [call for call, _ in made]
         replaced[id(one.call)] = tuple(call for call, _ in made)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ipu_dynamo.program.fused import Numbers
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.tune.figures import Figures
 
 
@@ -19,12 +19,12 @@ class Machine:
         own_tensors: nobody writes a program's tensors without their version counters' notice, as a
             user can with `weight.data`.
         figures: to decide by; None: those of this machine.
-        numbers: hyperparameters of the updates that a call will probably have.
+        hyperparameters: hyperparameters of the updates that a call will probably have.
     """
 
     engine: str = "eager"
     devices: Sequence[torch.device] = ()
-    numbers: Numbers = ()
+    hyperparameters: Hyperparameters = ()
     own_tensors: bool = False
     figures: Figures | None = None
 

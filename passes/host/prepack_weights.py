@@ -1,9 +1,9 @@
-"""Keep weights of inference in the order of a library's own, where products of them gain.
+"""Keep weights of inference in the order of a library's own, where matmuls of them gain.
 
 Before   %t = aten.t(%w);  %y = aten.mm(%x, %t), where %w keeps its values from call to call
 After    %y = ipu.onednn_packed(%x, %w_packed), with a further input that the runtime packs once
 Keeps    shapes, layouts, source lines; values but for the order of the sums.
-Source   oneDNN developer guide, "Inner product": weights in a format that the library chooses.
+Source   oneDNN developer guide, "Inner matmul": weights in a format that the library chooses.
 """
 
 from collections.abc import Sequence, Set
@@ -42,8 +42,8 @@ class PrepackWeights(RecipePass):
         program = host.runs
         constants = constant_inputs(recipe.function, program.calls, constant_variables(program))
         choice = choice_by(self.figures, "onednn" if self.forced else None)
-        products = plan(recipe.lowered.graph.graph, choice, constants)
-        packed = [product for product in products if product.way == "packed"]
+        matmuls = plan(recipe.lowered.graph.graph, choice, constants)
+        packed = [matmul for matmul in matmuls if matmul.way == "packed"]
         if not packed:
             return recipe, ()
         lowered, further = apply(recipe.lowered, packed)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.passes.host.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
@@ -28,7 +28,7 @@ _MATMULS = {
     onednn.batched,
     onednn.matmul,
     onednn.packed,
-    accumulate_product,
+    accumulate_matmul,
     accumulate_rows,
 }
 

@@ -1,4 +1,4 @@
-"""Unfold small convolutions into matrix products of patches, where that is faster here.
+"""Unfold small convolutions into matmuls of patches, where that is faster here.
 
 Before   %y: f32[n,o,h,w] = aten.convolution(%x, %w, %b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 After    %p: f32[c*kh*kw,n*h*w] = aten.clone(%seen)   # patches of %x
@@ -34,7 +34,7 @@ from ipu_dynamo.tune.costs import (
     WORTH_CHANGING,
 )
 from ipu_dynamo.tune.figures import Figures
-from ipu_dynamo.tune.matmul_choice import ProductChoice, product_choice
+from ipu_dynamo.tune.matmul_choice import MatmulChoice, matmul_choice
 
 aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0], 1)  # dilation, transposed, padding of the output, groups
@@ -43,11 +43,11 @@ Times = Callable[[ConvolutionShape], Mapping[str, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionUse:
-    """A convolution of a program, whether products compute it, and the seconds of each way: of
-    PyTorch's own code as measured, of products as estimated."""
+    """A convolution of a program, whether matmuls compute it, and the seconds of each way: of
+    PyTorch's own code as measured, of matmuls as estimated."""
 
     of: ConvolutionShape
-    products: bool
+    matmuls: bool
     seconds: Mapping[str, float]
 
 
@@ -55,17 +55,17 @@ def plan(
     graph: fx.Graph,
     times: Times = convolution_times,
     *,
-    choice: ProductChoice | None = None,
+    choice: MatmulChoice | None = None,
     forced: bool | None = None,
 ) -> dict[fx.Node, ConvolutionUse]:
     """Decide how the small convolutions of a graph are computed. Reads the graph only.
 
     Args:
-        choice: of products; where one library is forced, it computes convolutions, too. None: the
+        choice: of matmuls; where one library is forced, it computes convolutions, too. None: the
             one in force.
-        forced: products compute all, or none, whatever they take.
+        forced: matmuls compute all, or none, whatever they take.
     """
-    if forced is None and (choice or product_choice()).forced is not None:
+    if forced is None and (choice or matmul_choice()).forced is not None:
         return {}
     found = {}
     for node in graph.nodes:
@@ -75,8 +75,8 @@ def plan(
         if forced is not None:
             found[node] = ConvolutionUse(of, forced, {})
         elif seconds := times(of):
-            products = seconds["products"] * WORTH_CHANGING <= seconds["torch"]
-            found[node] = ConvolutionUse(of, products, seconds)
+            matmuls = seconds["matmuls"] * WORTH_CHANGING <= seconds["torch"]
+            found[node] = ConvolutionUse(of, matmuls, seconds)
     return found
 
 
@@ -86,7 +86,7 @@ def uses_of(functions: Iterable[Function]) -> tuple[ConvolutionUse, ...]:
 
 
 def _shape_of(node: fx.Node) -> ConvolutionShape | None:
-    """What a node computes, if it is a small convolution that products can compute."""
+    """What a node computes, if it is a small convolution that matmuls can compute."""
     mask: tuple[bool, ...] = ()
     if node.target is aten.convolution.default:
         x, weight, bias, stride, padding, *rest = node.args
@@ -131,7 +131,7 @@ def _is_small(of: ConvolutionShape) -> bool:
 
 
 def apply(function: Function, chosen: Collection[fx.Node]) -> Function:
-    """`function` with convolutions computed by products of matrices."""
+    """`function` with convolutions computed by matmuls of matrices."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     gradients: dict[fx.Node, list[fx.Node | None]] = {}
     for node in function.graph.graph.nodes:
@@ -236,7 +236,7 @@ class UnfoldConvolutions(RecipePass):
         decisions = [
             Decision(
                 self.name,
-                "matmul of patches" if use.products else "torch",
+                "matmul of patches" if use.matmuls else "torch",
                 "it is forced" if self.forced is not None else "",
                 recipe.function.name,
                 of=str(use.of),
@@ -244,5 +244,5 @@ class UnfoldConvolutions(RecipePass):
             )
             for use in uses.values()
         ]
-        chosen = {node for node, use in uses.items() if use.products}
+        chosen = {node for node, use in uses.items() if use.matmuls}
         return replace(recipe, lowered=apply(function, chosen)) if chosen else recipe, decisions

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, Rule
 
 aten = torch.ops.aten
-Numbers = Mapping[str, fx.Node]  # hyper-parameters by name; of `LEFT_OUT` those that are not zero
+Hyperparameters = Mapping[str, fx.Node]  # by name; of `LEFT_OUT` those that are not zero
 Written = tuple[fx.Node, dict[str, fx.Node]]  # new parameter, new states by name
 
 
@@ -57,12 +57,12 @@ def sgd(
     w: fx.Node,
     g: fx.Node,
     states: Mapping[str, fx.Node],
-    numbers: Numbers,
+    hyperparameters: Hyperparameters,
 ) -> Written:
     """A step of SGD; without a momentum its buffer keeps its value, as in torch."""
-    g = _decayed(writer, _signed(writer, g, rule.maximize), w, numbers)
-    lr, new = numbers["lr"], {}
-    momentum, dampening = numbers.get("momentum"), numbers.get("dampening")
+    g = _decayed(writer, _signed(writer, g, rule.maximize), w, hyperparameters)
+    lr, new = hyperparameters["lr"], {}
+    momentum, dampening = hyperparameters.get("momentum"), hyperparameters.get("dampening")
     if rule.momentum and (momentum is not None or rule.dampen_first_step):
         undamped, buffer = g, states["momentum_buffer"]
         if dampening is not None:
@@ -90,21 +90,23 @@ def adam(
     w: fx.Node,
     g: fx.Node,
     states: Mapping[str, fx.Node],
-    numbers: Numbers,
+    hyperparameters: Hyperparameters,
 ) -> Written:
     """A step of Adam or AdamW; bias corrections are float64, as in torch's fused operator."""
-    lr, eps = numbers["lr"], numbers.get("eps")
+    lr, eps = hyperparameters["lr"], hyperparameters.get("eps")
     g = _signed(writer, g, rule.maximize)
     if not rule.decoupled_weight_decay:
-        g = _decayed(writer, g, w, numbers)
-    elif "weight_decay" in numbers:
-        w = writer.multiply(w, writer.from_one(writer.multiply(lr, numbers["weight_decay"])))
+        g = _decayed(writer, g, w, hyperparameters)
+    elif "weight_decay" in hyperparameters:
+        w = writer.multiply(
+            w, writer.from_one(writer.multiply(lr, hyperparameters["weight_decay"]))
+        )
     step = writer.call(aten.add.Scalar, states["step"], 1.0)
     new = {"step": step}
     corrections: list[fx.Node] = []
     for name, beta, squared in (("exp_avg", "beta1", False), ("exp_avg_sq", "beta2", True)):
         value = writer.multiply(g, g) if squared else g
-        factor = numbers[beta]
+        factor = hyperparameters[beta]
         value = writer.multiply(value, writer.from_one(factor))
         new[name] = writer.add(writer.multiply(states[name], factor), value)
         wide = writer.call(aten.to.dtype, step, torch.float64)
@@ -131,14 +133,14 @@ def written(
     w: fx.Node,
     g: fx.Node,
     states: Mapping[str, fx.Node],
-    numbers: Numbers,
+    hyperparameters: Hyperparameters,
 ) -> Written:
     """A step of `rule`, which is one of `RULES`."""
     match rule:
         case SGD():
-            return sgd(rule, writer, w, g, states, numbers)
+            return sgd(rule, writer, w, g, states, hyperparameters)
         case Adam():
-            return adam(rule, writer, w, g, states, numbers)
+            return adam(rule, writer, w, g, states, hyperparameters)
     raise NotImplementedError(f"no graph for the rule {rule}")
 
 
@@ -149,6 +151,6 @@ def _signed(writer: Writer, g: fx.Node, maximize: bool) -> fx.Node:
     return writer.call(aten.neg.default, g) if maximize else g
 
 
-def _decayed(writer: Writer, g: fx.Node, w: fx.Node, numbers: Numbers) -> fx.Node:
-    decay = numbers.get("weight_decay")
+def _decayed(writer: Writer, g: fx.Node, w: fx.Node, hyperparameters: Hyperparameters) -> fx.Node:
+    decay = hyperparameters.get("weight_decay")
     return g if decay is None else writer.add(g, writer.multiply(w, decay))

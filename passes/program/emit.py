@@ -1,4 +1,4 @@
-"""Write the program: variables with homes, streams, functions, and every copy between IPUs.
+"""Write the program: variables with owners, streams, functions, and every copy between IPUs.
 
 Before   parts of the graph, in order, and the optimiser's groups
 After    a Program that says what one replica does in a call
@@ -71,11 +71,11 @@ class _Emitter:
     partitioned: Partitioned
     options: Options
     groups: Sequence[UpdateGroup]
-    homes: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
     local: dict[tuple[str, int], str] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
-    stored: dict[tuple[str, int], Store] = field(default_factory=dict)  # by value and its home
+    stored: dict[tuple[str, int], Store] = field(default_factory=dict)  # by value and its owner
     moves: Moves = field(default_factory=Moves)
     before: list[Instruction] = field(default_factory=list)
     micro_batch: list[Instruction] = field(default_factory=list)
@@ -88,10 +88,10 @@ class _Emitter:
             for name in part.inputs:
                 role = self.roles.get(name)
                 if role is not None and role.kind not in ("input", "random_key"):
-                    self.homes.setdefault(name, self.capture.homes.get(name, part.ipu))
+                    self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
             for write in part.writes:
                 if write.rule == "buffer":
-                    self.homes[write.target] = part.ipu
+                    self.owners[write.target] = part.ipu
                     self.changed.add(write.target)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
@@ -101,14 +101,14 @@ class _Emitter:
             if role.kind in ("input", "random_key"):
                 streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
-        variable_types = {name: self.variable_type(name) for name in self.homes}
+        variable_types = {name: self.variable_type(name) for name in self.owners}
         self.end = StepEnd(
             parts,
             self.options,
             self.groups,
-            self.homes,
+            self.owners,
             variable_types,
-            {name: self.strides(name) for name in self.homes},
+            {name: self.strides(name) for name in self.owners},
             self.loss_scale(),
         )
         self.variables = self.find_variables()
@@ -121,7 +121,7 @@ class _Emitter:
         if scale is None:
             return None
         counters = {part.counter: part.ipu for part in self.partitioned.parts if part.counter}
-        return LossScaleEnd(scale, self.options, self.homes[scale.name], counters)
+        return LossScaleEnd(scale, self.options, self.owners[scale.name], counters)
 
     def rule(self) -> ActivationRule:
         """Which activations leave the chip."""
@@ -150,16 +150,16 @@ class _Emitter:
                 self.store(move)
 
     def store(self, move: Move) -> None:
-        name = self.local.get((move.value, move.home), move.value)
+        name = self.local.get((move.value, move.owner), move.value)
         type_, source = self.moving(move)
         store = Store(name, f"{name}.off", type_, move.ipu, move.phase, source)
-        self.stored[move.value, move.home] = store
+        self.stored[move.value, move.owner] = store
         self.micro_batch.append(store)
 
     def load(self, move: Move) -> None:
         """Load a value; from here on this is what its IPU calls it."""
-        stored = self.stored[move.value, move.home]
-        name = stored.value if move.ipu == move.home else on_ipu(stored.value, move.ipu)
+        stored = self.stored[move.value, move.owner]
+        name = stored.value if move.ipu == move.owner else on_ipu(stored.value, move.ipu)
         result = f"{name}.phase{move.until}"
         self.local[move.value, move.ipu] = result
         load = Load(stored.result, result, stored.type, move.ipu, move.phase, stored.source)
@@ -185,7 +185,7 @@ class _Emitter:
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             overlap = self.capture.overlaps.get(("input", name), "no_overlap")
             self.micro_batch.append(Receive(name, result, ipu, overlap))
-        elif self.homes[name] == ipu or self.located[name].off_chip:
+        elif self.owners[name] == ipu or self.located[name].off_chip:
             return name
         else:
             result = on_ipu(name, ipu)
@@ -193,7 +193,7 @@ class _Emitter:
             if not any(isinstance(i, Copy) and i.value == name for i in self.before):
                 self.before += gather_for_copies(self.located[name])
             (self.before if once else self.micro_batch).append(
-                Copy(name, result, self.variable_type(name), self.homes[name], ipu, "the weights")
+                Copy(name, result, self.variable_type(name), self.owners[name], ipu, "the weights")
             )
             if not once:
                 return result
@@ -279,7 +279,7 @@ class _Emitter:
         options = self.options
         found = []
         for role in self.capture.placeholders:
-            if role.name in self.homes and role.kind != "loss_scale":
+            if role.name in self.owners and role.kind != "loss_scale":
                 kind: Kind = role.kind  # type: ignore[assignment]
                 own = options.replicas > 1 and role.name in self.changed
                 type_ = self.variable_type(role.name)
@@ -288,13 +288,13 @@ class _Emitter:
                 own = own and groups is None
                 tensor = self.capture.tensors[role.name]
                 values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
-                home = self.homes[role.name]
+                owner = self.owners[role.name]
                 found.append(
                     Variable(
                         role.name,
                         type_,
                         kind,
-                        home,
+                        owner,
                         not own,
                         values,
                         groups=groups,

@@ -27,26 +27,26 @@ class LossScaleEnd:
     """The end of a step, as far as the loss scale goes.
 
     Args:
-        home: IPU that begins the backward pass.
+        owner: IPU that begins the backward pass.
         counters: the accumulators that count, and their IPUs.
     """
 
     scale: LossScale
     options: Options
-    home: int
+    owner: int
     counters: Mapping[str, int]
 
     def on(self, ipu: int) -> str:
         """What `ipu` calls the loss scale."""
-        return self.scale.name if ipu == self.home else on_ipu(self.scale.name, ipu)
+        return self.scale.name if ipu == self.owner else on_ipu(self.scale.name, ipu)
 
     def copies(self, ipus: Iterable[int]) -> list[Instruction]:
         """The copies of the loss scale to IPUs that update parameters."""
         name = self.scale.name
         return [
-            Copy(name, self.on(ipu), _NUMBER, self.home, ipu, "the loss scale")
+            Copy(name, self.on(ipu), _NUMBER, self.owner, ipu, "the loss scale")
             for ipu in ipus
-            if ipu != self.home
+            if ipu != self.owner
         ]
 
     def adjustment(self) -> list[Instruction]:
@@ -57,11 +57,11 @@ class LossScaleEnd:
         result: list[Instruction] = []
         local = []
         for name, ipu in self.counters.items():
-            local.append(name if ipu == self.home else on_ipu(name, self.home))
-            if ipu != self.home:
-                result.append(Copy(name, local[-1], _COUNT, ipu, self.home, "size of gradients"))
+            local.append(name if ipu == self.owner else on_ipu(name, self.owner))
+            if ipu != self.owner:
+                result.append(Copy(name, local[-1], _COUNT, ipu, self.owner, "size of gradients"))
         if self.options.replicas > 1:
-            result.append(AllReduce(tuple(local), self.home))
+            result.append(AllReduce(tuple(local), self.owner))
         limits = [torch.finfo(self.scale.dtype), torch.finfo(torch.float32)]
         micro_batches = self.options.gradient_accumulation * self.options.replicas
         several = automatic.period > 1
@@ -72,7 +72,7 @@ class LossScaleEnd:
             share=automatic.share,
             smallest=max(limit.smallest_normal for limit in limits),
             largest=min(limit.max for limit in limits),
-            ipu=self.home,
+            ipu=self.owner,
             period=automatic.period,
             steps=self._steps if several else None,
             so_far=self._so_far if several else None,
@@ -81,11 +81,11 @@ class LossScaleEnd:
 
     def variables(self) -> list[Variable]:
         """The loss scale, the counters, and what is kept from step to step."""
-        found = [Variable(self.scale.name, _NUMBER, "loss_scale", self.home)]
+        found = [Variable(self.scale.name, _NUMBER, "loss_scale", self.owner)]
         automatic = self.options.automatic_loss_scaling
         if automatic is not None and automatic.period > 1:
             found += [
-                Variable(name, _COUNT, "loss_scale", self.home)
+                Variable(name, _COUNT, "loss_scale", self.owner)
                 for name in (self._steps, self._so_far)
             ]
         alone = self.options.replicas == 1

@@ -38,24 +38,24 @@ class TracedEnd:
 
     Args:
         groups: of the optimiser.
-        homes: of the trained parameters.
+        owners: of the trained parameters.
     """
 
     trace: TracedStep
     groups: Sequence[_Group]
-    homes: Mapping[str, int]
+    owners: Mapping[str, int]
     options: Options
 
     @property
     def home(self) -> int:
         """Where the counters are, and numbers are computed."""
-        return min(self.homes.values())
+        return min(self.owners.values())
 
     def variables(self, trained: Collection[str]) -> list[Variable]:
         """The states and the counters."""
         trace = self.trace
         states = [
-            Variable(f"{name}.{key}", type_, "state", self.homes[name])
+            Variable(f"{name}.{key}", type_, "state", self.owners[name])
             for name, own in trace.states.items()
             if name in trained
             for key, type_ in own

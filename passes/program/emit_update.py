@@ -1,7 +1,7 @@
 """Write what follows the micro-batches of a step, and the variables that only this needs.
 
 Before   parts that write gradients to accumulators, and the optimiser's groups
-After    copies of gradients to the homes of their parameters, sums over replicas, in shards
+After    copies of gradients to the owners of their parameters, sums over replicas, in shards
          where a parameter is updated in shards, clipping, updates;
          accumulators and optimiser states as variables
 Keeps    the order of parameters in each group.
@@ -71,14 +71,14 @@ class StepEnd:
     Args:
         parts: of the graph; they say which parameters have gradients, and where these are made.
         groups: of the optimiser.
-        homes, types, strides: IPU, type and layout of every parameter.
+        owners, types, strides: IPU, type and layout of every parameter.
         loss_scale: the factor on the loss, if it is a variable.
     """
 
     parts: Sequence[Part]
     options: Options
     groups: Sequence[UpdateGroup]
-    homes: Mapping[str, int]
+    owners: Mapping[str, int]
     types: Mapping[str, TensorType]
     strides: Mapping[str, tuple[int, ...] | None]
     loss_scale: LossScaleEnd | None = None
@@ -86,28 +86,28 @@ class StepEnd:
     def instructions(self, located: Located) -> list[Instruction]:
         """All of it but loads, stores and gathers; `located` are the program's variables."""
         result: list[Instruction] = []
-        local: dict[str, str] = {}  # what the home of a parameter calls its gradient
+        local: dict[str, str] = {}  # what the owner of a parameter calls its gradient
         for part in self.parts:
             for name in part.gradients:
                 if name in local:
                     continue  # several functions of a stage add to it
-                local[name], home = accumulator(name), self.homes[name]
-                if part.ipu != home:
-                    local[name] = on_ipu(accumulator(name), home)
+                local[name], owner = accumulator(name), self.owners[name]
+                if part.ipu != owner:
+                    local[name] = on_ipu(accumulator(name), owner)
                     why = f"gradient of {name}"
                     held = self.summed_as[name]
-                    copy = Copy(accumulator(name), local[name], held, part.ipu, home, why)
+                    copy = Copy(accumulator(name), local[name], held, part.ipu, owner, why)
                     result.append(copy)
         scale = self.loss_scale
         if scale is not None:
             updated = {name for group in self.groups for name in group.parameters}
-            result += scale.copies(sorted({self.homes[name] for name in updated & local.keys()}))
+            result += scale.copies(sorted({self.owners[name] for name in updated & local.keys()}))
         updates: list[Update] = []
         traced = emit_traced(self)
         for index, group in enumerate(self.groups):
             trained = [name for name in group.parameters if name in local]
-            for ipu in sorted({self.homes[name] for name in trained}):
-                names = tuple(name for name in trained if self.homes[name] == ipu)
+            for ipu in sorted({self.owners[name] for name in trained}):
+                names = tuple(name for name in trained if self.owners[name] == ipu)
                 gradients = tuple(local[name] for name in names)
                 update = self._update(index, group, names, gradients, ipu, located)
                 updates += [update] if traced is None else traced.split(update, located)
@@ -217,7 +217,7 @@ class StepEnd:
         return update if group.trace is not None else in_shards(update, located)
 
     def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
-        ipu, type_ = self.homes[parameter], self.types[parameter]
+        ipu, type_ = self.owners[parameter], self.types[parameter]
         scalar = spec.shape == "scalar"
         groups = None if scalar else self.options.replica_groups.get(parameter)
         held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
@@ -231,7 +231,7 @@ def emit_traced(end: StepEnd) -> TracedEnd | None:
     trained = [n for part in end.parts for n in part.gradients]
     if trace is None or not trained:
         return None
-    return TracedEnd(trace, end.groups, {n: end.homes[n] for n in trained}, end.options)
+    return TracedEnd(trace, end.groups, {n: end.owners[n] for n in trained}, end.options)
 
 
 def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:

@@ -21,14 +21,14 @@ class Move:
 
     Args:
         value: name of a part's result, or of a stream.
-        home: the IPU that made or received it, and stores it.
+        owner: the IPU that made or received it, and stores it.
         ipu: the IPU that stores or loads it.
         phase: when it moves.
         until: of a load, the phase that reads it.
     """
 
     value: str
-    home: int
+    owner: int
     ipu: int
     phase: int
     until: int = 0
@@ -80,34 +80,34 @@ def store_activations(
         streams: inputs that IPUs receive. What an IPU received and reads again is such a value.
     """
     moves, liveness = Moves(), rule.liveness
-    made: dict[tuple[str, int], int] = {}  # value and its home -> index of the part
-    homes: dict[str, int] = {}
+    made: dict[tuple[str, int], int] = {}  # value and its owner -> index of the part
+    owners: dict[str, int] = {}
     stored: set[tuple[str, int]] = set()
     loaded: set[tuple[str, int, int, int]] = set()
     for index, part in enumerate(parts):
         for name in part.reads:
-            home = part.ipu if name in streams else homes.get(name)
-            if home is None:
+            owner = part.ipu if name in streams else owners.get(name)
+            if owner is None:
                 continue  # a variable
-            maker = made.setdefault((name, home), index)
+            maker = made.setdefault((name, owner), index)
             if not rule.moves(types[name], parts[maker], part):
                 continue
-            if (name, home) not in stored:
-                stored.add((name, home))
+            if (name, owner) not in stored:
+                stored.add((name, owner))
                 after = _end(parts, maker, liveness)
-                move = Move(name, home, home, _number(parts[after]) + 1)
+                move = Move(name, owner, owner, _number(parts[after]) + 1)
                 moves.stores.setdefault(after, []).append(move)
             phase = _number(part)
             once = phase if liveness == "off_chip_after_each_phase" else -1
-            if (name, home, part.ipu, once) not in loaded:
-                loaded.add((name, home, part.ipu, once))
+            if (name, owner, part.ipu, once) not in loaded:
+                loaded.add((name, owner, part.ipu, once))
                 before = next(i for i, p in enumerate(parts) if p.phase == phase)
-                move = Move(name, home, part.ipu, phase - 1, until=phase)
+                move = Move(name, owner, part.ipu, phase - 1, until=phase)
                 moves.loads.setdefault(before, []).append(move)
         for name in part.outputs:
-            made[name, part.ipu], homes[name] = index, part.ipu
+            made[name, part.ipu], owners[name] = index, part.ipu
     for stores in moves.stores.values():
-        stores.sort(key=lambda move: made[move.value, move.home])
+        stores.sort(key=lambda move: made[move.value, move.owner])
     return moves
 
 

@@ -26,8 +26,8 @@ def with_trace(
     assert isinstance(loop, Repeat)
     updates = [i for i in loop.body if isinstance(i, Update)]
     old = {name for i in loop.body if isinstance(i, UpdateFactors) for name in i.results}
-    homes = {name: update.ipu for update in updates for name in update.parameters}
-    end = TracedEnd(trace, groups, homes, options)  # type: ignore[arg-type]
+    owners = {name: update.ipu for update in updates for name in update.parameters}
+    end = TracedEnd(trace, groups, owners, options)  # type: ignore[arg-type]
     located = {variable.name: variable for variable in program.variables}
     body: list[Instruction] = []
     copied = False

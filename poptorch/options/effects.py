@@ -21,7 +21,6 @@ class Effect(StrEnum):
 
 
 _MACHINE_MODEL = "the machine model"
-_TWO_PASSES = "normalisations in two passes"
 
 # Options whose effect is still to come, with what each waits for. They are recorded until then, and
 # say so once. An option leaves this table with the change that makes it work.
@@ -30,12 +29,10 @@ PENDING = {
     "TensorLocationSettings.useIOTilesToStore": _MACHINE_MODEL,
     "_Popart.defaultBufferingDepth": _MACHINE_MODEL,
     "_Popart.defaultPrefetchBufferingDepth": _MACHINE_MODEL,
-    "_Popart.enableStableNorm": _TWO_PASSES,
     "_Popart.engineOptions": _MACHINE_MODEL,
     "_Popart.instrumentWithHardwareCycleCounter": _MACHINE_MODEL,
     "_Popart.setEngineOptions": _MACHINE_MODEL,
     "enableProfiling": _MACHINE_MODEL,
-    "enableStableNorm": _TWO_PASSES,
     "logCycleCount": _MACHINE_MODEL,
     "modelName": _MACHINE_MODEL,
     "setAvailableMemoryProportion": _MACHINE_MODEL,

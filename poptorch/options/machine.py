@@ -90,7 +90,10 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def enableStableNorm(self, enabled: bool) -> None:
-        """Compute the statistics of normalisations in two passes, the mean first."""
+        """Take the statistics of normalisations on halves in float32.
+
+        Those of float32 are taken with the mean first in any case.
+        """
         self._popart.store("enableStableNorm", enabled)
 
     @setter(Effect.COMPUTES)

@@ -68,13 +68,13 @@ _DICTIONARIES = """
 
 _KEYS = {
     "bool": frozenset(_BOOLS.split()),
-    "int": frozenset(_INTEGERS.split()),
-    "float": frozenset(_FLOATS.split()),
+    "uint64": frozenset(_INTEGERS.split()),
+    "floating point": frozenset(_FLOATS.split()),
     "string": frozenset(_STRINGS.split()),
-    "list": frozenset(_LISTS.split()),
-    "dict": frozenset(_DICTIONARIES.split()),
+    "set / vector": frozenset(_LISTS.split()),
+    "map": frozenset(_DICTIONARIES.split()),
 }
-_OF_TYPES = ((bool, "bool"), (int, "int"), (float, "float"), (str, "string"))
+_OF_TYPES = ((bool, "bool"), (int, "uint64"), (float, "floating point"), (str, "string"))
 
 _EFFECTS = {
     Effect.COMPUTES: """
@@ -113,7 +113,7 @@ def check_session(options: Mapping[str, Any]) -> None:
     """
     for name, value in options.items():
         kind = _kind(name, value)
-        if name not in _KEYS[kind] and not (kind == "int" and name in _KEYS["float"]):
+        if name not in _KEYS[kind] and not (kind == "uint64" and name in _KEYS["floating point"]):
             raise createPoptorchError(f"Unknown {kind} option {name}{_expected(name)}")
         for line in _lines(name, value):
             logger.debug("poptorch.Options %s", line)
@@ -127,11 +127,11 @@ def _kind(name: str, value: Any) -> str:
         if isinstance(value, type_):
             return kind
     if isinstance(value, dict):
-        return "dict"
+        return "map"
     if isinstance(value, set | frozenset | list | tuple) and all(
         isinstance(item, str | int) for item in value
     ):
-        return "list"
+        return "set / vector"
     raise createPoptorchError(
         f"Unknown value type {type(value).__name__} for option {name}: use bool, int, float, str, "
         "a list or set of int or str, or a dict of str to str"
@@ -140,7 +140,7 @@ def _kind(name: str, value: Any) -> str:
 
 def _expected(name: str) -> str:
     kinds = [kind for kind, names in _KEYS.items() if name in names]
-    return f": it takes a {kinds[0]}" if kinds else ""
+    return f": its values are of kind {kinds[0]}" if kinds else ""
 
 
 def _lines(name: str, value: Any) -> Iterable[str]:

@@ -25,7 +25,7 @@ from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -34,6 +34,7 @@ from ipu_dynamo.runtime.execute.transaction.transactional_steps import (
     TransactionalSteps,
     UpdateRecipe,
 )
+from ipu_dynamo.runtime.update.host_update import HostStepper
 
 
 class Executable:
@@ -55,7 +56,7 @@ class Executable:
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         devices: the torch device of every IPU, where the tensors of its variables are.
-        numbers: what calls will probably have, so that what they need is compiled now.
+        hyperparameters: what calls will probably have, so that what they need is compiled now.
         fuse_again: what to run with hyperparameters of which others are zero than of those that
             `host` was fused for.
         guard_updates: keep copies of what updates write until they are complete.
@@ -84,7 +85,7 @@ class Executable:
         seed: int = 0,
         workers: int | None = 1,
         devices: Sequence[torch.device] = (),
-        numbers: Numbers = (),
+        hyperparameters: Hyperparameters = (),
         fuse_again: FuseAgain | None = None,
         guard_updates: bool = False,
         update_recipe: UpdateRecipe | None = None,
@@ -118,7 +119,7 @@ class Executable:
         self._loop: MicroBatchLoop | None = None
         if host.fused is not None:
             self.fused = FusedStep(host, engine, storage, self._link.kept, fuse_again)
-            self.fused.prepare(numbers)
+            self.fused.prepare(hyperparameters)
         else:
             self._loop = MicroBatchLoop(
                 program,
@@ -228,12 +229,16 @@ class Executable:
     @property
     def retraced(self) -> Program | None:
         """The program with the updates of the last step, where these were traced later for its
-        numbers; None: it is as it was compiled."""
+        hyperparameters; None: it is as it was compiled."""
         return self._steps.retraced
 
     def trace_with(self, another: Callable[[], Program]) -> None:
         """Let `another` trace updates for numbers that those which are known are not for."""
         self._steps.another = another
+
+    def step_with(self, host: HostStepper) -> None:
+        """Let `host` make the step of an optimiser that runs in Python."""
+        self._steps.host = host
 
     def replace_updates(self, program: Program) -> None:
         """Use the updates of another program, whose loop and variables are the same, alone."""
@@ -243,12 +248,14 @@ class Executable:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
         self._steps.end.reload_states()
 
-    def __call__(self, inputs: Mapping[str, Tensor], numbers: Numbers = ()) -> dict[str, Tensor]:
+    def __call__(
+        self, inputs: Mapping[str, Tensor], hyperparameters: Hyperparameters = ()
+    ) -> dict[str, Tensor]:
         """Run one call.
 
         Args:
             inputs: the caller's tensor for every input stream of the host.
-            numbers: for each update group, the values of its rule's hyper-parameters.
+            hyperparameters: for each update group, the values of its rule's hyperparameters.
 
         Returns:
             The joined tensor of every output stream that is not printed.
@@ -267,9 +274,11 @@ class Executable:
                 "  try:  one call after the other, or an executable for each thread"
             )
         with self._one_call:  # whose thread waits, should another have come between
-            return self._call(inputs, numbers)
+            return self._call(inputs, hyperparameters)
 
-    def _call(self, inputs: Mapping[str, Tensor], numbers: Numbers) -> dict[str, Tensor]:
+    def _call(
+        self, inputs: Mapping[str, Tensor], hyperparameters: Hyperparameters
+    ) -> dict[str, Tensor]:
         self._settle()
         self._transaction.check()
         self._storage.spread_changes()
@@ -281,12 +290,12 @@ class Executable:
             try:
                 self._storage.expect_changes()
                 if self.fused:
-                    self.fused(numbers, self._rounds, streams, self.timeline, self.records)
+                    self.fused(hyperparameters, self._rounds, streams, self.timeline, self.records)
                 elif self._loop:
                     first, seed = self._first_step, self.seed
                     self._steps(
                         self._loop,
-                        numbers,
+                        hyperparameters,
                         streams,
                         self.timeline,
                         self.records,

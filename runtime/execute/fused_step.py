@@ -18,13 +18,13 @@ from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
-from ipu_dynamo.runtime.execute.step_end import Numbers
+from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 
-FuseAgain = Callable[[Numbers], HostProgram]
+FuseAgain = Callable[[Hyperparameters], HostProgram]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class FusedStep:
         """Steps over all calls, also of those that failed later."""
         return self._storage.times_rebound
 
-    def prepare(self, numbers: Numbers) -> FusedFunction:
+    def prepare(self, hyperparameters: Hyperparameters) -> FusedFunction:
         """The function for these hyperparameters, compiled if there was none like them before."""
-        if self._now is not None and numbers == self._given:
+        if self._now is not None and hyperparameters == self._given:
             return self._now
-        values = [[float(number) for number in group] for group in numbers]
+        values = [[float(number) for number in group] for group in hyperparameters]
         named = {
             (group, name): value
             for group, rule in self._rules.items()
@@ -110,14 +110,14 @@ class FusedStep:
         if zeros not in self._functions:
             self._functions[zeros] = self._bind(self._host_for(zeros, values))
         self._now = self._functions[zeros]
-        wanted = self._now.fused.numbers
+        wanted = self._now.fused.hyperparameters
         self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
-        self._given = [tuple(group) for group in numbers]
+        self._given = [tuple(group) for group in hyperparameters]
         return self._now
 
     def __call__(
         self,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         steps: int,
         streams: HostStreams,
         timeline: Timeline | None,
@@ -132,7 +132,7 @@ class FusedStep:
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
-        now = self.prepare(numbers)
+        now = self.prepare(hyperparameters)
         storage, task = self._storage, now.task
         homes = now.homes
         frame: list[Any] = [*homes, *now.constants, *self._hyperparameters, *now.blank]
@@ -170,23 +170,23 @@ class FusedStep:
                     storage.write_home()
                 raise
 
-    def _host_for(self, zeros: Zeros, numbers: Numbers) -> HostProgram:
+    def _host_for(self, zeros: Zeros, hyperparameters: Hyperparameters) -> HostProgram:
         """What to run with these hyperparameters."""
         host = self._host
         if host.fused is None or host.fused.zeros != zeros:
             assert self._fuse_again is not None, "fused for other hyperparameters"
-            host = self._fuse_again(numbers)
+            host = self._fuse_again(hyperparameters)
         return host
 
     def _bind(self, host: HostProgram) -> FusedFunction:
         assert host.fused is not None
         fused = host.fused
         ((recipe, stage),) = stages_of(host, self._engine).values()
-        numbers = [f"{name} of group {group}" for group, name in fused.numbers]
-        arguments = (*fused.state, *fused.constants, *fused.received, *numbers)
+        hyperparameters = [f"{name} of group {group}" for group, name in fused.hyperparameters]
+        arguments = (*fused.state, *fused.constants, *fused.received, *hyperparameters)
         new = [f"{name} new" for name in fused.state]
         results = [f"output {place}" for place in range(len(fused.sent))]
-        own = (*fused.state, *fused.constants, *numbers, *new)
+        own = (*fused.state, *fused.constants, *hyperparameters, *new)
         names = dict.fromkeys([*own, *fused.received, *results])
         registers = {name: register for register, name in enumerate(names)}
         call, loop = self._call, sections(self._program).loop

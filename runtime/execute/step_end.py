@@ -31,11 +31,13 @@ from ipu_dynamo.program import (
     UpdateFactors,
     WriteBuffer,
 )
+from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.host_update import HostGradients, HostStepper, HostUpdate
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import (
@@ -46,7 +48,7 @@ from ipu_dynamo.runtime.update.traced_update import (
 )
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
-Numbers = Sequence[Sequence[float]]
+Hyperparameters = Sequence[Sequence[float]]
 # Makes a callable that updates a parameter: of a function, for a device; whether it leaves the
 # weight to be rounded at random, and whether it is called once only.
 RunUpdate = Callable[[Function, torch.device, bool, bool], Run]
@@ -67,7 +69,8 @@ class StepEnd:
         rounding: of updates that round at random.
         memory: where variables are loaded from and stored.
         run: makes callables of the functions of traced updates.
-        factors: of traced updates, the numbers that they take.
+        factors: of traced updates, the hyperparameters that they take.
+        host: makes the step of an optimiser that runs in Python.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class StepEnd:
         memory: StreamingMemory,
         run: RunUpdate | None = None,
         factors: TracedFactors | None = None,
+        host: HostStepper | None = None,
     ) -> None:
         self._replicas = program.replicas
         self._variables = {variable.name: variable for variable in program.variables}
@@ -87,13 +91,14 @@ class StepEnd:
         self._tensors = dict(tensors)
         self._devices, self._rounding, self._memory = devices, rounding, memory
         self._run, self.factors = run, factors
+        self._host = HostUpdate(host) if host is not None else None
         if factors is not None:
             (made,) = (i for i in sections(program).before if isinstance(i, UpdateFactors))
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
-        self._prepare: list[Callable[[Numbers], None]] = []
+        self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []
         self.lasting: dict[str, list[Tensor]] = {}  # what the second part writes, by variable
@@ -113,6 +118,8 @@ class StepEnd:
                     self._clip_factor(instruction)
                 case ClipValues():
                     self._clip_values(instruction)
+                case Update(rule=HostStep()):
+                    self._host_update(instruction)
                 case Update() if instruction.function is not None:
                     self._traced_update(instruction)
                 case Update():
@@ -134,14 +141,14 @@ class StepEnd:
         """Whether there is anything to write that lasts."""
         return bool(self._write)
 
-    def prepare(self, numbers: Numbers) -> None:
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
         """Do what comes before the first write of a lasting variable.
 
         Args:
-            numbers: of every update group.
+            hyperparameters: of every update group.
         """
         for run in self._prepare:
-            run(numbers)
+            run(hyperparameters)
 
     def write(self) -> None:
         """Write the lasting variables, once prepared."""
@@ -177,7 +184,7 @@ class StepEnd:
             for members in groups.members(self._replicas)
         ]
 
-        def run(_: Numbers) -> None:
+        def run(_: Hyperparameters) -> None:
             for first, *others in sums:
                 for tensors in others:
                     foreach_add_(first, tensors)
@@ -207,13 +214,31 @@ class StepEnd:
         self._updates.append(step)
         group = update.group
 
-        def prepare(numbers: Numbers) -> None:
+        def prepare(hyperparameters: Hyperparameters) -> None:
             if scale is not None:
                 scale.follow()
-            step.prepare(numbers[group])
+            step.prepare(hyperparameters[group])
 
         self._prepare.append(prepare)
         self._write.append(step.write)
+        if update.clear:
+            cleared = self._accumulators(update.gradients)
+            self._clear.append(lambda: foreach_zero_(cleared))
+
+    def _host_update(self, update: Update) -> None:
+        assert self._host is not None
+        self._lasts(update.parameters)
+        totals: dict[str, list[Tensor]] = {}
+        for place, replica in self._distinct_copies(update.parameters):
+            total = self._tensors[update.gradients[place]][replica]
+            totals.setdefault(update.parameters[place], []).append(total)
+        grouped = frozenset(n for n in totals if self._variables[n].groups is not None)
+        scale = self._scale(update, clipped=[t for of in totals.values() for t in of])
+        if not self._host.parts:
+            host = self._host
+            self._prepare.append(lambda _: host.prepare())
+            self._write.append(host.write)
+        self._host.parts.append(HostGradients(totals, grouped, scale))
         if update.clear:
             cleared = self._accumulators(update.gradients)
             self._clear.append(lambda: foreach_zero_(cleared))
@@ -346,7 +371,7 @@ class StepEnd:
     def _count(
         self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int
     ) -> None:
-        def run(_: Numbers) -> None:
+        def run(_: Hyperparameters) -> None:
             for tensor in tensors:
                 move(tensor, shards)
 

@@ -10,7 +10,7 @@ from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 
-Numbers = Sequence[Sequence[float]]
+Hyperparameters = Sequence[Sequence[float]]
 Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
@@ -35,7 +35,7 @@ class TracedFactors:
         self._counters, self.results = list(counters), list(results)
         self._next: list[Tensor] = []
 
-    def compute(self, numbers: Numbers) -> bool:
+    def compute(self, numbers: Hyperparameters) -> bool:
         """Compute the numbers of the next step; say whether the update was traced for such."""
         given = [
             torch.tensor(numbers[group][place], dtype=dtype)

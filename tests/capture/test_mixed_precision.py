@@ -1,5 +1,7 @@
 """Check layers whose weights have another precision than their input."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -79,3 +81,54 @@ def test_running_statistics_stay_in_float():
     step.copyWeightsToHost()
     assert model.layer.running_mean.dtype == torch.float32
     assert model.layer.running_mean.abs().max() > 0
+
+
+class Normalised(nn.Module):
+    """A normalisation with a loss. Buffers and weights get types of their own."""
+
+    def __init__(self, layer, weights, statistics):
+        super().__init__()
+        self.layer = layer.to(weights)
+        for name in ("running_mean", "running_var"):
+            setattr(layer, name, getattr(layer, name).to(statistics))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y, poptorch.identity_loss((y.float() * self.scale).square().mean(), "none")
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm1d(3, momentum=0.5),
+    "instance": lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True, momentum=0.5),
+}
+TYPES = (torch.float16, torch.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("statistics", TYPES)
+@pytest.mark.parametrize("weights", TYPES)
+@pytest.mark.parametrize("given", TYPES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_normalisations_take_every_mix_of_types(norm, given, weights, statistics, training):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 5).to(given)
+    model = Normalised(NORMS[norm](), weights, statistics).train(training)
+    with torch.no_grad():
+        model.layer.weight += 0.25
+        model.layer.running_mean += 0.5
+    plain = copy.deepcopy(model.layer).float()
+    expected = plain(x.float()).detach()
+    if training:
+        step = poptorch.trainingModel(model, None, torch.optim.SGD([model.scale], lr=0.1))
+    else:
+        step = poptorch.inferenceModel(model)
+    found, _ = step(x)
+    assert found.dtype == given
+    assert_close(found.float(), expected, rtol=4e-3)
+    if training:
+        step.copyWeightsToHost()
+    for name in ("running_mean", "running_var"):
+        statistic = getattr(model.layer, name)
+        assert statistic.dtype == statistics
+        assert_close(statistic.float(), getattr(plain, name), rtol=2e-3)

@@ -10,12 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.programs import guide
+from tests.programs.catalogue import PROGRAMS
 from tests.programs.program import Program
 from tests.programs.sources import NotFetched, Sources
 
 _ROOT = Path(__file__).parents[2]
 _SHOWN = 12  # last lines of a program that fails
+_TORCHVISION = "from tests.programs.torchvision_stand_in import install\n\ninstall()\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,21 +24,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
     parser.add_argument(
         "--source",
-        type=Path,
-        help="a clone, bare repository or mirror of graphcore/poptorch, instead of fetching it",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a clone, bare repository or mirror, instead of fetching it: poptorch=FOLDER",
     )
     parser.add_argument("--only", default="*", help="a shell pattern of paths, as '*/mnist.py'")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each program")
     chosen = parser.parse_args(arguments)
-    programs = [
-        program for name, program in guide.PROGRAMS.items() if fnmatch.fnmatch(name, chosen.only)
-    ]
-    sources = Sources(guide.URL, guide.COMMIT, chosen.source)
+    local = {name: Path(folder) for name, _, folder in (s.partition("=") for s in chosen.source)}
+    programs = [p for name, p in PROGRAMS.items() if fnmatch.fnmatch(name, chosen.only)]
+    repositories = {program.repository for program in programs}
+    if unknown := local.keys() - {p.repository.name for p in PROGRAMS.values()}:
+        parser.error(f"no program comes from {', '.join(sorted(unknown))}")
+    sources = {r: Sources(r, local.get(r.name)) for r in repositories}
     failed = 0
     for program in programs:
         begun = time.perf_counter()
         try:
-            problem = run(program, sources.read(program.path), chosen.timeout)
+            text = sources[program.repository].read(program.path)
+            problem = run(program, text, chosen.timeout)
         except NotFetched as error:
             print(error, file=sys.stderr)
             return 2
@@ -56,10 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(program: Program, text: str, timeout: float) -> str:
     """Run a program in a process and a folder of its own; what it prints if it fails, else ""."""
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
-        file = Path(folder, "source", Path(program.path).name)
-        work = Path(folder, "work")
-        file.parent.mkdir()
+        source, work = Path(folder, "source"), Path(folder, "work")
+        source.mkdir()
         work.mkdir()
+        (source / "torchvision.py").write_text(_TORCHVISION)  # workers that spawn import it, too
+        file = source / Path(program.path).name
         file.write_text(text)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         try:

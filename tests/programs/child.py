@@ -9,8 +9,8 @@ from typing import TextIO
 
 import torch
 
-from tests.programs import torchvision_stand_in, transformers_stand_in
-from tests.programs.guide import PROGRAMS
+from tests.programs import transformers_stand_in
+from tests.programs.catalogue import PROGRAMS
 from tests.programs.program import Program
 
 
@@ -55,7 +55,10 @@ def run(program: Program, source: Path) -> None:
 
 
 def _shortened(program: Program, text: str) -> ast.Module:
-    """The script but for the statements that are to be left out, each of which must be there."""
+    """The script in its smaller sizes, but for the statements that are to be left out."""
+    for size, smaller in program.sizes.items():
+        assert size in text, f"no {size!r}"
+        text = text.replace(size, smaller)
     tree = ast.parse(text)
     dropped = {s: ast.unparse(s) for s in tree.body}
     for start in program.without:
@@ -67,7 +70,6 @@ def _shortened(program: Program, text: str) -> ast.Module:
 
 
 if __name__ == "__main__":
-    torchvision_stand_in.install()
     transformers_stand_in.install()
     wanted, file = sys.argv[1:]
     run(PROGRAMS[wanted], Path(file))

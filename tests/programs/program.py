@@ -1,4 +1,4 @@
-"""Say of a public program what it needs and what must hold when it has run."""
+"""Say of a public program where it is, what it needs, and what must hold when it has run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,22 +9,41 @@ Check = Callable[[Names, str], None]  # of these and of what it has printed
 
 
 @dataclass(frozen=True)
+class Repository:
+    """Where programs come from.
+
+    Args:
+        name: its last word, by which a clone of it is given.
+        url: where it is fetched from.
+        commit: what is fetched.
+    """
+
+    name: str
+    url: str
+    commit: str
+
+
+@dataclass(frozen=True)
 class Program:
     """A script of a public repository.
 
     Args:
+        repository: where it comes from.
         path: in the repository.
         check: raises AssertionError unless what the name and the docstring of this function claim
             is true.
         arguments: of its command line.
-        without: statements that are left out: they hold for downloaded weights only.
+        without: statements that are left out: they hold for downloaded weights only, or draw.
+        sizes: what is replaced in its text, each of which must be there, so that it ends soon.
         files: what has to be in the working directory, by path.
     """
 
+    repository: Repository
     path: str
     check: Check
     arguments: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -4,6 +4,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.programs.program import Repository
+
 
 class NotFetched(Exception):
     """The sources of a program cannot be had."""
@@ -13,13 +15,12 @@ class Sources:
     """One commit of a repository.
 
     Args:
-        url: where it is fetched from.
-        commit: what is fetched.
+        repository: where it is fetched from, and which commit.
         local: a clone, a bare repository or a mirror to read instead.
     """
 
-    def __init__(self, url: str, commit: str, local: Path | None = None) -> None:
-        self._url, self._commit, self._local = url, commit, local
+    def __init__(self, repository: Repository, local: Path | None = None) -> None:
+        self._repository, self._local = repository, local
         self._fetched: tempfile.TemporaryDirectory[str] | None = None
 
     def read(self, path: str) -> str:
@@ -28,15 +29,16 @@ class Sources:
         Raises:
             NotFetched: there is no repository, or it has no such file.
         """
-        return _git("-C", str(self._repository()), "show", f"{self._commit}:{path}")
+        return _git("-C", str(self._folder()), "show", f"{self._repository.commit}:{path}")
 
-    def _repository(self) -> Path:
+    def _folder(self) -> Path:
         if self._local is not None:
             return self._local
         if self._fetched is None:
             folder = tempfile.TemporaryDirectory(prefix="programs_")
             _git("init", "--quiet", folder.name)
-            _git("-C", folder.name, "fetch", "--quiet", "--depth=1", self._url, self._commit)
+            wanted = self._repository.url, self._repository.commit
+            _git("-C", folder.name, "fetch", "--quiet", "--depth=1", *wanted)
             self._fetched = folder
         return Path(self._fetched.name)
 
@@ -46,6 +48,6 @@ def _git(*arguments: str) -> str:
     if result.returncode:
         raise NotFetched(
             f"git {' '.join(arguments)}: {result.stderr.strip()}\n"
-            "  try:  --source FOLDER with a clone of the repository"
+            "  try:  --source NAME=FOLDER with a clone of the repository"
         )
     return result.stdout

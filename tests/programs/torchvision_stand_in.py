@@ -34,6 +34,10 @@ class MNIST(torch.utils.data.Dataset[tuple[Any, int]]):
         return self._transform(self._pictures[index]), int(self._classes[index])
 
 
+class FashionMNIST(MNIST):
+    """The same pictures."""
+
+
 class Compose:
     def __init__(self, steps: list[Callable[[Any], Any]]) -> None:
         self._steps = steps
@@ -42,6 +46,25 @@ class Compose:
         for step in self._steps:
             picture = step(picture)
         return picture
+
+
+class Resize:
+    """Give a picture another size, each point the colour of the nearest one."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+
+    def __call__(self, picture: Tensor) -> Tensor:
+        rows, columns = (torch.arange(self._side) * n // self._side for n in picture.shape)
+        return picture[rows][:, columns]
+
+
+class ConvertImageDtype:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, picture: Tensor) -> Tensor:
+        return picture.to(self._dtype)
 
 
 class ToTensor:
@@ -95,11 +118,14 @@ def mobilenet_v2(pretrained: bool = False) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+_TRANSFORMS = (Compose, ConvertImageDtype, Normalize, Resize, ToTensor)
+
+
 def install() -> None:
     """Let `import torchvision` find these."""
     parts = {
-        "datasets": {"MNIST": MNIST},
-        "transforms": {"Compose": Compose, "ToTensor": ToTensor, "Normalize": Normalize},
+        "datasets": {"MNIST": MNIST, "FashionMNIST": FashionMNIST},
+        "transforms": {c.__name__: c for c in _TRANSFORMS},
         "models": {"mobilenet_v2": mobilenet_v2},
     }
     package = types.ModuleType("torchvision")

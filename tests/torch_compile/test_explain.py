@@ -59,10 +59,10 @@ def test_which_library_computes_products(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_MATMUL", "onednn")
     model, x = nn.Linear(4, 4), torch.randn(8, 4)
     explained = ipu_dynamo.explain(model, x, options={"engine": "inductor"})
-    found = {(use.of, use.choice, use.count) for use in explained.products}
+    found = {(use.of, use.choice, use.count) for use in explained.matmuls}
     assert found == {("tiny a @ b.t()", "onednn", 1), ("tiny a.t() @ b", "onednn", 1)}
-    assert "matrix products:\n  1 x tiny a @ b.t(): onednn" in str(explained)
-    assert ipu_dynamo.explain(model, x, options=EAGER).products == ()
+    assert "matmuls:\n  1 x tiny a @ b.t(): onednn" in str(explained)
+    assert ipu_dynamo.explain(model, x, options=EAGER).matmuls == ()
 
 
 def test_who_set_the_options(monkeypatch):

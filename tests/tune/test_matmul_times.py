@@ -7,22 +7,22 @@ import torch
 
 from ipu_dynamo import IpuError
 from ipu_dynamo.tune import matmul_choice as chosen
-from ipu_dynamo.tune import matmul_times as product_times
+from ipu_dynamo.tune import matmul_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
 from ipu_dynamo.tune.machine_name import machine_name
-from ipu_dynamo.tune.matmul_choice import MATMUL, ProductChoice, product_choice
-from ipu_dynamo.tune.matmul_classes import MEASURED, ProductClass, example_of
+from ipu_dynamo.tune.matmul_choice import MATMUL, MatmulChoice, matmul_choice
+from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
 
 MADE_UP = {one: {"torch": 3.0, "onednn": 2.0} for one in MEASURED}
-LARGE = ProductClass("a @ b.t()", "large")
+LARGE = MatmulClass("a @ b.t()", "large")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
-    product_times.forget()
+    matmul_times.forget()
     yield tmp_path
-    product_times.forget()
+    matmul_times.forget()
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def measurements(monkeypatch):
         done.append(len(done))
         return {one: {way: s + len(done) for way, s in of.items()} for one, of in MADE_UP.items()}
 
-    monkeypatch.setattr(product_times, "measure", measure)
+    monkeypatch.setattr(matmul_times, "measure", measure)
     return done
 
 
 def test_measures_every_class_by_every_library_and_leaves_no_trace():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    for one, ways in product_times.measure().items():
+    for one, ways in matmul_times.measure().items():
         packable = one.form == "a @ b.t()" and one.size != "batched"
         assert set(ways) == {"torch", "onednn"} | ({"packed"} if packable else set())
         assert all(0 < seconds < 10 for seconds in ways.values())
@@ -57,26 +57,26 @@ def test_the_default_device_is_not_measured():
 
 
 def test_what_was_measured_stays_for_later_processes(folder, measurements):
-    first = product_times.product_times()
-    assert product_times.product_times() is first
-    product_times.forget()
-    assert product_times.product_times() == first
+    first = matmul_times.matmul_times()
+    assert matmul_times.matmul_times() is first
+    matmul_times.forget()
+    assert matmul_times.matmul_times() == first
     assert len(measurements) == 1
-    (file,) = (folder / "products").iterdir()
+    (file,) = (folder / "matmuls").iterdir()
     assert file.stat().st_mode & 0o077 == 0
 
 
 def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
-    measure, other = product_times.measure, []
+    measure, other = matmul_times.measure, []
 
     def overtaken():
         if not other:  # another process measures and writes meanwhile
             other.append(None)
-            other[0] = product_times._times_in.__wrapped__(folder, machine_name())
+            other[0] = matmul_times._times_in.__wrapped__(folder, machine_name())
         return measure()
 
-    monkeypatch.setattr(product_times, "measure", overtaken)
-    found = product_times.product_times()
+    monkeypatch.setattr(matmul_times, "measure", overtaken)
+    found = matmul_times.matmul_times()
     assert len(measurements) == 2
     assert [found] == other
 
@@ -91,23 +91,23 @@ def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
     ],
 )
 def test_a_damaged_file_is_measured_again(folder, measurements, caplog, damage):
-    product_times.product_times()
-    (file,) = (folder / "products").iterdir()
+    matmul_times.matmul_times()
+    (file,) = (folder / "matmuls").iterdir()
     file.write_text(damage(file.read_text()))
-    product_times.forget()
-    again = product_times.product_times()
+    matmul_times.forget()
+    again = matmul_times.matmul_times()
     assert "is measured again" in caplog.text
     assert len(measurements) == 2
-    product_times.forget()
-    assert product_times.product_times() == again
+    matmul_times.forget()
+    assert matmul_times.matmul_times() == again
 
 
 def test_another_machine_or_setting_is_measured_anew(folder, measurements, monkeypatch):
-    product_times.product_times()
+    matmul_times.matmul_times()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    product_times.product_times()
+    matmul_times.matmul_times()
     assert len(measurements) == 2
-    files = list((folder / "products").iterdir())
+    files = list((folder / "matmuls").iterdir())
     machines = {json.loads(f.read_text().rpartition("}")[0] + "}")["machine"] for f in files}
     assert len(machines) == 2
 
@@ -115,15 +115,15 @@ def test_another_machine_or_setting_is_measured_anew(folder, measurements, monke
 def test_without_a_folder_nothing_is_measured(measurements, monkeypatch):
     monkeypatch.setenv(CACHE_DIR, OFF)
     monkeypatch.delenv(MATMUL, raising=False)
-    assert product_choice().way(LARGE) == "torch"
+    assert matmul_choice().way(LARGE) == "torch"
     assert measurements == []
 
 
 def test_tiny_products_measure_nothing(folder, measurements, monkeypatch):
     monkeypatch.delenv(MATMUL, raising=False)
-    assert product_choice().way(ProductClass("a @ b", "tiny")) == "torch"
+    assert matmul_choice().way(MatmulClass("a @ b", "tiny")) == "torch"
     assert measurements == []
-    assert product_choice().way(LARGE) == "onednn"
+    assert matmul_choice().way(LARGE) == "onednn"
     assert measurements == [0]
 
 
@@ -139,38 +139,38 @@ def test_tiny_products_measure_nothing(folder, measurements, monkeypatch):
     ],
 )
 def test_the_faster_library_is_chosen_by_a_margin(seconds, loose, packable):
-    choice = ProductChoice(times=lambda: MADE_UP | {LARGE: seconds})
+    choice = MatmulChoice(times=lambda: MADE_UP | {LARGE: seconds})
     assert choice.way(LARGE) == loose
     assert choice.way(LARGE, packable=True) == packable
     assert choice.measured(LARGE) == seconds
 
 
 def test_the_environment_forces_a_library(monkeypatch):
-    tiny = ProductClass("a @ b.t()", "tiny")
+    tiny = MatmulClass("a @ b.t()", "tiny")
     monkeypatch.setenv(MATMUL, "onednn")
-    assert product_choice().way(tiny) == "onednn"
-    assert product_choice().way(tiny, packable=True) == "packed"
-    assert product_choice().way(ProductClass("a @ b", "tiny"), packable=True) == "onednn"
+    assert matmul_choice().way(tiny) == "onednn"
+    assert matmul_choice().way(tiny, packable=True) == "packed"
+    assert matmul_choice().way(MatmulClass("a @ b", "tiny"), packable=True) == "onednn"
     monkeypatch.setenv(MATMUL, "torch")
-    assert product_choice().way(LARGE, packable=True) == "torch"
+    assert matmul_choice().way(LARGE, packable=True) == "torch"
     monkeypatch.setenv(MATMUL, "mkl")
     with pytest.raises(IpuError, match="IPU_DYNAMO_MATMUL is 'mkl': choose one of auto, torch"):
-        product_choice()
+        matmul_choice()
 
 
 def test_a_disabled_library_is_not_called(monkeypatch):
     monkeypatch.delenv(MATMUL, raising=False)
     monkeypatch.setattr(chosen, "mkldnn_enabled", lambda: False)
-    assert product_choice().forced == "torch"
+    assert matmul_choice().forced == "torch"
     monkeypatch.setenv(MATMUL, "onednn")
     with pytest.raises(IpuError, match="lacks or has disabled"):
-        product_choice()
+        matmul_choice()
 
 
 def test_reduced_precision_is_left_to_torch(monkeypatch):
     monkeypatch.delenv(MATMUL, raising=False)
     torch.set_float32_matmul_precision("medium")
     try:
-        assert product_choice().forced == "torch"
+        assert matmul_choice().forced == "torch"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -33,11 +33,13 @@ class Plan:
         states: paths of each parameter's states, with their names and types.
         counters: paths of the numbers that steps change, and the counters for them.
         epochs: how many variants there are before the last one.
+        hyperparameters: paths of the numbers that no step changes, only the user.
     """
 
     states: tuple[tuple[tuple[str, str, TensorType], ...], ...]
     counters: Mapping[str, Counter]
     epochs: int
+    hyperparameters: tuple[str, ...]
 
 
 def plan(last: Lowered, epochs: int, first: World) -> Plan:
@@ -65,18 +67,20 @@ def plan(last: Lowered, epochs: int, first: World) -> Plan:
                 f"{path} of the optimizer hangs on gradients, and belongs to no parameter",
                 hint=HOST,
             )
-    counters = {}
-    for path in inputs:
-        changed = path in numbers and last.after.get(path) is not last.leaves[path]
-        if changed or (path in numbers and inputs[path].is_tensor):
-            counters[path] = _counter(inputs[path], world.names)
+    known = {leaf.path: leaf for leaf in first.leaves}
+    counters, hyperparameters = {}, []
+    for path, leaf in inputs.items():
+        changed = last.after.get(path) is not last.leaves[path]
+        if path in numbers and (changed or leaf.parameter is not None or path not in known):
+            counters[path] = _counter(leaf, world.names)
+        elif path in numbers:
+            hyperparameters.append(path)
     for paths in alike_counters(world):
         own = [path for path in paths if path in counters]
         if len({last.after[path] for path in own}) == 1:
             leaf = inputs[own[0]]
             shared = _counter(replace(leaf, parameter=None), world.names)
             counters |= dict.fromkeys(own, shared)
-    known = {leaf.path: leaf for leaf in first.leaves}
     counters = {path: _beginning(c, known.get(path)) for path, c in counters.items()}
     states = tuple(
         tuple(
@@ -86,7 +90,7 @@ def plan(last: Lowered, epochs: int, first: World) -> Plan:
         )
         for number in range(len(world.parameters))
     )
-    return Plan(states, counters, epochs)
+    return Plan(states, counters, epochs, tuple(hyperparameters))
 
 
 def _counter(leaf: Any, names: Sequence[str]) -> Counter:
@@ -171,7 +175,7 @@ class _Cutter:
         return [
             ((leaf.group or 0, leaf.key), self.step.leaves[path])
             for path, leaf in self.inputs.items()
-            if leaf.is_number and path not in self.common.counters
+            if path in self.common.hyperparameters
         ]
 
     def counters(self) -> tuple[Counter, ...]:

@@ -240,7 +240,7 @@ class Update:
     Args:
         rule: the equations; its numbers (learning rate, ...) are read at run time.
         group: index of the parameter group whose numbers apply.
-        ipu: home of the parameters, their gradients and states.
+        ipu: owner of the parameters, their gradients and states.
         parameters: names of variables.
         gradients: names of accumulators, aligned with `parameters`.
         states: for each of the rule's states, the variables that hold it, aligned likewise.
@@ -299,7 +299,7 @@ class AdjustLossScale:
         watched: how many elements a step counts in all.
         share: halve if more than this share of them is large.
         smallest, largest: normal numbers of the loss's dtype.
-        ipu: home of the loss scale.
+        ipu: owner of the loss scale.
         period: do so once in so many steps, by what all of them counted.
         steps, so_far: variables: steps since the last change, and their count; None for a
             period of one step.

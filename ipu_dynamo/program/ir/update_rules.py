@@ -251,7 +251,21 @@ class Traced(Rule):
         return cls(name=name, key=key, hyperparameters=tuple(numbers))
 
 
-RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB, Traced)}
+@dataclass(frozen=True, slots=True)
+class HostStep(Rule):
+    """The optimiser's own step, in Python: the program ends with the gradients."""
+
+    kind: ClassVar[str] = "host"
+    hyperparameters: ClassVar[tuple[str, ...]] = ()
+
+    def state_names(self) -> tuple[StateSpec, ...]:
+        """None: the optimiser keeps what it needs."""
+        return ()
+
+
+RULES: dict[str, type[Rule]] = {
+    rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB, Traced, HostStep)
+}
 
 
 def _write(name: str, value: object) -> str:

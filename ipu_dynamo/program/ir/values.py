@@ -34,11 +34,11 @@ class Variable:
         type: dtype and shape on one replica.
         kind: what it is for; a `whole` tensor comes with a call, the same for its micro-batches.
             `loss_scale` is the factor on the loss, and what decides about the next one.
-        ipu: its home.
+        ipu: its owner.
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
         digest: of the values, for a constant.
-        off_chip: it lies in streaming memory; its home has it between a load and a store, or
+        off_chip: it lies in streaming memory; its owner has it between a load and a store, or
             the end of the call that it is loaded for.
         groups: of `replicated`, only the replicas of a group hold the same values; None: all do.
             On the host there is a leading dimension over the groups.

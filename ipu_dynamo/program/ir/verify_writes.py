@@ -70,7 +70,7 @@ class WriteChecks:
         if isinstance(write, WriteBuffer) and variable.kind in _LASTING:
             raise ValueError(f"%{name}, of kind {variable.kind}, is no buffer")
         if variable.ipu != write.ipu:
-            raise ValueError(f"%{name} is changed away from its home, ipu{variable.ipu}")
+            raise ValueError(f"%{name} is changed away from its owner, ipu{variable.ipu}")
         if value not in self._made:
             raise ValueError(f"%{value} is no result of this stage pass")
         expected, found = self.has.at(name, write.ipu), self.has.at(value, write.ipu)

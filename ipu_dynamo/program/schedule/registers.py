@@ -42,7 +42,7 @@ def number_registers(
     names = given or [variable.name for variable in program.variables]
     registers = {name: register for register, name in enumerate(names)}
     count = len(names)
-    homes = {variable.name: variable.ipu for variable in program.variables}
+    owners = {variable.name: variable.ipu for variable in program.variables}
     cut = sections(program)
     loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
     for instruction in cut.all:
@@ -51,7 +51,7 @@ def number_registers(
             case Receive(stream=stream, result=name) if stream in given:
                 registers[name] = registers[stream]
             case Load() | AllGather() if is_fetch(instruction):
-                made = (fetched_as(instruction.value, instruction.ipu, homes, devices),)
+                made = (fetched_as(instruction.value, instruction.ipu, owners, devices),)
             case Receive(result=name) | Store(result=name) | Load(result=name):
                 made = (name,)
             case Call(results=results):
@@ -84,7 +84,7 @@ def differ(ipu: int, other: int, devices: Sequence[torch.device]) -> bool:
 
 
 def fetched_as(
-    name: str, ipu: int, homes: Mapping[str, int], devices: Sequence[torch.device]
+    name: str, ipu: int, owners: Mapping[str, int], devices: Sequence[torch.device]
 ) -> str:
     """What `ipu` calls a variable that it fetches: on the device of its home, that is the same."""
-    return on_ipu(name, ipu) if differ(ipu, homes[name], devices) else name
+    return on_ipu(name, ipu) if differ(ipu, owners[name], devices) else name

@@ -14,6 +14,7 @@ from ipu_dynamo.passes.program.retrace_update import with_trace
 from ipu_dynamo.program import Program, UpdateFactors
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.compile_model import Compiled
+from ipu_dynamo.whole_step.optimizer.host_step import HostOptimizer
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import (
     Group,
     States,
@@ -73,7 +74,7 @@ class OptimizerLink:
     def read(self) -> Reading:
         """The optimiser's groups as they are now, for a new program."""
         groups = self._describe(self.optimizer, self._parameters())
-        return Reading(groups, _numbers_of(self.optimizer))
+        return Reading(groups, self._numbers_now(self.optimizer))
 
     def take(self, reading: Reading) -> None:
         """Use what was read, now that a program is compiled for it."""
@@ -96,12 +97,12 @@ class OptimizerLink:
         elif self.groups:
             parameters = self._parameters()
             self.groups = refresh(self.groups, optimizer, parameters, read=self._describe)
-        self.optimizer, self._numbers = optimizer, _numbers_of(optimizer)
+        self.optimizer, self._numbers = optimizer, self._numbers_now(optimizer)
 
     def before_step(self) -> None:
         """Take over new numbers, as after a scheduler's step, and let schedulers know of a step."""
         if self.live:
-            if _numbers_of(self.optimizer) != self._numbers:
+            if self._numbers_now(self.optimizer) != self._numbers:
                 self.set(self.optimizer)
             mark_stepped(self.optimizer)
             self._steps += 1
@@ -132,7 +133,8 @@ class OptimizerLink:
         """Take over the state that the torch optimiser holds."""
         program = compiled.program
         if self.traced is not None:
-            known = self.traced.read(self.optimizer, self._parameters())
+            trained = {name for update in updates(program) for name in update.parameters}
+            known = self.traced.read(self.optimizer, self._parameters(), trained)
         else:
             known = import_state(self.groups, self.optimizer, self._parameters())
         scale = import_loss_scale(self.optimizer)
@@ -145,12 +147,24 @@ class OptimizerLink:
         executable.reload_states()
         self._known_steps = self._steps
 
+    def _numbers_now(self, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+        """All numbers that a step reads, by which changes are noticed."""
+        numbers = _numbers_of(optimizer)
+        if self.traced is None:
+            return numbers
+        plain = (v for v in vars(optimizer).values() if isinstance(v, int | float | Tensor))
+        return [*numbers, [_present(value) for value in plain]]
+
     def trace_next(self, program: Program, executable: Executable, options: Options) -> Program:
         """The program with the update for the numbers of the next step."""
         assert self.traced is not None
         self.read_state(program, executable)
         step = self.traced.trace_next(self.optimizer, self._parameters())
         return with_trace(program, step, self.groups, options)
+
+    def host(self, executable: Executable) -> HostOptimizer:
+        """What makes the optimiser's step in Python."""
+        return HostOptimizer(lambda: self.optimizer, self._parameters, executable.whole)
 
     def _parameters(self) -> dict[str, Tensor]:
         return dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {}
@@ -163,6 +177,8 @@ def states_of(program: Program, executable: Executable) -> States:
         if isinstance(instruction, UpdateFactors):
             states[COUNTERS] = {name: executable.whole(name) for name in instruction.counters}
     for update in updates(program):
+        if update.function is not None:
+            states |= {name: {} for name in update.parameters}
         for state, names in update.states:
             for parameter, name in zip(update.parameters, names, strict=True):
                 states.setdefault(parameter, {})[state] = executable.whole(name)

@@ -73,7 +73,7 @@ def describe(
             )
         rule, values = read(group, index)
         members = [
-            _name_of(tensor, names, index, place)
+            name_of(tensor, names, index, place)
             for place, tensor in enumerate(group["params"])
             if tensor.requires_grad
         ]
@@ -227,7 +227,7 @@ def _supported_class(optimizer: Optimizer, treat_as: type[Optimizer] | None) -> 
     return kind
 
 
-def _name_of(tensor: Tensor, names: Mapping[int, str], group: int, place: int) -> str:
+def name_of(tensor: Tensor, names: Mapping[int, str], group: int, place: int) -> str:
     """The model's name of a trained tensor that a rule can update."""
     which = f"parameter {place} of the optimizer's group {group}"
     if id(tensor) not in names:

@@ -1,8 +1,9 @@
 """Keep an optimiser whose step is traced from Python, and its program, in step with each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,8 +55,15 @@ class TracedOptimizer:
         Raises:
             CompileError: it cannot be traced, or trains what is not in `parameters`.
         """
+        for index, group in enumerate(optimizer.param_groups):
+            if group.get("differentiable"):
+                raise CompileError(
+                    f"parameter group {index} asks for a differentiable step",
+                    hint="construct the optimizer with differentiable=False",
+                )
         self._variants = trace_variants(optimizer, _names(optimizer, parameters))
         self.steps = list(self._variants.steps)
+        self._note_counts(optimizer)
         return self._groups(self._variants, self.steps[-1])
 
     def _groups(self, variants: Variants, step: TracedStep) -> tuple[Group, ...]:
@@ -67,16 +75,16 @@ class TracedOptimizer:
             kind = type(world.optimizer).__name__
             rule = Traced(name=kind, key=key, hyperparameters=numbers)
             names = tuple(world.names[i] for i in members)
-            values = tuple(leaf.value for _, leaf in own[index])
+            values = tuple(_number(leaf.value) for _, leaf in own[index])
             groups.append(Group(rule, names, values, trace=step))
         return tuple(groups)
 
     def _hyperparameters(self) -> list[list[tuple[str, Leaf]]]:
         """For each group its numbers, and the paths that they come from."""
-        world, counters = self.variants.first, self.variants.plan.counters
+        world, wanted = self.variants.first, set(self.variants.plan.hyperparameters)
         found: list[list[tuple[str, Leaf]]] = [[] for _ in world.members]
         for leaf in world.leaves:
-            if leaf.is_number and leaf.path not in counters:
+            if leaf.path in wanted:
                 found[leaf.group or 0].append((leaf.key, leaf))
         return found
 
@@ -86,7 +94,7 @@ class TracedOptimizer:
         Raises:
             InputError: something else than a number has changed.
         """
-        world, now = self.variants.first, _settings(optimizer)
+        world, now = self.variants.first, settings_of(optimizer)
         before = {x.path: x for x in world.leaves if x.parameter is None and not x.is_tensor}
         refreshed = []
         for index, (group, own) in enumerate(zip(groups, self._hyperparameters(), strict=True)):
@@ -101,9 +109,16 @@ class TracedOptimizer:
                         f"compiled, and is {value!r}",
                         hint=f"give it as a {type(leaf.value).__name__}, or {_AGAIN}",
                     )
-                values.append(value)
+                values.append(_number(value))
             refreshed.append(replace(group, values=tuple(values)))
         counters = self.variants.plan.counters
+        for path, count in self._counts.items():
+            if now.get(path) != count:
+                raise InputError(
+                    f"{path} of the optimizer, which its steps change, was {count!r} and is "
+                    f"{now.get(path)!r}",
+                    hint=f"write it with load_state_dict where it is part of that, or {_AGAIN}",
+                )
         for path, leaf in before.items():
             if leaf.is_number or path in counters or not _plain(leaf.value):
                 continue
@@ -144,18 +159,30 @@ class TracedOptimizer:
     def _counters(self) -> Sequence[Any]:
         return self.steps[0].counters
 
-    def read(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> States:
+    def read(
+        self, optimizer: Optimizer, parameters: Mapping[str, Tensor], trained: Collection[str]
+    ) -> States:
         """The states of an optimiser whose state was loaded.
+
+        Args:
+            trained: parameters that the program updates; others have no state here.
 
         Raises:
             InputError: it keeps other things than the program.
         """
         world = world_of(optimizer, _names(optimizer, parameters))
         for epoch, known in enumerate(self.variants.worlds):
-            if _kinds(known) == _kinds(world):
+            if _kinds(known, trained) == _kinds(world, trained):
                 self._check_counts(world)
+                self._note_counts(optimizer)
                 return self._states(world, epoch)
         raise InputError("the optimizer's state is of another kind than the program's", hint=_AGAIN)
+
+    def _note_counts(self, optimizer: Optimizer) -> None:
+        """Note what the optimiser shows of the numbers that belong to no parameter, and that its
+        steps change: whoever writes them later means something."""
+        counters = self.variants.plan.counters
+        self._counts = {p: v for p, v in settings_of(optimizer).items() if p in counters}
 
     def _check_counts(self, world: World) -> None:
         """Refuse different counts where parameters share one counter."""
@@ -179,22 +206,23 @@ class TracedOptimizer:
         world = self.variants.worlds[epoch]
         plan = self.variants.plan
         for leaf in world.leaves:
+            name = None if leaf.parameter is None else world.names[leaf.parameter]
+            if name is not None and name not in held:
+                continue  # the loss does not hang on it, so it is not updated
             if leaf.path in plan.counters:
                 value: Any = counters[plan.counters[leaf.path].name].detach().cpu()
                 value = value.clone() if leaf.is_tensor else value.item()
                 if leaf.is_tensor:
                     value = value.to(leaf.value.dtype)
-            elif leaf.is_tensor and leaf.parameter is not None:
-                name = world.names[leaf.parameter]
-                if leaf.key not in held.get(name, {}):
-                    continue  # not in the program: the loss does not hang on it
+            elif leaf.is_tensor and name is not None:
                 value = held[name][leaf.key].detach().to(leaf.value.device, copy=True)
             elif leaf.parameter is not None and not leaf.is_number:
                 value = leaf.value
             else:
                 continue
-            parameter = None if leaf.parameter is None else parameters[world.names[leaf.parameter]]
+            parameter = None if name is None else parameters[name]
             _put(optimizer, leaf, parameter, value)
+        self._note_counts(optimizer)
 
     def trace_next(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> TracedStep:
         """Trace the step that the optimiser, which has the program's state, makes next.
@@ -218,6 +246,7 @@ class TracedOptimizer:
         return step
 
     _lines: Sequence[str] = ()
+    _counts: Mapping[str, Any] = MappingProxyType({})
 
 
 def _key(steps: Sequence[TracedStep]) -> str:
@@ -246,22 +275,29 @@ def _names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[int, 
     return names
 
 
-def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Numbers and settings of groups and attributes, by path, without looking at states."""
+def settings_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Hyperparameters and settings of groups and attributes, by path, without looking at states."""
     bare: Any = object.__new__(type(optimizer))
     vars(bare).update(vars(optimizer))
     vars(bare)["state"] = {}
     vars(bare)["param_groups"] = [{**group, "params": []} for group in optimizer.param_groups]
-    return {leaf.path: leaf.value for leaf in world_of(bare, {}).leaves}
+    return {
+        leaf.path: leaf.value.clone() if leaf.is_tensor else leaf.value
+        for leaf in world_of(bare, {}).leaves
+    }
 
 
-def _kinds(world: World) -> dict[str, Any]:
-    """Of states, what they are."""
+def _kinds(world: World, trained: Collection[str]) -> dict[str, Any]:
+    """Of the states of these parameters, what they are."""
     return {
         leaf.path: (tuple(leaf.value.shape) if leaf.is_tensor else type(leaf.value))
         for leaf in world.leaves
-        if leaf.parameter is not None
+        if leaf.parameter is not None and world.names[leaf.parameter] in trained
     }
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _plain(value: object) -> bool:

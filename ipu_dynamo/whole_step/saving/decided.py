@@ -20,7 +20,7 @@ from ipu_dynamo.tune.matmul_times import Times, Way
 from ipu_dynamo.version import __version__
 
 log = logging.getLogger("ipu_dynamo.program")
-_PRODUCTS = {str(one): one for one in MEASURED}
+_MATMULS = {str(one): one for one in MEASURED}
 _SIZES = ("x", "weight", "stride", "padding")  # of convolutions
 
 
@@ -70,12 +70,12 @@ def _here(engine: Engine) -> dict[str, Any]:
 
 
 def _write_figures(figures: Figures) -> dict[str, Any]:
-    products = figures.products
+    matmuls = figures.matmuls
     return {
         "library": figures.library,
-        "products": None
-        if products is None
-        else {str(one): dict(ways) for one, ways in products.items()},
+        "matmuls": None
+        if matmuls is None
+        else {str(one): dict(ways) for one, ways in matmuls.items()},
         "convolutions": [
             {
                 **{name: list(getattr(of, name)) for name in _SIZES},
@@ -89,25 +89,25 @@ def _write_figures(figures: Figures) -> dict[str, Any]:
 
 
 def _read_figures(written: dict[str, Any]) -> Figures:
-    library, products, convolutions = fields_of(
-        written, "figures", library=(str, type(None)), products=(dict, type(None)),
+    library, matmuls, convolutions = fields_of(
+        written, "figures", library=(str, type(None)), matmuls=(dict, type(None)),
         convolutions=list,
     )  # fmt: skip
     if library is not None and library not in get_args(Library):
         raise SavedProgramError(Reason.CONTENT, f"there is no library {library!r}")
-    read = None if products is None else _read_products(products)
+    read = None if matmuls is None else _read_matmuls(matmuls)
     return Figures(library, read, dict(map(_read_convolution, convolutions)))
 
 
-def _read_products(written: dict[str, Any]) -> Times:
-    if written.keys() != _PRODUCTS.keys():
-        raise SavedProgramError(Reason.CONTENT, "figures of other classes of products")
+def _read_matmuls(written: dict[str, Any]) -> Times:
+    if written.keys() != _MATMULS.keys():
+        raise SavedProgramError(Reason.CONTENT, "figures of other classes of matmuls")
     found: dict[Any, Mapping[Way, float]] = {}
     for name, ways in written.items():
         times = _seconds(ways)
         if not {"torch", "onednn"} <= times.keys() <= set(get_args(Way)):
             raise SavedProgramError(Reason.CONTENT, f"figures of other libraries for {name}")
-        found[_PRODUCTS[name]] = times  # type: ignore[assignment]
+        found[_MATMULS[name]] = times  # type: ignore[assignment]
     return found
 
 
@@ -121,7 +121,7 @@ def _read_convolution(written: Any) -> tuple[ConvolutionShape, Mapping[str, floa
     for wanted in mask:
         expect(wanted, bool, "a mask")
     times = _seconds(seconds)
-    if times.keys() != {"torch", "products"}:
+    if times.keys() != {"torch", "matmuls"}:
         raise SavedProgramError(Reason.CONTENT, "figures of other ways to convolve")
     x, weight, stride, padding = map(tuple, sizes)
     return ConvolutionShape(x, weight, stride, padding, tuple(mask), bias), times

@@ -320,7 +320,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         options.input_replica_groups.of(options.replicas),
         workers=workers_for(host, options),
         devices=devices,
-        numbers=machine.numbers,
+        hyperparameters=machine.hyperparameters,
         fuse_again=partial(fused_again, written, options, machine),
         update_recipe=partial(update_recipe, options, machine),
         guard_updates=options.guard_updates,

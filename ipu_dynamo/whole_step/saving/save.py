@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import named_tensors
+from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Streamed, write_archive
 from ipu_dynamo.saved.entry import Entry, SavedGroup, write_entry
@@ -22,6 +23,7 @@ from ipu_dynamo.version import __version__
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.saving.decided import write_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
+from ipu_dynamo.whole_step.weights.initial_state import updates
 
 CORE = "core"  # which part of this package writes a file
 ONLY = "program"  # the name of an entry point that has none
@@ -101,6 +103,10 @@ def _check(name: str, compiled: object) -> None:
             f"{name} has no program yet",
             hint="call it, or its `compile`, first",
         )
+    if any(isinstance(update.rule, HostStep) for update in updates(compiled.program)):
+        problem = f'{name} has update="host": its update is Python'
+        hint = 'save the model and the optimizer themselves, or compile without update="host"'
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint=hint)
     compiled.executable.check_update()
 
 

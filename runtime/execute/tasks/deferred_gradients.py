@@ -16,14 +16,14 @@ class Gradients:
 
     Args:
         deferred: what makes them.
-        slots: where the values of a micro-batch are, by name.
+        registers: where the values of a micro-batch are, by name.
         tensors: of every variable.
     """
 
     def __init__(
-        self, deferred: Deferred, slots: Mapping[str, int], tensors: Mapping[str, Tensor]
+        self, deferred: Deferred, registers: Mapping[str, int], tensors: Mapping[str, Tensor]
     ) -> None:
-        self._slots = [slots[name] for name in deferred.gradients]
+        self._registers = [registers[name] for name in deferred.gradients]
         self._accumulators = [tensors[name] for name in deferred.accumulators]
         seen: Counter[str] = Counter()
         self._rounds: list[list[int]] = []  # in each an accumulator is written once
@@ -36,7 +36,7 @@ class Gradients:
 
     def take(self, micro_batch: int, values: Sequence[Any]) -> None:
         """Keep what a micro-batch has made."""
-        self._waiting[micro_batch] = [values[slot] for slot in self._slots]
+        self._waiting[micro_batch] = [values[register] for register in self._registers]
 
     def add(self, task: Task) -> None:
         """Add those of a micro-batch, whose turn it is."""

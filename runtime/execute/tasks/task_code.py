@@ -96,7 +96,7 @@ class Binding:
 
     def bound(self, instructions: Sequence[Plain]) -> list[Bound]:
         """What each instruction reads and writes; a call reads what was fetched for it."""
-        homes = {variable.name: variable.ipu for variable in self.program.variables}
+        owners = {variable.name: variable.ipu for variable in self.program.variables}
         fetched: dict[int, int] = {}
         found = []
         for instruction in instructions:
@@ -109,7 +109,7 @@ class Binding:
                     names: tuple[int, ...] = (*arguments, *results)
                     fetched = {}
                 case Load() | AllGather() if is_fetch(instruction):
-                    name = fetched_as(instruction.value, instruction.ipu, homes, self.devices)
+                    name = fetched_as(instruction.value, instruction.ipu, owners, self.devices)
                     source, target = self.registers[instruction.value], self.registers[name]
                     names = (target,) if isinstance(instruction, AllGather) else (source, target)
                     fetched[source] = target
@@ -258,8 +258,8 @@ class TaskWriter:
         return [f"if kept{place}[{step}]:", f"    {line}"]
 
     def _fetch(self, load: Load, source: int, target: int) -> list[str]:
-        homes = {variable.name: variable.ipu for variable in self._binding.program.variables}
-        away = self._differ(load.ipu, homes[load.value])
+        owners = {variable.name: variable.ipu for variable in self._binding.program.variables}
+        away = self._differ(load.ipu, owners[load.value])
         line = f"memory.fetch(r[{source}], {self._shards(load.value)})"
         return [line, *self._move(source, target, load.ipu if away else None)]
 

@@ -16,11 +16,12 @@ from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.execute.step_end import Numbers, StepEnd
+from ipu_dynamo.runtime.execute.step_end import Hyperparameters, StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
+from ipu_dynamo.runtime.update.host_update import HostStepper
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
 
@@ -48,8 +49,17 @@ def cannot_trace() -> Program:
     )
 
 
+def no_optimizer(gradients: Mapping[str, Tensor]) -> None:
+    """What a program does whose optimiser is not there.
+
+    Raises:
+        IpuError: always.
+    """
+    raise IpuError(f"there is no optimizer for the gradients of {', '.join(gradients)}")
+
+
 def from_host(run: Run, host: torch.device) -> Run:
-    """`run`, on numbers that lie elsewhere."""
+    """`run`, on hyperparameters that lie elsewhere."""
 
     def moved(arguments: list[Tensor]) -> Sequence[Tensor | None]:
         return run([argument.to(host) for argument in arguments])
@@ -70,11 +80,12 @@ class TransactionalSteps:
         update_recipe: says how; None: there are none.
         threads: intra-op threads of these.
         others: programs with the same loop and variables whose updates were traced for other
-            numbers.
+            hyperparameters.
 
     Attributes:
         transaction: what has become of the last step.
         program: of the last step, or of the next.
+        host: makes the step of an optimiser that runs in Python.
         another: traces the update for the next step, where none of those that are known is for it.
     """
 
@@ -94,6 +105,7 @@ class TransactionalSteps:
     ) -> None:
         self._update_recipe = update_recipe
         self.program, self.another = program, cannot_trace
+        self.host: HostStepper = no_optimizer
         self._engine, self._threads, self._devices, self._memory = engine, threads, devices, memory
         self._runs: dict[tuple[str, torch.device, bool], Run] = {}
         cut, self._rounding = sections(program), StochasticRounding()
@@ -138,7 +150,7 @@ class TransactionalSteps:
         """The end of a step of `program`, which differs from others in its updates."""
         cut, tensors = sections(program), self._storage.of_replicas()
         factors = next((i for i in cut.before if isinstance(i, UpdateFactors)), None)
-        numbers = self._factors(program, factors, tensors) if factors is not None else None
+        hyperparameters = self._factors(program, factors, tensors) if factors is not None else None
         return StepEnd(
             program,
             cut.after,
@@ -147,7 +159,8 @@ class TransactionalSteps:
             self._rounding,
             self._memory,
             self._run_update,
-            numbers,
+            hyperparameters,
+            lambda gradients: self.host(gradients),
         )
 
     def _factors(
@@ -181,24 +194,24 @@ class TransactionalSteps:
             self._runs[key] = engine.compile(keyed(recipe))
         return self._runs[key]
 
-    def _choose(self, numbers: Numbers) -> None:
-        """Take the updates that were traced for the numbers of the next step."""
-        if self.end.factors is None or self.end.factors.compute(numbers):
+    def _choose(self, hyperparameters: Hyperparameters) -> None:
+        """Take the updates that were traced for the hyperparameters of the next step."""
+        if self.end.factors is None or self.end.factors.compute(hyperparameters):
             return
         for program, end in self._ends:
-            if end.factors is not None and end.factors.compute(numbers):
+            if end.factors is not None and end.factors.compute(hyperparameters):
                 self.program, self.end = program, end
                 return
         self.add(self.another())
         self.program, self.end = self._ends[-1]
         assert self.end.factors is not None
-        if not self.end.factors.compute(numbers):
+        if not self.end.factors.compute(hyperparameters):
             raise IpuError("an update that was traced for the numbers of a step is not for them")
 
     def __call__(
         self,
         loop: MicroBatchLoop,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         streams: HostStreams,
         timeline: Timeline | None,
         records: StepRecords | None = None,
@@ -215,14 +228,14 @@ class TransactionalSteps:
             first: number of the first device iteration that `transaction` counts.
         """
         for step in range(self._steps):
-            self._choose(numbers)
+            self._choose(hyperparameters)
             try:
                 self.transaction.begin()
-                self._begin.prepare(numbers)
+                self._begin.prepare(hyperparameters)
                 loop(step, streams, timeline)
                 if records is not None:
                     records.note("before", step, self._storage.tensor)
-                self._commit(numbers, seed, first)
+                self._commit(hyperparameters, seed, first)
                 if records is not None:
                     records.note("after", step, self._storage.tensor)
             except BaseException:
@@ -230,14 +243,14 @@ class TransactionalSteps:
                     self.transaction.recover()
                 raise
 
-    def _commit(self, numbers: Numbers, seed: int, first: int) -> None:
+    def _commit(self, hyperparameters: Hyperparameters, seed: int, first: int) -> None:
         """Make a step complete, once its micro-batches have run."""
         transaction, end = self.transaction, self.end
         if not end.commits:
             transaction.complete(self._iterations)
             return
         self._rounding.begin(seed=seed, step=first + transaction.steps)
-        end.prepare(numbers)
+        end.prepare(hyperparameters)
         with self._signals:
             transaction.commit()
             try:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_dynamo import Block, Options, Strategy, compile_training
-from ipu_dynamo.ops.accumulate import accumulate_product, accumulate_rows
+from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
 from ipu_dynamo.passes.host.accumulate_matmuls import plan
 from ipu_dynamo.program import Copy, Program
 from ipu_dynamo.testing import assert_same_bits
@@ -87,7 +87,7 @@ def test_trains_like_pytorch(count, dtype, padding):
     model = Tied(padding=padding).to(dtype)
     ours, step = trained(model, count)
     assert_alike(ours, plainly(model, count))
-    products = [n for n in operators(step) if n.target is accumulate_product]
+    products = [n for n in operators(step) if n.target is accumulate_matmul]
     large = 1 if count == 1 else 4  # to store is worth it for the table only
     assert len(products) == large
     assert [n.args[1] for n in products] == [count > 1] * large
@@ -191,6 +191,6 @@ def test_what_is_read_elsewhere_or_small_stays():
         Options(engine="eager", gradient_accumulation=2),
     )
     step(torch.ones(4, 8), torch.ones(4, 8))
-    assert not any(n.target is accumulate_product for n in operators(step))
+    assert not any(n.target is accumulate_matmul for n in operators(step))
     for function in inlined(step).functions:
         assert not plan(function.graph.graph)

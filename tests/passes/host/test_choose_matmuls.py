@@ -1,4 +1,4 @@
-"""Check that products of another library are right for every layout, and chosen as measured."""
+"""Check that matmuls of another library are right for every layout, and chosen as measured."""
 
 import copy
 
@@ -17,11 +17,11 @@ from ipu_dynamo.passes.host.choose_matmuls import apply, plan
 from ipu_dynamo.program import make_function
 from ipu_dynamo.program.recipe import Packed
 from ipu_dynamo.runtime.engines.stage_key import stage_key
-from ipu_dynamo.tune.matmul_choice import MATMUL, ProductChoice
+from ipu_dynamo.tune.matmul_choice import MATMUL, MatmulChoice
 from ipu_dynamo.tune.matmul_classes import MEASURED, class_of, example_of
 
 aten = torch.ops.aten
-FORCED = ProductChoice(forced="onednn")
+FORCED = MatmulChoice(forced="onednn")
 SIZES = st.integers(1, 40)
 
 
@@ -53,10 +53,10 @@ def function_of(compute, *tensors):
     return make_function("stage", gm)
 
 
-def choose_products(function, constants=(), choice=FORCED):
-    """A function with the products that are chosen, and the weights that are packed for it."""
-    products = plan(function.graph.graph, choice, constants)
-    return apply(function, [product for product in products if product.way != "torch"])
+def choose_matmuls(function, constants=(), choice=FORCED):
+    """A function with the matmuls that are chosen, and the weights that are packed for it."""
+    matmuls = plan(function.graph.graph, choice, constants)
+    return apply(function, [matmul for matmul in matmuls if matmul.way != "torch"])
 
 
 def targets(function):
@@ -64,7 +64,7 @@ def targets(function):
 
 
 def close(found, exact, *factors):
-    """Within the rounding of sums of float32 products."""
+    """Within the rounding of sums of float32 matmuls."""
     depth = factors[0].shape[-1]
     scale = torch.matmul(factors[0].double().abs(), factors[1].double().abs())
     bound = 2.0**-24 * (depth + 2) * scale + 1e-5 * exact.abs() + 1e-7
@@ -75,7 +75,7 @@ def close(found, exact, *factors):
 def test_a_product_is_right_for_every_shape_and_layout(m, k, n, data):
     a, b = data.draw(matrices(m, k)), data.draw(matrices(k, n))
     function = function_of(lambda call, x, y: call(aten.mm.default, (x, y)), a, b)
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     (found,) = chosen.graph(a, b)
     exact = a.double() @ b.double()
     close(found, exact, a, b)
@@ -85,18 +85,18 @@ def test_a_product_is_right_for_every_shape_and_layout(m, k, n, data):
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([None, "none", "tanh"]), st.data())
-def test_bias_and_gelu_join_the_product(m, k, n, approximate, data):
+def test_bias_and_gelu_join_the_matmul(m, k, n, approximate, data):
     a, b, bias = data.draw(matrices(m, k)), torch.randn(k, n), torch.randn(n)
 
     def compute(call, x, y, z):
-        product = call(aten.addmm.default, (z, x, y))
+        matmul = call(aten.addmm.default, (z, x, y))
         if approximate is None:
-            return product
-        view = call(aten.view.default, (product, [1, m, n]))
+            return matmul
+        view = call(aten.view.default, (matmul, [1, m, n]))
         return call(aten.gelu.default, (view,), {"approximate": approximate})
 
     function = function_of(compute, a, b, bias)
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     (found,), (reference,) = chosen.graph(a, b, bias), function.graph(a, b, bias)
     torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
     if class_of(function.operators[0]) is not None:
@@ -108,13 +108,13 @@ def test_bias_and_gelu_join_the_product(m, k, n, approximate, data):
 def test_batched_products_are_right(count, m, k, n, data):
     a, b = data.draw(matrices(count, m, k)), data.draw(matrices(count, k, n))
     function = function_of(lambda call, x, y: call(aten.bmm.default, (x, y)), a, b)
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     (found,) = chosen.graph(a, b)
     close(found, a.double() @ b.double(), a, b)
 
 
 @given(SIZES, SIZES, SIZES)
-def test_a_packed_weight_gives_the_same_product(m, k, n):
+def test_a_packed_weight_gives_the_same_matmul(m, k, n):
     a, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
     function = function_of(
         lambda call, x, w, z: call(aten.addmm.default, (z, x, call(aten.t.default, (w,)))),
@@ -122,8 +122,8 @@ def test_a_packed_weight_gives_the_same_product(m, k, n):
         weight,
         bias,
     )
-    assert choose_products(function)[1] == ()
-    chosen, packed = choose_products(function, {1})
+    assert choose_matmuls(function)[1] == ()
+    chosen, packed = choose_matmuls(function, {1})
     if class_of(function.operators[1]).form == "a @ b.t()":
         assert packed == (Packed(source=1, rows=m),)
         (found,) = chosen.graph(a, weight, bias, onednn_pack(weight, m))
@@ -134,11 +134,11 @@ def test_a_packed_weight_gives_the_same_product(m, k, n):
 def test_a_weight_is_packed_once_for_all_products_of_as_many_rows():
     def compute(call, x, y, w):
         t = call(aten.t.default, (w,))
-        products = [call(aten.mm.default, (v, t)) for v in (x, y, x)]
-        return call(aten.cat.default, (products,))
+        matmuls = [call(aten.mm.default, (v, t)) for v in (x, y, x)]
+        return call(aten.cat.default, (matmuls,))
 
     x, y, w = torch.randn(3, 4), torch.randn(5, 4), torch.randn(6, 4)
-    chosen, packed = choose_products(function_of(compute, x, y, w), {2})
+    chosen, packed = choose_matmuls(function_of(compute, x, y, w), {2})
     assert packed == (Packed(2, 3), Packed(2, 5))
     (found,) = chosen.graph(x, y, w, onednn_pack(w, 3), onednn_pack(w, 5))
     torch.testing.assert_close(found, torch.cat([x, y, x]) @ w.t())
@@ -147,23 +147,23 @@ def test_a_weight_is_packed_once_for_all_products_of_as_many_rows():
 def test_what_nobody_else_computes_stays():
     a, b, bias = torch.randn(4, 5), torch.randn(5, 6), torch.randn(4, 6)
 
-    def products(tensor, bias):
+    def matmuls(tensor, bias):
         return function_of(
             lambda call, x, y, z: call(aten.addmm.default, (z, x, y)), *map(tensor, (a, b)), bias
         )
 
     same = lambda t: t  # noqa: E731
     for function in (
-        products(torch.Tensor.double, bias[0].double()),
-        products(torch.Tensor.half, bias[0].half()),
-        products(same, bias),
-        products(same, bias[0, :1]),
+        matmuls(torch.Tensor.double, bias[0].double()),
+        matmuls(torch.Tensor.half, bias[0].half()),
+        matmuls(same, bias),
+        matmuls(same, bias[0, :1]),
         function_of(
             lambda call, x, y, z: call(aten.addmm.default, (z, x, y), {"beta": 2}), a, b, bias[0]
         ),
         function_of(lambda call, x, y: call(aten.mm.default, (x, y)), a[:, :0], b[:0]),
     ):
-        assert targets(choose_products(function)[0]) == targets(function)
+        assert targets(choose_matmuls(function)[0]) == targets(function)
 
 
 def test_relu_stays_outside_because_it_must_keep_nan():
@@ -173,27 +173,27 @@ def test_relu_stays_outside_because_it_must_keep_nan():
         a,
         torch.ones(2, 3),
     )
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     assert targets(chosen) == [onednn.matmul, aten.relu.default]
     assert chosen.graph(a, torch.ones(2, 3))[0].isnan().all()
 
 
 def test_a_value_that_others_read_keeps_its_gelu_apart():
     def compute(call, x, y):
-        product = call(aten.mm.default, (x, y))
-        return call(aten.add.Tensor, (product, call(aten.gelu.default, (product,))))
+        matmul = call(aten.mm.default, (x, y))
+        return call(aten.add.Tensor, (matmul, call(aten.gelu.default, (matmul,))))
 
     function = function_of(compute, torch.randn(4, 5), torch.randn(5, 6))
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     assert targets(chosen) == [onednn.matmul, aten.gelu.default, aten.add.Tensor]
 
 
 @pytest.mark.parametrize("one", MEASURED, ids=str)
 def test_what_is_measured_is_of_its_class(one):
     a, b = example_of(one)
-    product = aten.bmm.default if a.dim() == 3 else aten.mm.default
-    function = function_of(lambda call, x, y: call(product, (x, y)), a, b)
-    (found,) = plan(function.graph.graph, ProductChoice(forced="torch"))
+    matmul = aten.bmm.default if a.dim() == 3 else aten.mm.default
+    function = function_of(lambda call, x, y: call(matmul, (x, y)), a, b)
+    (found,) = plan(function.graph.graph, MatmulChoice(forced="torch"))
     assert found.of == one
 
 
@@ -201,14 +201,14 @@ def test_the_library_is_part_of_a_stage_s_key():
     function = function_of(
         lambda call, x, y: call(aten.mm.default, (x, y)), torch.ones(4, 4), torch.ones(4, 4)
     )
-    chosen = choose_products(function)[0]
+    chosen = choose_matmuls(function)[0]
     keys = stage_key(function, {}), stage_key(chosen, {})
     assert None not in keys
     assert keys[0] != keys[1]
 
 
 class Small(nn.Module):
-    """Every kind of product: with bias and gelu, without, batched; tied to an embedding."""
+    """Every kind of matmul: with bias and gelu, without, batched; tied to an embedding."""
 
     def __init__(self):
         super().__init__()

@@ -11,7 +11,7 @@ from torch import nn
 
 from ipu_dynamo import Options, compile_inference, compile_training, serialized_matmul
 from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.accumulate import accumulate_product
+from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.serialized_loss import serialized_loss_step_
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.pipeline import ANY_MACHINE, host_passes
@@ -131,8 +131,8 @@ def test_a_forced_decision_is_what_runs():
         functions = host.inlined.functions
         operators[force] = {node.target for f in functions for node in f.operators}
         assert ("added where they are computed" in str(host)) is (force is True)
-    assert {accumulate_product, serialized_loss_step_} <= operators[True]
-    assert not {accumulate_product, serialized_loss_step_} & operators[False]
+    assert {accumulate_matmul, serialized_loss_step_} <= operators[True]
+    assert not {accumulate_matmul, serialized_loss_step_} & operators[False]
     assert operators[None] == operators[False]  # all is small
 
 

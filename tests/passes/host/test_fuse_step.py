@@ -1,4 +1,4 @@
-"""Check that a step linked into one function is the step: values, states, failures, layouts."""
+"""Check that a step fused into one function is the step: values, states, failures, layouts."""
 
 import copy
 from dataclasses import replace
@@ -290,7 +290,7 @@ def test_a_large_step_is_fused_too():
         optimizer.step()
         step(x)
     written = [n.target for f in step.parts.compiled.written.inlined.functions for n in f.operators]
-    assert torch.ops.ipu.accumulate_product.default in written
+    assert torch.ops.ipu.accumulate_matmul.default in written
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 

@@ -22,8 +22,8 @@ from ipu_dynamo.tune.matmul_choice import MATMUL
 
 aten = torch.ops.aten
 FOUR = [aten.convolution.default] * 2 + [aten.convolution_backward.default] * 2
-PRODUCTS = {"torch": 2.0, "products": 1.0}
-TORCH = {"torch": 1.0, "products": 1.0}
+MATMULS = {"torch": 2.0, "matmuls": 1.0}
+TORCH = {"torch": 1.0, "matmuls": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def chosen(model, x, times):
     """The convolutions that stay in a training step, after the choice."""
     (function,) = step_of(model, x).program.functions
     uses = unfold_convolutions.plan(function.graph.graph, lambda of: times)
-    function = unfold_convolutions.apply(function, [n for n, use in uses.items() if use.products])
+    function = unfold_convolutions.apply(function, [n for n, use in uses.items() if use.matmuls])
     targets = [node.target for node in function.operators]
     return [target for target in targets if "convolution" in str(target)]
 
@@ -95,7 +95,7 @@ def test_products_compute_the_same(n, channels, filters, size, kernel, stride, p
 @pytest.mark.parametrize("settings", [{}, {"padding": 1}, {"stride": 2}, {"bias": False}])
 def test_measurements_decide(settings):
     x = torch.randn(2, 2, 12, 12)
-    assert chosen(Small(**settings), x, PRODUCTS) == []
+    assert chosen(Small(**settings), x, MATMULS) == []
     assert chosen(Small(**settings), x, TORCH) == FOUR
     assert chosen(Small(**settings), x, None) == FOUR
 
@@ -112,18 +112,18 @@ def test_measurements_decide(settings):
 def test_other_convolutions_stay(settings, x):
     model = Small(**settings)
     model.second.to(x.dtype)
-    assert aten.convolution.default in chosen(model, x, PRODUCTS)
+    assert aten.convolution.default in chosen(model, x, MATMULS)
 
 
 def test_a_weight_with_its_channels_last_stays():
     model = Small().to(memory_format=torch.channels_last)
-    assert chosen(model, torch.randn(2, 2, 12, 12), PRODUCTS) == FOUR
+    assert chosen(model, torch.randn(2, 2, 12, 12), MATMULS) == FOUR
 
 
 @pytest.mark.inductor
 def test_a_weight_of_one_pixel_with_its_channels_last_stays(monkeypatch):
     """Its strides are another order, though PyTorch calls it contiguous."""
-    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: PRODUCTS)
+    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: MATMULS)
     model = nn.Conv2d(2, 4, 1).to(memory_format=torch.channels_last)
     assert model.weight.is_contiguous()
     x = torch.randn(2, 2, 6, 6)
@@ -168,7 +168,7 @@ def test_threads_that_measure_at_once_leave_the_number_of_threads(tmp_path, monk
 
 
 @pytest.mark.inductor
-def test_autocast_around_the_compilation_changes_no_product(tmp_path, monkeypatch):
+def test_autocast_around_the_compilation_changes_no_matmul(tmp_path, monkeypatch):
     class Exact(nn.Module):
         def __init__(self):
             super().__init__()
@@ -178,7 +178,7 @@ def test_autocast_around_the_compilation_changes_no_product(tmp_path, monkeypatc
             with torch.autocast("cpu", enabled=False):
                 return self.inner(x)
 
-    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: PRODUCTS)
+    monkeypatch.setattr(unfold_convolutions, "convolution_times", lambda of: MATMULS)
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     model, x = Exact(), torch.randn(2, 2, 12, 12)
     with torch.autocast("cpu", torch.bfloat16):
@@ -187,7 +187,7 @@ def test_autocast_around_the_compilation_changes_no_product(tmp_path, monkeypatc
 
 
 def test_nothing_is_measured_where_nothing_can_be_kept(tmp_path, monkeypatch, caplog):
-    (tmp_path / "patches").touch()
+    (tmp_path / "convolutions").touch()
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     monkeypatch.setattr(convolution_times, "measure", None)
     convolution_times.forget()
@@ -199,11 +199,11 @@ def test_nothing_is_measured_where_nothing_can_be_kept(tmp_path, monkeypatch, ca
 
 def test_a_forced_library_is_not_measured(monkeypatch):
     monkeypatch.setenv(MATMUL, "torch")
-    assert chosen(Small(), torch.randn(2, 2, 12, 12), PRODUCTS) == FOUR
+    assert chosen(Small(), torch.randn(2, 2, 12, 12), MATMULS) == FOUR
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("times", [PRODUCTS, TORCH])
+@pytest.mark.parametrize("times", [MATMULS, TORCH])
 @pytest.mark.parametrize("only", ["forward", "backward", "all"])
 def test_trains_as_plain_pytorch(monkeypatch, times, only):
     """Also where one of the two passes stays with oneDNN, in whose layout Inductor keeps values."""
@@ -223,7 +223,7 @@ def test_what_was_measured_stays(tmp_path, monkeypatch):
     for mask in ((), (True, True, True)):
         one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0), mask)
         first = convolution_times.convolution_times(one)
-        assert set(first) == {"torch", "products"}
+        assert set(first) == {"torch", "matmuls"}
         assert all(0 < seconds < 10 for seconds in first.values())
         monkeypatch.setattr(convolution_times, "measure", None)  # must not be called again
         convolution_times.forget()

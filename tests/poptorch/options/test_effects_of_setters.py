@@ -69,3 +69,16 @@ def test_engine_options_of_the_environment_go_first(monkeypatch, capsys):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "not JSON")
     with pytest.raises(poptorch.Error, match="POPLAR_ENGINE_OPTIONS must be a JSON object"):
         poptorch.Options().enableProfiling()
+
+
+def test_stable_norms_compute_in_float32():
+    norm = torch.nn.GroupNorm(1, 2).half()
+    types = []
+    for enabled in (False, True):
+        options = poptorch.Options().showCompilationProgressBar(False).enableStableNorm(enabled)
+        executor = poptorch.inferenceModel(norm, options)
+        executor.compile(torch.ones(2, 2, dtype=torch.half))
+        text = str(executor._core.program)
+        (line,) = [line for line in text.splitlines() if "aten.native_group_norm" in line]
+        types.append("_f32 = " in line)
+    assert types == [False, True]

@@ -11,11 +11,11 @@ from poptorch.options.session import _KEYS, check_session, popart_keys
 
 VALUES = {
     "bool": [True],
-    "int": [3],
-    "float": [0.5],
+    "uint64": [3],
+    "floating point": [0.5],
     "string": ["text"],
-    "list": [["a", 1], {"a"}, ("a",), []],
-    "dict": [{"a": "b"}],
+    "set / vector": [["a", 1], {"a"}, ("a",), []],
+    "map": [{"a": "b"}],
 }
 
 
@@ -32,7 +32,7 @@ def test_every_key_takes_values_of_its_kind_only(kind):
     for key in _KEYS[kind]:
         for other in VALUES:
             for value in VALUES[other]:
-                if other == kind or (other, kind) == ("int", "float"):
+                if other == kind or (other, kind) == ("uint64", "floating point"):
                     check_session({key: value})
                 else:
                     with pytest.raises(poptorch.Error, match=f"Unknown {other} option {key}"):
@@ -45,7 +45,15 @@ def test_every_key_takes_values_of_its_kind_only(kind):
         ("asdf", True, "Unknown bool option asdf"),
         ("dotChecks", torch.empty(1), "Unknown value type Tensor for option dotChecks"),
         ("asdf", [1.5], "Unknown value type list for option asdf"),
-        ("enableOutlining", "yes", "Unknown string option enableOutlining: it takes a bool"),
+        ("asdf", 3, "Unknown uint64 option asdf"),
+        ("asdf", 0.5, "Unknown floating point option asdf"),
+        ("asdf", ["a"], "Unknown set / vector option asdf"),
+        ("asdf", {"a": "b"}, "Unknown map option asdf"),
+        (
+            "enableOutlining",
+            "yes",
+            "Unknown string option enableOutlining: its values are of kind bool",
+        ),
     ],
 )
 def test_wrong_settings_are_taken_first_and_refused_by_the_compilation(key, value, text):

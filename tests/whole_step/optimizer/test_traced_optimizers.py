@@ -199,6 +199,14 @@ def test_what_would_be_lost_is_refused(kind, message):
         assert torch.equal(value, before[name])
 
 
+def test_differentiable_steps_are_refused():
+    model = Layers()
+    optimizer = optim.Adamax(model.parameters(), differentiable=True)
+    run = compile_training(model, optimizer, {"engine": "eager"})
+    with pytest.raises(CompileError, match="parameter group 0 asks for a differentiable step"):
+        run(torch.ones(2, 3))
+
+
 def test_shards_are_updated_alone_or_refused():
     options = {
         "engine": "eager",
@@ -276,6 +284,25 @@ def test_a_state_that_was_saved_goes_on():
         assert torch.equal(mine, expected)
 
 
+def test_what_the_loss_does_not_hang_on_is_left_alone():
+    class Part(Layers):
+        def forward(self, x):
+            return identity_loss(self.first(x).square(), "mean")
+
+    model, theirs = Part(), Part()
+    ours, reference = (optim.Adamax(one.parameters(), lr=0.1) for one in (model, theirs))
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x in torch.randn(2, 4, 3):
+        run(x)
+        reference.zero_grad()
+        theirs.first(x).square().mean().backward()
+        reference.step()
+    check_states(ours.state_dict(), reference.state_dict())
+    ours.load_state_dict(reference.state_dict())
+    run(x)
+    assert torch.equal(model.second.weight, theirs.second.weight)
+
+
 def test_programs_with_traced_updates_are_read_back():
     run, _, _ = compare(groups(optim.Adamax, lr=0.1), "pipeline", calls=2)
     program = run.program
@@ -320,6 +347,36 @@ def test_another_setting_is_another_program():
     run(torch.ones(2, 3))
     with pytest.raises(InputError, match="has the update of Adamax, not of Adagrad"):
         run.set_optimizer(optim.Adagrad(model.parameters()))
+
+
+def test_numbers_of_users_act_wherever_they_are():
+    """A tensor as an attribute, and one as a rate; to write what steps count is refused."""
+
+    def change(optimizer):
+        optimizer.decay.fill_(0.5)
+        optimizer.param_groups[0]["lr"].fill_(0.2)
+
+    model, theirs = Layers(), Layers()
+    ours, reference = (optimizers.TensorsAsRates(one.parameters()) for one in (model, theirs))
+    for one in (ours, reference):
+        one.param_groups[0]["lr"] = torch.full((), 0.1)
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x in torch.randn(3, 4, 3):
+        run(x)
+        reference.zero_grad()
+        theirs(x).backward()
+        reference.step()
+        change(ours)
+        change(reference)
+    for mine, expected in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+    ours = optimizers.Lookahead(model.parameters())
+    run = compile_training(model, ours, {"engine": "eager"})
+    run(x)
+    ours.state_dict()
+    ours.t = 7
+    with pytest.raises(InputError, match="which its steps change, was 1 and is 7"):
+        run(x)
 
 
 def test_a_failed_step_counts_nothing():

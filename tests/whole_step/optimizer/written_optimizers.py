@@ -76,7 +76,7 @@ class TensorsAsRates(Base):
     @torch.no_grad()
     def step(self, closure=None):
         for group, p in self.each():
-            rate = torch.tensor(group["lr"]) * self.decay
+            rate = torch.as_tensor(group["lr"]) * self.decay
             p.sub_(p.grad * rate)
 
 

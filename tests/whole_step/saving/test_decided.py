@@ -23,14 +23,14 @@ def figures(torch_seconds, onednn_seconds):
     """Products of every class take so long."""
     ways = {"torch": torch_seconds, "onednn": onednn_seconds}
     return Figures(
-        None, dict.fromkeys(MEASURED, ways), {CONVOLUTION: {"torch": 1e-3, "products": 2e-3}}
+        None, dict.fromkeys(MEASURED, ways), {CONVOLUTION: {"torch": 1e-3, "matmuls": 2e-3}}
     )
 
 
 def measure(monkeypatch, found):
     """Let this be what is measured here."""
-    made = matmul_choice.ProductChoice.__init__
-    monkeypatch.setattr(made, "__defaults__", (None, lambda: found.products))
+    made = matmul_choice.MatmulChoice.__init__
+    monkeypatch.setattr(made, "__defaults__", (None, lambda: found.matmuls))
 
 
 @pytest.mark.parametrize("given", [figures(2e-3, 1e-3), Figures("onednn"), Figures(None)])
@@ -55,8 +55,8 @@ def test_another_machine_decides_by_itself(what, caplog):
     "changed",
     [
         {"library": "other"},
-        {"products": {"large a @ b": {"torch": 1.0, "onednn": 1.0}}},
-        {"products": []},
+        {"matmuls": {"large a @ b": {"torch": 1.0, "onednn": 1.0}}},
+        {"matmuls": []},
         {"convolutions": [{"x": [1]}]},
         {"more": 1},
     ],

@@ -1,0 +1,77 @@
+"""Take the statistics of norms on halves in float32, and keep them so for the backward pass.
+
+Before   %n = aten._native_batch_norm_legit_functional(%x, ...)       f16, with a mean in f16
+         %g = aten.native_batch_norm_backward(..., %n[1], %n[2], ...)
+After    %n_f32 = aten._native_batch_norm_legit_functional(%x_f32, ...)
+         %y: f16 = aten._to_copy(%n_f32[0], dtype=float16);  %g_f32 reads %n_f32[1] and %n_f32[2]
+Keeps    stages and source lines; results, but for what the rounded mean has cost. In float32
+         PyTorch takes statistics by two passes or Welford's method already.
+Source   PopTorch user guide, "poptorch.Options.enableStableNorm".
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.passes.graph.upcast import InFloat, is_half
+from ipu_dynamo.passes.levels import Level
+
+aten = torch.ops.aten
+_FORWARD = frozenset(
+    {
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten.native_group_norm.default,
+        aten.native_layer_norm.default,
+    }
+)
+_BACKWARD = frozenset(
+    {
+        aten.native_batch_norm_backward.default,
+        aten.native_group_norm_backward.default,
+        aten.native_layer_norm_backward.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class UpcastNorms:
+    """The pass. `enabled`: whether to do so."""
+
+    name: ClassVar[str] = "UpcastNorms"
+    level: ClassVar[Level] = "joint"
+
+    enabled: bool
+
+    def __call__(self, capture: Capture) -> bool:
+        norms = plan(capture.graph.graph) if self.enabled else []
+        rewrite = InFloat.of(capture)
+        for norm in norms:
+            parts = list(norm.users) if norm.target in _FORWARD else []
+            rewrite.rewrite(norm)
+            for part in filter(is_half, parts):
+                _let_read_unrounded(part, rewrite)
+        if norms:
+            capture.graph.graph.eliminate_dead_code()  # statistics that nobody reads rounded
+            capture.graph.recompile()
+        return bool(norms)
+
+
+def plan(graph: fx.Graph) -> list[fx.Node]:
+    """The norms of halves and their backward passes, in graph order. Reads the graph only."""
+    return [
+        node
+        for node in graph.nodes
+        if node.target in _FORWARD | _BACKWARD and any(map(is_half, node.all_input_nodes))
+    ]
+
+
+def _let_read_unrounded(part: fx.Node, rewrite: InFloat) -> None:
+    """Let the backward pass read a result as it was before it was rounded."""
+    (wide,) = part.all_input_nodes
+    for reader in part.users:
+        if reader.target in _BACKWARD:
+            rewrite.wide[part, reader.meta.get(STAGE), reader.meta.get(BACKWARD)] = wide

@@ -1,0 +1,9 @@
+"""List all public programs that are run, by name."""
+
+from tests.programs import guide, independent, tutorials
+
+PROGRAMS = {
+    program.name: program
+    for programs in (guide.PROGRAMS, tutorials.PROGRAMS, independent.PROGRAMS)
+    for program in programs
+}
