@@ -74,4 +74,4 @@ def _let_read_unrounded(part: fx.Node, rewrite: InFloat) -> None:
     (wide,) = part.all_input_nodes
     for reader in part.users:
         if reader.target in _BACKWARD:
-            rewrite.wide[part, reader.meta.get(STAGE), reader.meta.get(BACKWARD)] = wide
+            rewrite.upcasts[part, reader.meta.get(STAGE), reader.meta.get(BACKWARD)] = wide
