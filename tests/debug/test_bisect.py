@@ -20,6 +20,7 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Partitioned
+from ipu_dynamo.program import Decision
 from ipu_dynamo.runtime.engines import engines
 
 aten = torch.ops.aten
@@ -93,7 +94,7 @@ def planted_in_host(host, fault):
         with contextlib.suppress(AssertionError):
             fault(graph)
 
-    return rewrite_functions(host, rewrite, wanted=lambda graph: True)
+    return rewrite_functions(host, rewrite, lambda graph: True, Decision("Planted", "wrong"))
 
 
 def planted_in_parts(partitioned, fault):
