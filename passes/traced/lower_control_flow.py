@@ -176,6 +176,9 @@ def _write_constants(module: fx.GraphModule) -> None:
                 ]
                 flat = call(module.graph, aten.stack.default, parts, origin=node)
                 made = call(module.graph, aten.view.default, flat, list(value.shape), origin=node)
+        for copy in [u for u in node.users if u.target is aten.lift_fresh_copy.default]:
+            copy.replace_all_uses_with(made)  # which is new in each iteration
+            module.graph.erase_node(copy)
         node.replace_all_uses_with(made)
         module.graph.erase_node(node)
         constants.add(str(node.target))
