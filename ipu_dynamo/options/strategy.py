@@ -59,7 +59,7 @@ class Strategy:
             waits, in a call of their own, so that others start sooner. The results are the same.
         ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
             long; pipelined or sharded. What each operator takes is measured once on this machine
-            and kept beside compiled code.
+            and kept beside compiled code; where it cannot be kept, it is estimated.
         costs: what each operator takes, forward and backward, instead of measuring it: with
             `CompiledModel.costs` of an earlier run the cut is the same on any machine.
 

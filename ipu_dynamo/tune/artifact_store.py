@@ -49,9 +49,8 @@ class StageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stages, self._kernels = folder / "stages", folder / "kernels"
-        self._notes = folder / "notes"
         _make_private(folder)
-        for inner in (self._stages, self._kernels, self._notes, self.scratch):
+        for inner in (self._stages, self._kernels, self.scratch):
             inner.mkdir(mode=0o700, exist_ok=True)
 
     @property
@@ -89,21 +88,6 @@ class StageStore:
                 file.writestr("code", entry.code)
             whole.seek(0)
             replace_file(self._stages / key, whole.read())
-
-    def read_note(self, key: str) -> str | None:
-        """What was measured under this key, or None."""
-        path = self._notes / key
-        try:
-            return unsealed(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            log.warning("%s is damaged (%s): it is measured again", path, error)
-            return None
-
-    def write_note(self, key: str, text: str) -> None:
-        """Keep what was measured."""
-        replace_file(self._notes / key, sealed(text))
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.

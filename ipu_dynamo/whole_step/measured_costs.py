@@ -1,13 +1,18 @@
-"""Find out once what a model's operators take here, so that it can be cut into equal stages."""
+"""Find out once what a model's operators take here, so that it can be cut into equal stages.
 
-import json
+Where nothing can be kept nothing is measured: another process would cut the model otherwise.
+"""
+
 import logging
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.operator_costs import seconds as estimated_seconds
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import joint_passes, left_out, traced_passes
@@ -17,10 +22,13 @@ from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.engines.stage_key import this_machine
 from ipu_dynamo.tune.artifact_store import open_store
+from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
+from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.operator_times import operator_times
 
 log = logging.getLogger(__name__)
-_known: dict[str, Costs] = {}  # what this process has measured or read, by key
+_known: dict[Path, Costs] = {}  # what this process has read, by file
+_DIRECTIONS = ("forward", "backward")
 
 
 def with_costs(capture: Capture, options: Options, *, loss: int | None) -> Options:
@@ -39,39 +47,43 @@ def with_costs(capture: Capture, options: Options, *, loss: int | None) -> Optio
 
 
 def measured_costs(capture: Capture, options: Options, *, loss: int | None) -> Costs:
-    """Seconds of each operator, forward and backward: measured, or what was measured before."""
+    """Seconds of each operator, forward and backward: measured, or what was measured before.
+
+    Estimated where no folder keeps what is measured.
+    """
     alone = replace(options, recompute="off", recompute_budget=None)
-    apart = one_stage_each(capture)
+    one_each = one_stage_each(capture)
     steps = [
         *traced_passes(alone, training=capture.training, loss=loss, warn=False),
         *joint_passes(alone),
     ]
-    PassManager("costs").run(left_out(steps, alone), apart)
+    PassManager("costs").run(left_out(steps, alone), one_each)
+    if (store := open_store()) is None:
+        return costs_of(one_each, estimated_seconds)
     fused = make_engine(options.stage_engine).name == "inductor"
     threads = max(1, torch.get_num_threads() // (options.strategy.ipus or 1))
-    stages = [node.meta.get("ipu.stage") for node in apart.graph.graph.nodes]
-    parts = structural_key(apart.graph), stages, fused, threads, this_machine()
-    key = sha256(repr(parts).encode()).hexdigest()
-    if key not in _known:
-        _known[key] = _read(key) or _measure(key, apart, threads=threads, fused=fused)
-    return _known[key]
+    stages = [node.meta.get("ipu.stage") for node in one_each.graph.graph.nodes]
+    parts = structural_key(one_each.graph), stages, fused, threads, this_machine()
+    path = store.folder / "operators" / f"{sha256(repr(parts).encode()).hexdigest()}.json"
+    if path not in _known:
+        measure = partial(_measure, one_each, threads=threads, fused=fused)
+        figures = kept_figures(path, machine_name(), _DIRECTIONS, measure)
+        if figures is None:
+            return costs_of(one_each, estimated_seconds)
+        _known[path] = _read(figures)
+    return _known[path]
 
 
-def _measure(key: str, apart: Capture, *, threads: int, fused: bool) -> Costs:
+def _measure(one_each: Capture, *, threads: int, fused: bool) -> Figures:
     begin("measuring")
-    seconds = operator_times(apart.graph, threads=threads, fused=fused)
-    costs = costs_of(apart, lambda node: seconds.get(node, 0.0))
-    if store := open_store():
-        try:
-            store.write_note(key, json.dumps(costs))
-        except OSError as error:  # a full disk: what was measured serves this process
-            log.warning("measured costs cannot be kept in %s: %s", store.folder, error)
-    return costs
+    seconds = operator_times(one_each.graph, threads=threads, fused=fused)
+    costs = costs_of(one_each, lambda node: seconds.get(node, 0.0))
+    return {
+        direction: {str(index): pair[place] for index, pair in enumerate(costs)}
+        for place, direction in enumerate(_DIRECTIONS)
+    }
 
 
-def _read(key: str) -> Costs | None:
-    store = open_store()
-    text = store.read_note(key) if store else None
-    if text is None:
-        return None
-    return tuple((float(forward), float(backward)) for forward, backward in json.loads(text))
+def _read(figures: Figures) -> Costs:
+    forward, backward = (figures[direction] for direction in _DIRECTIONS)
+    return tuple((forward[str(i)], backward[str(i)]) for i in range(len(forward)))

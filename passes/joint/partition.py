@@ -21,6 +21,7 @@ from ipu_dynamo.capture.capture import (
     Capture,
     Placeholder,
 )
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
@@ -28,6 +29,9 @@ from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.program import RECOMPUTED, Accumulation, Direction
 
 aten = torch.ops.aten
+# What programs add to the name of a variable, for its gradient, and for its value before and after
+# a change. Instructions of copies are checked by the verifier.
+_MADE_OF_OTHERS = ("grad", "before", "new")
 
 
 def accumulator(parameter: str) -> str:
@@ -151,6 +155,7 @@ class Partition:
     accumulation: Accumulation
 
     def __call__(self, capture: Capture) -> Partitioned:
+        _refuse_names_of_others(capture)
         _rename_values(capture)
         cutter = _Cutter(capture)
         cutter.fill()
@@ -177,6 +182,19 @@ class Partition:
             if piece.copies or piece.outputs or cutter.written[index]
         ]
         return Partitioned(tuple(parts), tuple(returned), changed, capture)
+
+
+def _refuse_names_of_others(capture: Capture) -> None:
+    """Refuse names that stand for what a program makes of another tensor of the model."""
+    kinds = {role.name: role.kind for role in capture.placeholders}
+    for name in kinds:
+        other, _, made = name.rpartition(".")
+        if made in _MADE_OF_OTHERS and kinds.get(other, "input") != "input":
+            raise CompileError(
+                f"{kinds[name]} {name!r} is called like what a program makes of "
+                f"{kinds[other]} {other!r}",
+                hint="give one of the two another name",
+            )
 
 
 def _rename_values(capture: Capture) -> None:

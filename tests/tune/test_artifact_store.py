@@ -42,26 +42,6 @@ def test_nobody_else_can_enter(store, tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[:-5],
-        lambda content: b"",
-        lambda content: content.replace(b"1", b"2"),
-    ],
-    ids=["cut", "empty", "changed"],
-)
-def test_a_damaged_note_is_a_miss_and_can_be_replaced(store, caplog, damage):
-    store.write_note("key", "[[1.5, 0.5]]")
-    assert store.read_note("key") == "[[1.5, 0.5]]"
-    (path,) = files(store)
-    path.write_bytes(damage(path.read_bytes()))
-    assert store.read_note("key") is None
-    assert "it is measured again" in caplog.text
-    store.write_note("key", "[[1.5, 0.5]]")
-    assert store.read_note("key") == "[[1.5, 0.5]]"
-
-
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
     "damage",

@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipu_dynamo import Block, Options, compile_inference, compile_training
+from ipu_dynamo import (
+    Block,
+    CompileError,
+    Options,
+    compile_inference,
+    compile_training,
+    identity_loss,
+)
 from ipu_dynamo.testing import assert_same_bits, assert_same_inference, assert_same_training
 
 EAGER = {"engine": "eager"}
@@ -278,3 +285,33 @@ def test_two_compilations_give_the_same_bits():
         return [step(*batch()) for _ in range(3)], dict(model.named_parameters())
 
     assert_same_bits(train(), train())
+
+
+class Counting(nn.Module):
+    """Has a weight, a buffer that it changes, and inputs by any name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, **inputs):
+        before = self.seen.clone()
+        self.seen.add_(1)
+        return identity_loss(sum(x * self.weight * before for x in inputs.values()), "sum")
+
+
+@pytest.mark.parametrize("name", ["weight.grad", "seen.before", "seen.new"])
+def test_an_input_called_like_what_a_program_makes_is_refused(name):
+    model = Counting()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
+    variable = name.partition(".")[0]
+    with pytest.raises(CompileError, match=f"input '{name}' is called like .* '{variable}'"):
+        step.compile(**{name: torch.ones(1, 2)})
+
+
+@pytest.mark.parametrize("name", ["grad", "other.grad", "weight.other", "new"])
+def test_an_input_may_have_any_other_name(name):
+    model = Counting()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
+    step.compile(**{name: torch.ones(1, 2)})

@@ -13,6 +13,7 @@ from ipu_dynamo import Block, CompileError, Options, Strategy, compile_inference
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.traced.stages.auto_partition import plan
 from ipu_dynamo.testing import assert_same_bits
+from ipu_dynamo.whole_step import measured_costs
 
 times = st.floats(0.0, 10.0).map(lambda x: round(x, 2))
 
@@ -106,11 +107,45 @@ def test_given_costs_decide():
     assert weights_on_the_first(heavy_end) == 10
 
 
-def test_measured_costs_are_measured_once(monkeypatch):
+def test_what_was_measured_first_stays(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", str(tmp_path / "figures"))
     _, first = trained(Strategy("pipelined", ipus=2), calls=1)
-    monkeypatch.setattr("ipu_dynamo.whole_step.measured_costs.operator_times", None)
+    monkeypatch.setattr(measured_costs, "operator_times", None)
+    _, second = trained(Strategy("pipelined", ipus=2), calls=1)
+    monkeypatch.setattr(measured_costs, "_known", {})  # as in another process
+    _, third = trained(Strategy("pipelined", ipus=2), calls=1)
+    assert first.costs == second.costs == third.costs
+
+
+def test_of_two_processes_that_measure_at_once_both_have_the_first_answer(monkeypatch, tmp_path):
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", str(tmp_path / "figures"))
+    measure, other = measured_costs.operator_times, []
+
+    def overtaken(*arguments, **settings):
+        monkeypatch.setattr(measured_costs, "operator_times", measure)
+        _, step = trained(Strategy("pipelined", ipus=2), calls=1)
+        other.append(step.costs)
+        monkeypatch.setattr(measured_costs, "_known", {})
+        return dict.fromkeys(measure(*arguments, **settings), 1.0)
+
+    monkeypatch.setattr(measured_costs, "operator_times", overtaken)
+    _, step = trained(Strategy("pipelined", ipus=2), calls=1)
+    assert [step.costs] == other
+
+
+@pytest.mark.parametrize("folder", ["off", "full"])
+def test_what_cannot_be_kept_is_estimated(folder, monkeypatch, tmp_path):
+    """Else another process, or the next run, would cut the model otherwise."""
+    if folder == "off":
+        monkeypatch.setattr(measured_costs, "operator_times", None)
+    else:
+        (tmp_path / "operators").touch()  # stands where the figures are to lie
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", "off" if folder == "off" else str(tmp_path))
+    _, first = trained(Strategy("pipelined", ipus=2), calls=1)
     _, second = trained(Strategy("pipelined", ipus=2), calls=1)
     assert first.costs == second.costs
+    assert any(forward > 0 for forward, _ in first.costs)
+    assert first.program.text() == second.program.text()
 
 
 def test_an_inference_is_cut_too():
