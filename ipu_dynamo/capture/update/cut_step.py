@@ -206,7 +206,7 @@ class _Cutter:
         step, states = self.step, self.common.states[place]
         results = [step.weights[place], *(step.after.get(path) for path, _, _ in states)]
         needed = _needed([node for node in results if isinstance(node, fx.Node)])
-        for node in needed:
+        for node in (n for n in step.graph.nodes if n in needed):
             others = {self.owner[one] for one in self.hangs[node]} - {place}
             if others:
                 first, second = self.world.names[place], self.world.names[min(others)]
