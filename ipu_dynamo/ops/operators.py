@@ -27,6 +27,7 @@ import ipu_dynamo.ops.marks.overlap
 import ipu_dynamo.ops.marks.print_tensor
 import ipu_dynamo.ops.marks.serialized
 import ipu_dynamo.ops.onednn
+import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
 import ipu_dynamo.ops.serialized_loss  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
