@@ -83,7 +83,8 @@ class CompiledModel(Inspection, WeightExchange):
         settings_stay: the modes of modules, and which parameters need a gradient, are those of the
             time when it was compiled, whatever becomes of them. Otherwise a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
-        ready: the program that the model would become; it is traced, and no pass runs.
+        ready: the program that the model would become; it is traced, and only those passes run that
+            decide the form of a step here.
         traced: what `describe` traces, where it knows no rule.
     """
 

@@ -199,7 +199,11 @@ def test_errors_say_what_is_wrong_and_where():
         ("ipu=0", "cpu=0", "Variable has no field cpu"),
         (", ipu=0", "", "Variable needs ipu"),
         ('"training"', '"learning"', 'kind is "learning", which is not'),
-        ("Adam(", "Adamant(", "Adamant cannot stand here; SGD, Adam, RMSprop, LAMB can"),
+        (
+            "Adam(",
+            "Adamant(",
+            "Adamant cannot stand here; SGD, Adam, RMSprop, LAMB, Traced, HostStep can",
+        ),
         ("1e-05", "1e-06", "its graph has the key"),
         ("1e-05", "0.00001", "is written as"),
         ("clear=False", "clear=False, clear=False", "clear is given twice"),

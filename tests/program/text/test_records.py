@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import product
-from typing import Any, Literal, Union, get_args
+from typing import Any, Literal, Union, get_args, get_type_hints
 
 import pytest
 import torch
@@ -166,12 +166,12 @@ def test_a_field_of_another_type_is_an_error_of_the_dataclass():
 
 @pytest.mark.parametrize("kind", RULES)
 def test_every_rule_reads_back(kind):
-    flags = [
-        (False, True) if f.type in (bool, "bool") else (None, torch.half)
-        for f in fields(RULES[kind])
-    ]
+    drawn = {bool: (False, True), str: ("Adamax",), tuple[str, ...]: ((), ("lr", "eps"))}
+    types = get_type_hints(RULES[kind])
+    flags = [drawn.get(types[f.name], (None, torch.half)) for f in fields(RULES[kind])]
     for values in product(*flags):
         if RULES[kind] is SGD and values[1] and not values[0]:
             continue  # nesterov needs momentum
-        update = Update(RULES[kind](*values), 0, 1, ("p",), ("g",), (("m", ("s",)),), 2.5, True)
+        named = dict(zip((f.name for f in fields(RULES[kind])), values, strict=True))
+        update = Update(RULES[kind](**named), 0, 1, ("p",), ("g",), (("m", ("s",)),), 2.5, True)
         assert read("\n".join(write_lines(update)), Update) == update
