@@ -70,13 +70,15 @@ def rewritten(draw, recipe, data):
 def test_what_saves_memory_changes_no_result_in_any_combination(engine, recipe, data):
     """Three steps give the same losses, weights and states as on one IPU that keeps everything.
 
-    A product in parts adds up in another order, and Inductor fuses what one function holds.
+    A product in parts adds up in another order, and Inductor fuses what one function holds; so does
+    oneDNN with an LSTM layer whose gradients are in its function, which is left out.
     """
     recipe = replace(recipe, steps=(*recipe.steps, Step("unembedding", shares="tied")))
     model = data.draw(rewritten(recipe, data))
     options = replace(
         data.draw(options_for(engine=engine, placement=model.placement)),
         seed=7,
+        without=("CallOnednnLstms",),
         **data.draw(st.fixed_dictionaries({name: drawn for name, (drawn, _) in DRAWN.items()})),
     )
     if options.recompute in ("auto", "all"):

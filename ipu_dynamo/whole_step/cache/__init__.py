@@ -1,4 +1,4 @@
-"""Find the program of a model that was compiled before, so that no pass runs again but for the form of a step.
+"""Find the program of a model compiled before: no pass runs again but for the form of a step.
 
 A program is found by everything that decides it, and taken only for the model that was traced.
 """
