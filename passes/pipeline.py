@@ -238,12 +238,11 @@ def _writing_passes(machine: Machine) -> list[Pass]:
         FuseLoss(),
         AccumulateMatmuls(),
         SetStageDevice(tuple(machine.devices)),
-        CallOnednnLstms(),
     ]
 
 
 def form_passes(options: Options, machine: Machine) -> list[Pass]:
-    """From functions that write to the form in which a step runs."""
+    """From functions that write to those that this processor runs, and the form of a step."""
     return left_out(_form_passes(options, machine), options)
 
 
@@ -280,6 +279,7 @@ def recipe_of(
 
 def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
+        CallOnednnLstms(),
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once),
         FuseStep(machine.compiles, machine.hyperparameters),
