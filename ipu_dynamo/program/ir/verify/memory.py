@@ -1,7 +1,8 @@
 """Check that what functions return lies in memory of its own, as far as operators tell.
 
 A value may look at the memory of another one only while it is read, or on its way to the host: what
-an instruction keeps, moves or writes to a variable must not change with something else.
+an instruction keeps, moves or writes to a variable must not change with something else. Calls of
+one stage pass are parts of one function: what one returns of another's memory is a view inside it.
 """
 
 from collections.abc import Mapping
@@ -23,11 +24,13 @@ class MemoryChecks:
     Attributes:
         lent: results of calls that lie in what the call was given, by name.
         shared: results that lie in the same memory as another one, which is named.
+        makers: the call that returned a value, by its name.
     """
 
     functions: Mapping[str, Function]
     lent: dict[str, str] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
+    makers: dict[str, Call] = field(default_factory=dict)
 
     def follow(self, instruction: Plain) -> None:
         """Take notice of an instruction.
@@ -65,7 +68,15 @@ class MemoryChecks:
             if name is None or node is None:
                 continue
             base = root(node)
-            if base in given:
+            self.makers[name] = call
+            if base in given and not self._same_pass(given[base], call):
                 self.lent[name] = given[base]
+            elif base in given:
+                self.shared |= {name: given[base], given[base]: name}
             elif (other := first.setdefault(base, name)) != name:
                 self.shared |= {name: other, other: name}
+
+    def _same_pass(self, name: str, call: Call) -> bool:
+        """Whether a value was made, with memory of its own, in the stage pass of a call."""
+        maker = self.makers.get(name)
+        return maker is not None and name not in self.lent and maker.stage_pass == call.stage_pass
