@@ -12,7 +12,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Placeholder
 from ipu_dynamo.capture.dynamo import close_pass, describe_graph, open_pass, specialise
-from ipu_dynamo.capture.private.tracing import (
+from ipu_dynamo.capture.private.aot import (
     Cutting,
     allow_retain_graph,
     aot_cache_forced,

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.dynamo import FlatPass
-from ipu_dynamo.capture.private.tracing import TangentAOTInput
+from ipu_dynamo.capture.private.aot import TangentAOTInput
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.manager import PassManager

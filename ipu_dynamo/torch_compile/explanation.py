@@ -11,7 +11,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.private.tracing import pytree, skipped_frames
+from ipu_dynamo.capture.private.dynamo import skipped_frames
+from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import OptionError, source_line
 from ipu_dynamo.passes.manager import PassRun, summary

@@ -8,11 +8,7 @@ from pathlib import Path
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.dynamo import describe_inputs, last_block
-from ipu_dynamo.capture.private.tracing import (
-    compile_count,
-    errors_are_swallowed,
-    recompile_limit,
-)
+from ipu_dynamo.capture.private.dynamo import compile_count, errors_are_swallowed, recompile_limit
 
 log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]

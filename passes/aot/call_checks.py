@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import with_effects
+from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.levels import Level
 

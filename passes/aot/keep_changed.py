@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import InputMutationAOTOutput, TangentAOTInput
+from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.aot.keep_draws import AGAIN, POLICY
 from ipu_dynamo.passes.levels import Level

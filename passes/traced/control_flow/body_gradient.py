@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.private.tracing import (
+from ipu_dynamo.capture.private.aot import (
     GradAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,

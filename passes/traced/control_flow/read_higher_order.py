@@ -24,7 +24,7 @@ from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, whi
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.traced.lower_control_flow import call_flow
+from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
 
 @dataclass(frozen=True)
