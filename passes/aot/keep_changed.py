@@ -75,15 +75,15 @@ def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
     """Forward operators that read a `changed` input, or a view of it: by the time of the backward
     pass it holds something else. Reads the graph only."""
     backward = _behind(_tangents(graph))
-    found: list[fx.Node] = []
+    users: list[fx.Node] = []
     pending = list(changed)
     while pending:
         for user in pending.pop().users:
             if is_view(user):
                 pending.append(user)
             elif user.op != "output" and user not in backward and POLICY not in user.meta:
-                found.append(user)
-    return found
+                users.append(user)
+    return users
 
 
 def _tangents(graph: fx.Graph) -> list[fx.Node]:

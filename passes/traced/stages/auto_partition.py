@@ -51,12 +51,12 @@ def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> 
 
     def ends(limit: float) -> list[int]:
         """How far the first 1, 2, ... stages get at most, each within `limit`."""
-        found, start = [], 0
+        begins, start = [], 0
         for stage in range(stages - 1):
             end = bisect_right(early, early[start] + limit) - 1
             start = min(max(end, start), furthest(limit, stage))
-            found.append(start)
-        return found
+            begins.append(start)
+        return begins
 
     def fits(limit: float) -> bool:
         """Whether the last stage is within `limit`, too, when none is empty."""
@@ -88,12 +88,12 @@ def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
     """For every position, the bytes that operators before it make and later ones read."""
     position = {node: i for i, node in enumerate(operators)}
     change = [0] * (len(operators) + 1)
-    for node, made in position.items():
-        read = max((position[user] for user in node.users if user in position), default=made)
+    for node, place in position.items():
+        read = max((position[user] for user in node.users if user in position), default=place)
         value = node.meta.get("val")
-        if read > made and isinstance(value, Tensor):
+        if read > place and isinstance(value, Tensor):
             nbytes = value.numel() * value.element_size()
-            change[made + 1] += nbytes
+            change[place + 1] += nbytes
             change[read + 1] -= nbytes
     return list(accumulate(change))
 
