@@ -42,7 +42,7 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
         SavedProgramError: one is not of this package or PyTorch, so that no other process may have
             it.
     """
-    found = {}
+    schemas = {}
     for program in programs:
         for function in (*program.functions, *program.update_functions):
             for node in function.operators:
@@ -54,8 +54,8 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
                         part=source_line(node),
                         hint="compute it with PyTorch's own operators, or outside of the model",
                     )
-                found[name] = _schema(name)
-    return found
+                schemas[name] = _schema(name)
+    return schemas
 
 
 def check_operators(written: Any) -> frozenset[str]:

@@ -112,8 +112,8 @@ def _compile_alone(
     record.ended_by = break_reason(gm)
     if options.fallback != "allow":
         tell_of_break(gm, markers)
-    if found := find(gm, examples):
-        return _fall_back(gm, options, UnplaceableError(found), record)
+    if unplaceable := find(gm, examples):
+        return _fall_back(gm, options, UnplaceableError(unplaceable), record)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     blocks = _block_names(gm)

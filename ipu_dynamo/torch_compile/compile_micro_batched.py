@@ -96,15 +96,15 @@ class MicroBatches:
 
     def _known(self, capture: Capture) -> dict[fx.Node, Placement]:
         """What the forward pass split; the gradients of what it returned are split likewise."""
-        found: dict[fx.Node, Placement] = {}
+        seeds: dict[fx.Node, Placement] = {}
         for node in capture.placeholder_nodes:
             placement = self.values.get(node.name)
             tangent = node.meta.get("desc")
             if placement is None and isinstance(tangent, TangentAOTInput):
                 placement = self.outputs.get(tangent.output)
             if isinstance(placement, Shard) or placement is Kind.PER_MICRO_BATCH:
-                found[node] = placement
-        return found
+                seeds[node] = placement
+        return seeds
 
     def _bind(
         self, piece: Piece, manager: PassManager
