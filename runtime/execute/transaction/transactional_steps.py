@@ -172,7 +172,7 @@ class TransactionalSteps:
         host = torch.device("cpu")
         on_host = device == host
         counters = [tensors[name][0] for name in factors.counters]
-        run = EagerEngine().compile(Recipe(function, function, "eager"))
+        (run,) = EagerEngine().compile([Recipe(function, function, "eager")])
         return TracedFactors(
             run if on_host else from_host(run, host),
             [(group, place, type_.dtype) for (group, place, _), type_ in pairs],
@@ -191,7 +191,7 @@ class TransactionalSteps:
                 function, self._threads, keep_weight=keep_weight, once=once
             )
             engine = EagerEngine() if once else self._engine
-            self._runs[key] = engine.compile(keyed(recipe))
+            (self._runs[key],) = engine.compile([keyed(recipe)])
         return self._runs[key]
 
     def _choose(self, hyperparameters: Hyperparameters) -> None:
