@@ -15,6 +15,7 @@ from ipu_dynamo.capture.ctc_losses import CtcLosses
 from ipu_dynamo.capture.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.higher_order import higher_order_recorded
 from ipu_dynamo.capture.host_functions import HostCalls, host_calls
+from ipu_dynamo.capture.inner_gradients import RequiredGradients, remove_unread_marks
 from ipu_dynamo.capture.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
@@ -152,6 +153,7 @@ def trace(
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
                 CtcLosses(),
+                RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
             ):
@@ -214,6 +216,7 @@ def trace(
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
     )
     _finish_outputs(capture)
+    remove_unread_marks(capture.graph.graph)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
         node.meta.setdefault(SCOPE, "")
