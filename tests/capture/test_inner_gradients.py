@@ -195,9 +195,7 @@ def test_takes_gradients_within_a_stage():
     x, y = torch.randn(2, 4, 3)
     plain = copy.deepcopy(model)
     options = Options(engine="eager", gradient_accumulation=2)
-    step = ipu_dynamo.compile_training(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), options
-    )
+    step = ipu_dynamo.compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), options)
     step(torch.cat([x, x]), torch.cat([y, y]))
     plain(x, y).backward()
     with torch.no_grad():

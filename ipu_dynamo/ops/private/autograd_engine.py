@@ -16,7 +16,7 @@ def run_engine(
     retain: bool,
     create: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `results` with respect to `inputs`; None for inputs that do not lead there."""
+    """The gradients of results with respect to inputs; None for those that do not lead there."""
     gradients: tuple[Tensor | None, ...] = _engine_run_backward(
         tuple(results), tuple(tangents), retain, create, tuple(inputs), True, accumulate_grad=False
     )

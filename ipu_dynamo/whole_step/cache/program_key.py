@@ -64,7 +64,8 @@ def program_key(
         more: what else the passes are told. Whatever they are told has to be here.
     """
     nodes = list(capture.graph.graph.nodes)
-    if any(node.target in (autograd_function_op, hook_op, host_call) for node in nodes):  # Python of others
+    python = (autograd_function_op, hook_op, host_call)  # of others
+    if any(node.target in python for node in nodes):
         return None
     numbers = {node: str(index) for index, node in enumerate(nodes)}
     try:

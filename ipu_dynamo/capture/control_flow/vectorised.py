@@ -1,0 +1,80 @@
+"""Let a traced model call `torch.vmap`: record what it computes for all rows at once.
+
+A trace records operators above the place where `vmap` adds the dimension, and would see those of
+one row. So what is vectorised is traced by itself, below that place, and its operators are called
+again in the trace of the model.
+
+Before   torch.vmap(lambda row: row @ self.weight)(%x)
+After    %y = aten.mm(%x, %weight), and so on
+Keeps    values; gradients, which are those of the recorded operators; the line of the call.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.custom.inner_gradients import gradient_and_value, unrecorded_gradients
+from ipu_dynamo.capture.private.tracing import (
+    called_again,
+    flatten,
+    functional_transforms_replaced,
+    pytree,
+)
+from ipu_dynamo.errors import CompileError, called_from
+
+
+@contextmanager
+def vectorised_calls() -> Iterator[None]:
+    """While tracing, record calls of `torch.vmap` and gradients that the model takes by
+    `torch.func.grad`; in this thread only. `jvp`, `vjp` and what is made of them are refused."""
+    inside = trained = False  # whether what is vectorised may be differentiated
+    where = ""  # the line that vectorises
+
+    def vectorised(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside, trained, where
+        if inside:
+            return original(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs))
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        structure: list[tuple[list[Any], Any]] = []
+
+        def call(*tensors: Tensor) -> list[Tensor]:
+            given = list(leaves)
+            for position, tensor in zip(positions, tensors, strict=True):
+                given[position] = tensor
+            own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+            found, found_spec = flatten(original(*own_args, **own_kwargs))
+            structure.append((found, found_spec))
+            return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+        inside, trained, where = True, torch.is_grad_enabled(), called_from()
+        try:
+            results = iter(called_again(call, [leaves[i] for i in positions]))
+        finally:
+            inside = False
+        found, found_spec = structure[-1]
+        rebuilt = [next(results) if isinstance(leaf, Tensor) else leaf for leaf in found]
+        return pytree.tree_unflatten(rebuilt, found_spec)
+
+    def differentiated(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if inside and not trained:
+            with unrecorded_gradients():
+                return original(*args, **kwargs)
+        if name not in ("grad_impl", "grad_and_value_impl") or inside:
+            raise CompileError(
+                "the model takes a gradient in forward by torch.func.jvp or vjp, or for several "
+                "rows at once",
+                where=where if inside else called_from(),
+                hint="use torch.func.grad or torch.autograd.grad, of a sum over rows",
+            )
+        found, value = gradient_and_value(*args, **kwargs)
+        has_aux: bool = args[2]
+        if name == "grad_and_value_impl":
+            return found, value
+        return (found, value[1]) if has_aux else found
+
+    with functional_transforms_replaced(vectorised, differentiated):
+        yield
