@@ -17,6 +17,7 @@ from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe
+from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
@@ -317,17 +318,26 @@ class CompiledModel(Inspection, WeightExchange):
             own_tensors=self._own_weights,
             figures=self._figures,
         )
-        compiled = compile_model(
+        compiling = partial(
+            compile_model,
             self.model,
             example,
             options,
-            groups,
             training=self.training,
             loss=self._loss,
             may_train_nothing=self._may_train_nothing,
             ready=self._ready_made,
             machine=machine,
         )
+        try:
+            compiled = compiling(groups)
+        except WithoutGradient as error:
+            assert link is not None
+            assert link.traced is not None
+            link.traced.leave_out(error.names)  # known only now, where it counts
+            reading = link.read()
+            groups = reading.groups
+            compiled = compiling(groups)
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})

@@ -30,10 +30,8 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.execute.transaction.transactional_steps import (
-    TransactionalSteps,
-    UpdateRecipe,
-)
+from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
+from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
 
