@@ -24,7 +24,7 @@ from ipu_dynamo.program import (
     UpdateFactors,
     UpdatePart,
 )
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 
 
 def with_trace(
