@@ -1,6 +1,6 @@
 """Run the steps of a call, each of which happens as a whole or not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -97,6 +97,7 @@ class TransactionalSteps:
         self._runs = UpdateRuns(engine, threads, update_recipe)
         cut, self._rounding = sections(program), StochasticRounding()
         self._storage = storage
+        self._trains = program.kind == "training"
         self._steps, self._iterations = cut.steps, iterations // cut.steps
 
         moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
@@ -188,6 +189,7 @@ class TransactionalSteps:
         streams: HostStreams,
         timeline: Timeline | None,
         records: StepRecords | None = None,
+        complete: Callable[[int], None] | None = None,
         *,
         seed: int,
         first: int,
@@ -197,6 +199,7 @@ class TransactionalSteps:
         Args:
             loop: the micro-batches.
             records: keeps what variables hold before and after each update.
+            complete: is called with each device iteration, once it is complete.
             seed: of the random streams.
             first: number of the first device iteration that `transaction` counts.
         """
@@ -205,12 +208,14 @@ class TransactionalSteps:
             try:
                 self.transaction.begin()
                 self._begin.prepare(hyperparameters)
-                loop(step, streams, timeline)
+                loop(step, streams, timeline, None if self._trains else complete)
                 if records is not None:
                     records.note("before", step, self._storage.tensor)
                 self._commit(hyperparameters, seed, first)
                 if records is not None:
                     records.note("after", step, self._storage.tensor)
+                if self._trains and complete is not None:
+                    complete(step)
             except BaseException:
                 with self._signals:
                     self.transaction.recover()
