@@ -17,6 +17,7 @@ from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op
 from ipu_dynamo.ops.library.host_call import host_call
+from ipu_dynamo.ops.marks.inner_gradients import hook_op
 from ipu_dynamo.ops.marks.markers import autograd_function_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Options
@@ -29,7 +30,7 @@ from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.version import __version__
 
 _NAMESPACES = frozenset({"aten", "prims", "ipu"})  # whose operators the versions name
-_PYTHON = frozenset({autograd_function_op, host_call})  # of others
+_PYTHON = frozenset({autograd_function_op, hook_op, host_call})  # of others
 # What is said of a node for people, or once more; all else has to be part of the key.
 _IGNORED = frozenset(
     {
