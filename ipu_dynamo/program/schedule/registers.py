@@ -37,7 +37,7 @@ def number_registers(
     known who reads a value last: then a copy has a register of its own, and each IPU drops its own.
 
     Args:
-        arguments: names that get the first registers, in order; streams among them are received there.
+        arguments: get the first registers, in order; streams among them are received there.
         devices: of the IPUs; none: they share one.
     """
     names = arguments or [variable.name for variable in program.variables]
