@@ -100,6 +100,7 @@ from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
+from ipu_dynamo.passes.traced.write_under_mask import WriteUnderMask
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import Recipe
 
@@ -161,7 +162,8 @@ def traced_passes(
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
-        PrepareBodies((CheckTypes(), NarrowTypes(options.narrow), *_NESTED)),
+        PrepareBodies((CheckTypes(), WriteUnderMask(), NarrowTypes(options.narrow), *_NESTED)),
+        WriteUnderMask(),
         NarrowTypes(options.narrow),
         SumLoss(),
         RefuseNestedGraphs(),
@@ -342,6 +344,7 @@ def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
         [
             AvoidReadingValues(),
             FixSizes(),
+            WriteUnderMask("joint"),
             RemoveDetach(),
             ReadStages(),
             *([] if micro_batches else [SerializeLoss()]),

@@ -298,7 +298,8 @@ def _first_values(
 
 def _stage_of(function: Function, engine: Engine) -> Stage:
     """The callable that an engine makes of a function."""
-    return engine.compile(keyed(recipe_of(function, Options(), Machine(engine.name))))
+    (stage,) = engine.compile([keyed(recipe_of(function, Options(), Machine(engine.name)))])
+    return stage
 
 
 def _engine_differs(

@@ -160,7 +160,7 @@ class TransactionalSteps:
         host = torch.device("cpu")
         on_host = device == host
         counters = [tensors[name][0] for name in factors.counters]
-        run = EagerEngine().compile(Recipe(function, function, "eager"))
+        (run,) = EagerEngine().compile([Recipe(function, function, "eager")])
         return TracedFactors(
             run if on_host else from_host(run, host),
             [(group, place, type_.dtype) for (group, place, _), type_ in pairs],

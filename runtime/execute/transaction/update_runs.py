@@ -69,4 +69,5 @@ class UpdateRuns:
             function, self._threads, keep_weight=keep_weight, once=once, writes=writes
         )
         engine = EagerEngine() if once else self._engine
-        return engine.compile(keyed(recipe))
+        (run,) = engine.compile([keyed(recipe)])
+        return run
