@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
+    from ipu_dynamo.ops.library.keyed_random import (
+        keyed_bernoulli,
+        keyed_dropout,
+        keyed_normal,
+        keyed_randint,
+        keyed_uniform,
+        replica_index,
+    )
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
     from ipu_dynamo.ops.marks.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.ops.marks.overlap import set_overlap_for_input, set_overlap_for_output
@@ -73,6 +81,11 @@ __all__ = [
     "explain",
     "for_loop",
     "identity_loss",
+    "keyed_bernoulli",
+    "keyed_dropout",
+    "keyed_normal",
+    "keyed_randint",
+    "keyed_uniform",
     "load",
     "load_entries",
     "print_tensor",
@@ -80,6 +93,7 @@ __all__ = [
     "recomputation_checkpoint",
     "register_custom_operator",
     "register_named_tuple",
+    "replica_index",
     "save",
     "serialized_matmul",
     "set_overlap_for_input",
@@ -92,6 +106,14 @@ _HOMES = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.custom.custom_operators": ("custom_operator", "register_custom_operator"),
     "ipu_dynamo.capture.custom.host_functions": ("HostFunction",),
+    "ipu_dynamo.ops.library.keyed_random": (
+        "keyed_bernoulli",
+        "keyed_dropout",
+        "keyed_normal",
+        "keyed_randint",
+        "keyed_uniform",
+        "replica_index",
+    ),
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
