@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
     from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
+    from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
     from ipu_dynamo.whole_step.saving.save import save
@@ -64,6 +65,7 @@ __all__ = [
     "SavedProgramError",
     "StageSpec",
     "Strategy",
+    "TracedUpdate",
     "__version__",
     "bisect",
     "compile_inference",
@@ -111,6 +113,7 @@ _HOMES = {
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
     "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
+    "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),
     "ipu_dynamo.whole_step.saving.save": ("save",),

@@ -257,14 +257,16 @@ def update_recipe(
     *,
     keep_weight: bool,
     once: bool,
+    writes: bool = True,
 ) -> Recipe:
-    """How the function of a traced update becomes a callable that writes.
+    """How the function of a traced update becomes a callable.
 
     Args:
         keep_weight: it returns the new weight, and does not write it.
         once: it runs operator by operator, as it runs once: to compile it would take longer.
+        writes: it writes weight and states; else it returns what the function gives.
     """
-    written = writing(function, keep_weight=keep_weight)
+    written = writing(function, keep_weight=keep_weight) if writes else function
     return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
 
 
