@@ -120,9 +120,7 @@ class Strategy:
                 f"strategy sharded_if_short is {self.sharded_if_short!r}; it is True or False"
             )
         if self.sharded_if_short and self.kind != "pipelined":
-            raise OptionError(
-                f"sharded_if_short is for the strategy pipelined, not {self.kind}"
-            )
+            raise OptionError(f"sharded_if_short is for the strategy pipelined, not {self.kind}")
         if self.schedule != "grouped" and self.kind != "pipelined":
             raise OptionError(
                 f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"

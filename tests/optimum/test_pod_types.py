@@ -63,7 +63,7 @@ def test_what_follows_from_a_dictionary_waits_for_the_type():
 def test_types_that_are_not_there():
     config = IPUConfig(replication_factor={"pod4": 1, "pod128": 8})
     for use in (config.to_options, config.to_core_options, config.batch_size_factor):
-        with pytest.raises(RuntimeError, match="`replication_factor` has no entry \"default\""):
+        with pytest.raises(RuntimeError, match='`replication_factor` has no entry "default"'):
             use()
         with pytest.raises(KeyError, match="`replication_factor` has no entry for pod8"):
             use(pod_type="pod8")
