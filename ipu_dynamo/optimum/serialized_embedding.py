@@ -84,7 +84,7 @@ class SerializedEmbedding(nn.Module):
             padding_idx=self.padding_idx,
             _weight=self.whole_weight(),
         )
-        layer.weight.requires_grad_(self.split_embeddings[0].weight.requires_grad)
+        layer.weight.requires_grad_(self._tables()[0].weight.requires_grad)
         return layer.train(self.training)
 
     def whole_weight(self) -> Tensor:

@@ -157,7 +157,7 @@ class SplitProjection(nn.Module):
         layer = nn.Linear(
             self.in_features, self.out_features, bias=self.bias is not None, device="meta"
         )
-        layer.weight = nn.Parameter(weight, self.split_linear_layers[0].weight.requires_grad)
+        layer.weight = nn.Parameter(weight, self._layers()[0].weight.requires_grad)
         if self.bias is not None:
             layer.bias = nn.Parameter(self.bias.detach().clone(), self.bias.requires_grad)
         return layer.train(self.training)

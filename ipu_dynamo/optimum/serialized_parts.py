@@ -34,7 +34,7 @@ class _Filled(nn.Module):
     """A layer whose weight has `real` rows, and zeros behind them that no file sees."""
 
     real: int
-    weight: nn.Parameter
+    weight: Tensor
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

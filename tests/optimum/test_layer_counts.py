@@ -96,8 +96,8 @@ def test_encoder_and_decoder_take_their_ipus():
     assert config.ipus_per_replica == 8
     for part in (encoder, decoder):
         assert IPUConfig.from_dict(part.to_dict()) == part
+    config.serialized_embedding_splits_per_ipu = [0] * 3 + [1, 1] + [0] * 3
     with pytest.raises(ValueError, match=r"serialized_embedding.* must have all splits placed on"):
-        config.serialized_embedding_splits_per_ipu = [0] * 3 + [1, 1] + [0] * 3
         split_encoder_decoder_ipu_config(config, 6, 26)
 
 

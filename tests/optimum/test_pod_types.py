@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.optimum import IPUConfig, IncompatibleIPUConfigError
+from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig
 from ipu_dynamo.optimum.pod_types import IPUS
 
 PODS = tuple(IPUS)
@@ -29,7 +29,7 @@ def configs(draw):
     values = {}
     for name, kind in kinds.items():
         if draw(st.booleans()):
-            by_pod = st.fixed_dictionaries({key: kind for key in (*PODS, "default")})
+            by_pod = st.fixed_dictionaries(dict.fromkeys((*PODS, "default"), kind))
             values[name] = draw(kind | by_pod)
     return IPUConfig(**values)
 

@@ -66,8 +66,9 @@ class _Costs:
     """The seconds of one part by where it begins and ends; infinite where it cannot be."""
 
     def __init__(self, row: Row, part: int, parts: int, ends: Positions) -> None:
-        last = part == parts - 1 and row.seconds_in_last is not None
-        seconds = row.seconds_in_last if last else row.seconds
+        seconds = row.seconds
+        if part == parts - 1 and row.seconds_in_last is not None:
+            seconds = row.seconds_in_last
         self._ends, self._sums = ends, np.concatenate([[0.0], np.cumsum(seconds)])[ends]
         self._taken = row.taken[part] if row.taken else 0.0
         self._size = row.sizes[part] if row.sizes else None
