@@ -5,7 +5,7 @@ from collections.abc import Sized
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ipu_dynamo.optimum.errors import IncompatibleIPUConfigError
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 
 if TYPE_CHECKING:
     from ipu_dynamo.optimum.config import IPUConfig

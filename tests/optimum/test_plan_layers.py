@@ -17,7 +17,7 @@ from ipu_dynamo.optimum import (
     plan_layers,
     traced_layers,
 )
-from ipu_dynamo.optimum.plan_layers import balance
+from ipu_dynamo.optimum.layer_plans import balance
 from tests.optimum.small_models import SMALL, TwoLists, small
 from tests.optimum.test_parallelize import begun
 
