@@ -10,9 +10,9 @@ from ipu_dynamo.version import __version__
 
 if TYPE_CHECKING:
     from ipu_dynamo.blocks import BeginBlock, Block, BlockFunction
-    from ipu_dynamo.capture.custom_operators import custom_operator, register_custom_operator
-    from ipu_dynamo.capture.higher_order import cond, for_loop
-    from ipu_dynamo.capture.host_functions import HostFunction
+    from ipu_dynamo.capture.control_flow.higher_order import cond, for_loop
+    from ipu_dynamo.capture.custom.custom_operators import custom_operator, register_custom_operator
+    from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
@@ -86,10 +86,10 @@ __all__ = [
 
 _HOMES = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
-    "ipu_dynamo.capture.higher_order": ("cond", "for_loop"),
+    "ipu_dynamo.capture.control_flow.higher_order": ("cond", "for_loop"),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
-    "ipu_dynamo.capture.custom_operators": ("custom_operator", "register_custom_operator"),
-    "ipu_dynamo.capture.host_functions": ("HostFunction",),
+    "ipu_dynamo.capture.custom.custom_operators": ("custom_operator", "register_custom_operator"),
+    "ipu_dynamo.capture.custom.host_functions": ("HostFunction",),
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),

@@ -6,7 +6,9 @@ do nothing. The placement pass reads the markers.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,6 +21,17 @@ from ipu_dynamo.ops.marks.markers import NO_IPU
 _Module = TypeVar("_Module", bound=nn.Module)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _anonymous = itertools.count()
+_numbering: ContextVar[Callable[[], str] | None] = ContextVar("ipu_block_numbering", default=None)
+
+
+@contextmanager
+def numbering(next_id: Callable[[], str]) -> Iterator[None]:
+    """Let `next_id` name the layers that begin a block without a name, while a model is traced."""
+    token = _numbering.set(next_id)
+    try:
+        yield
+    finally:
+        _numbering.reset(token)
 
 
 def begin(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -72,14 +85,26 @@ def BlockFunction(  # noqa: N802 (PopTorch's name)
 
 
 class BlockStart:
-    """The forward-pre-hook of `BeginBlock`: begins a block each time its module is called."""
+    """The forward-pre-hook of every `BeginBlock`: begins a block each time its module is called.
+
+    A block without a name keeps the first that it gets from `numbering`.
+    """
 
     def __init__(self, user_id: str | int | None, ipu_id: int | None) -> None:
         self.user_id, self.ipu_id = user_id, ipu_id
         # One module keeps one number, however often it is called.
-        self.name = str(user_id) if user_id else f"#{next(_anonymous)}"
+        self._own_name = f"#{next(_anonymous)}"
+
+    @property
+    def name(self) -> str:
+        """What its blocks are called in the graph."""
+        return str(self.user_id) if self.user_id else self._own_name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        # Dynamo's graphs hold no names of a trace, and it cannot read the variable.
+        if not self.user_id and not torch.compiler.is_dynamo_compiling():
+            next_id = _numbering.get()
+            self.user_id = next_id() if next_id else self.user_id
         begin(self.name, self.ipu_id)
 
     def __repr__(self) -> str:
@@ -97,10 +122,15 @@ def BeginBlock(  # noqa: N802 (PopTorch's name)
     Raises:
         IpuError: `layer` begins a block already.
     """
-    if any(isinstance(hook, BlockStart) for hook in layer._forward_pre_hooks.values()):
+    if begins_block(layer):
         raise IpuError("module has already been assigned to a block.")
     layer.register_forward_pre_hook(BlockStart(user_id, ipu_id))
     return layer
+
+
+def begins_block(layer: nn.Module) -> bool:
+    """Whether `layer` itself begins a block."""
+    return any(isinstance(hook, BlockStart) for hook in layer._forward_pre_hooks.values())
 
 
 def remove_blocks(module: nn.Module) -> None:

@@ -32,25 +32,25 @@ from ipu_dynamo.passes.aot.remove_detach import RemoveDetach
 from ipu_dynamo.passes.aot.remove_numbers import RemoveNumbers
 from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
-from ipu_dynamo.passes.host.accumulate_in_loop import AccumulateInLoop
-from ipu_dynamo.passes.host.accumulate_matmuls import AccumulateMatmuls
-from ipu_dynamo.passes.host.avoid_inductor_faults import AvoidInductorFaults
-from ipu_dynamo.passes.host.call_onednn_lstms import CallOnednnLstms
-from ipu_dynamo.passes.host.choose_matmuls import ChooseMatmuls
-from ipu_dynamo.passes.host.choose_threads import ChooseThreads
-from ipu_dynamo.passes.host.cut_loops import CutLoops
-from ipu_dynamo.passes.host.defer_accumulation import DeferAccumulation
-from ipu_dynamo.passes.host.fuse_loss import FuseLoss
-from ipu_dynamo.passes.host.fuse_step import FuseStep
+from ipu_dynamo.passes.host.functions.accumulate_in_loop import AccumulateInLoop
+from ipu_dynamo.passes.host.functions.accumulate_matmuls import AccumulateMatmuls
+from ipu_dynamo.passes.host.functions.call_onednn_lstms import CallOnednnLstms
+from ipu_dynamo.passes.host.functions.fuse_loss import FuseLoss
+from ipu_dynamo.passes.host.functions.set_stage_device import SetStageDevice
+from ipu_dynamo.passes.host.functions.write_updates import writing
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.machine import Machine
-from ipu_dynamo.passes.host.make_recipes import MakeRecipes
-from ipu_dynamo.passes.host.prepack_weights import PrepackWeights
-from ipu_dynamo.passes.host.recipe_pass import RecipePass
-from ipu_dynamo.passes.host.set_stage_device import SetStageDevice
-from ipu_dynamo.passes.host.skip_compiling import SkipCompiling
-from ipu_dynamo.passes.host.unfold_convolutions import UnfoldConvolutions
-from ipu_dynamo.passes.host.write_updates import writing
+from ipu_dynamo.passes.host.recipes.avoid_inductor_faults import AvoidInductorFaults
+from ipu_dynamo.passes.host.recipes.choose_matmuls import ChooseMatmuls
+from ipu_dynamo.passes.host.recipes.cut_loops import CutLoops
+from ipu_dynamo.passes.host.recipes.make_recipes import MakeRecipes
+from ipu_dynamo.passes.host.recipes.prepack_weights import PrepackWeights
+from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass
+from ipu_dynamo.passes.host.recipes.skip_compiling import SkipCompiling
+from ipu_dynamo.passes.host.recipes.unfold_convolutions import UnfoldConvolutions
+from ipu_dynamo.passes.host.step.choose_threads import ChooseThreads
+from ipu_dynamo.passes.host.step.defer_accumulation import DeferAccumulation
+from ipu_dynamo.passes.host.step.fuse_step import FuseStep
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.partition import Partition
@@ -99,6 +99,7 @@ from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
+from ipu_dynamo.passes.traced.write_under_mask import WriteUnderMask
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import Recipe
 
@@ -160,7 +161,8 @@ def traced_passes(
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
-        PrepareBodies((CheckTypes(), NarrowTypes(options.narrow), *_NESTED)),
+        PrepareBodies((CheckTypes(), WriteUnderMask(), NarrowTypes(options.narrow), *_NESTED)),
+        WriteUnderMask(),
         NarrowTypes(options.narrow),
         SumLoss(),
         RefuseNestedGraphs(),
@@ -338,6 +340,7 @@ def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
         [
             AvoidReadingValues(),
             FixSizes(),
+            WriteUnderMask("joint"),
             RemoveDetach(),
             ReadStages(),
             *([] if micro_batches else [SerializeLoss()]),

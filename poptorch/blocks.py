@@ -1,4 +1,4 @@
-"""Say where blocks of a model begin. Outside a trace all of this does nothing."""
+"""Say where blocks of a model begin. Outside a compiled model all of this does nothing."""
 
 import functools
 from collections.abc import Callable
@@ -49,21 +49,7 @@ class Block(nn.Module):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if current_trace() is not None:
-            torch.ops.ipu.end_block()
-
-
-class _BlockStart:
-    """The forward-pre-hook of `BeginBlock`. It keeps the automatic id that it got first."""
-
-    def __init__(self, user_id: BlockName, ipu_id: int | None) -> None:
-        self._user_id, self._ipu_id = user_id, ipu_id
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._user_id = _begin(self._user_id, self._ipu_id)
-
-    def __repr__(self) -> str:
-        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+        torch.ops.ipu.end_block()
 
 
 class LegacyBeginBlockFn(nn.Module):
@@ -111,10 +97,9 @@ def BeginBlock(
                 f"BeginBlock takes a torch.nn.Module or a callable, got {layer_to_call!r}"
             )
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
-    if any(isinstance(hook, _BlockStart) for hook in layer_to_call._forward_pre_hooks.values()):
+    if blocks.begins_block(layer_to_call):
         raise createPoptorchError("module has already been assigned to a block.")
-    layer_to_call.register_forward_pre_hook(_BlockStart(user_id, ipu_id))
-    return layer_to_call
+    return blocks.BeginBlock(layer_to_call, user_id, ipu_id)
 
 
 def BlockFunction(
@@ -134,19 +119,15 @@ def BlockFunction(
 
 
 def removeBlocks(module: nn.Module) -> None:
-    """Remove what `BeginBlock` added to a module and its submodules."""
+    """Remove what either `BeginBlock` added to a module and its submodules."""
     require(isinstance(module, nn.Module), f"removeBlocks takes a torch.nn.Module, got {module!r}")
-    for layer in module.modules():
-        for key, hook in list(layer._forward_pre_hooks.items()):
-            if isinstance(hook, _BlockStart):
-                del layer._forward_pre_hooks[key]
+    blocks.remove_blocks(module)
 
 
 def _begin(user_id: BlockName, ipu_id: int | None) -> BlockName:
-    """Begin a block if a model is being traced; return its id, or what was given outside."""
+    """Begin a block; return its id: in a trace of PopTorch's, one without a name has a number."""
     trace = current_trace()
-    if trace is None:
-        return user_id
-    user_id = str(user_id) if user_id else trace.next_block_id()
+    if trace is not None:
+        user_id = str(user_id) if user_id else trace.next_block_id()
     blocks.begin(user_id, ipu_id)
     return user_id

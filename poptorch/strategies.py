@@ -19,6 +19,7 @@ class ExecutionStrategy:
 
     kind: str
     execution_mode: int
+    _sharded_if_short = False  # set by configurations of other programs, never by PopTorch's names
 
     def __init__(self, stages: Iterable[Stage], auto_stage: AutoStage = AutoStage.SameAsIpu):
         self.auto_stage = auto_stage

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ipu_dynamo.blocks import numbering
 from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch.errors import createPoptorchError
 
@@ -91,6 +92,7 @@ def tracing(device: torch.device | str = "cpu", *, training: bool = False) -> It
         stack.callback(_current.reset, token)
         stack.callback(Distribution.set_default_validate_args, validates)
         Distribution.set_default_validate_args(False)  # it would read values of tensors
+        stack.enter_context(numbering(trace.next_block_id))
         stack.enter_context(_Devices(device))
         yield trace
 

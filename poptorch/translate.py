@@ -130,6 +130,7 @@ def core_strategy(options: Options) -> core.Strategy:
         auto_stage=plain["auto_stage"],
         stages=stages,
         weights_on_one_ipu=True,
+        sharded_if_short=options._execution_strategy._sharded_if_short,
     )
 
 

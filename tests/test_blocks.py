@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch
 from ipu_dynamo import BeginBlock, Block, BlockFunction, IpuError
 from ipu_dynamo.blocks import remove_blocks
 from ipu_dynamo.capture.trace import read_arguments, trace
@@ -106,3 +107,41 @@ def test_removed_blocks_leave_other_hooks():
     assert markers(model) == []
     assert seen == [1]
     BeginBlock(model[0], "again")
+
+
+@pytest.mark.parametrize("remove", [remove_blocks, poptorch.removeBlocks])
+def test_either_remover_removes_blocks_of_both_front_ends(remove):
+    model = nn.Sequential(
+        poptorch.BeginBlock(nn.Linear(2, 2), "a"), BeginBlock(nn.Linear(2, 2), "b")
+    )
+    assert markers(model) == [("a", NO_IPU), ("b", NO_IPU)]
+    for begin in (BeginBlock, poptorch.BeginBlock):
+        for layer in model:
+            with pytest.raises((IpuError, poptorch.Error), match="already been assigned"):
+                begin(layer, "c")
+    remove(model)
+    assert markers(model) == []
+    assert not any(layer._forward_pre_hooks for layer in model)
+
+
+def test_poptorch_blocks_act_without_its_executors():
+    layer = poptorch.BeginBlock(nn.Linear(2, 2), ipu_id=1)
+    called = poptorch.BeginBlock(lambda x: x + 1, "called", ipu_id=2)
+
+    def model(x):
+        with poptorch.Block("inside", ipu_id=3):
+            y = layer(x)
+        return called(y)
+
+    names = markers(model)
+    assert names[0] == ("inside", 3)
+    assert names[1] == (layer._forward_pre_hooks.popitem()[1].name, 1)
+    assert names[2:] == ["end", ("called", 2)]
+
+
+def test_core_blocks_without_a_name_are_numbered_in_a_trace_of_poptorch():
+    model = nn.Sequential(BeginBlock(nn.Linear(1, 1), ipu_id=0), nn.Linear(1, 1))
+    poptorch.BeginBlock(model[1], ipu_id=0)
+    poptorch.inferenceModel(model, poptorch.Options())(torch.ones(1, 1))
+    assert "BeginBlock(user_id=0" in poptorch.module_repr(model)
+    assert "BeginBlock(user_id=1" in poptorch.module_repr(model)

@@ -35,11 +35,20 @@ _JOINT = (
     "detach is removed from the joint graph, before it is cut in two, and no value is kept under "
     "two names; with the eager engine, too, backward repeats cheap operators"
 )
+_BOTH: frozenset[Kind] = frozenset({"graphs", "bits"})
+_SUMS = "gradients of half weights are summed in float32 over micro-batches"
+_RECURRENT = "a recurrent layer is one operator for each layer and direction, not unrolled"
 
 EXPECTED: tuple[Expected, ...] = (
     Expected("torch_compile/*", _GRAPHS, _JOINT),
     Expected("training/dropout/*", _BITS, _KEYS),
     Expected("poptorch/dropout/*", _BITS, _KEYS),
+    Expected("*/lstm/*", _BOTH, _RECURRENT),
+    *(
+        Expected(f"training/{model}/*/{accumulation}/*", _BOTH, _SUMS)
+        for model in ("half", "loss_scaling")
+        for accumulation in (4, 6)
+    ),
     *(
         Expected(f"training/{model}/zero_bubble/*", _GRAPHS, _EARLY)
         for model in ("cnn", "transformer", "half", "three_blocks", "loss_scaling")

@@ -62,6 +62,9 @@ class Strategy:
             and kept beside compiled code; where it cannot be kept, it is estimated.
         costs: what each operator takes, forward and backward, instead of measuring it: with
             `CompiledModel.costs` of an earlier run the cut is the same on any machine.
+        sharded_if_short: inference with fewer device iterations than its pipeline has stages runs
+            sharded, with the same results, and says so once; otherwise it is an error. Of
+            `compile_inference`.
 
     Raises:
         OptionError: phases and kind do not fit each other, or liveness or schedule
@@ -80,6 +83,7 @@ class Strategy:
     schedule: Literal["grouped", "zero_bubble"] = "grouped"
     ipus: int | None = None
     costs: Costs = ()
+    sharded_if_short: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _STRATEGY_CHOICES.items():
@@ -111,6 +115,12 @@ class Strategy:
                 )
         elif self.costs:
             raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
+        if not isinstance(self.sharded_if_short, bool):
+            raise OptionError(
+                f"strategy sharded_if_short is {self.sharded_if_short!r}; it is True or False"
+            )
+        if self.sharded_if_short and self.kind != "pipelined":
+            raise OptionError(f"sharded_if_short is for the strategy pipelined, not {self.kind}")
         if self.schedule != "grouped" and self.kind != "pipelined":
             raise OptionError(
                 f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"

@@ -35,6 +35,7 @@ from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
 from ipu_dynamo.whole_step.cache.program_key import program_key
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade, check_fit
 from ipu_dynamo.whole_step.measured_costs import with_costs
+from ipu_dynamo.whole_step.short_pipelines import sharded_if_short
 from ipu_dynamo.whole_step.weights.grouped_weights import with_known_groups
 
 log = logging.getLogger("ipu_dynamo.program")
@@ -132,6 +133,7 @@ def compile_model(
         if ready is not None:
             check_fit(ready, capture, groups)
             return _of_ready(ready, capture, options, machine, host_changes)
+        options = sharded_if_short(capture, options)
         options = with_costs(capture, options, loss=loss)
         wanted = Wanted(groups, machine, training, loss, may_train_nothing)
         cache = ProgramCache.of(options)

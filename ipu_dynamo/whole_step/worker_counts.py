@@ -20,7 +20,8 @@ def workers_for(host: HostProgram, options: Options) -> int:
     if is_spread(program):
         return _spread(host, options)
     places = program.num_ipus * program.replicas
-    if not options.strategy.several_at_once or places == 1:
+    sharded = options.strategy.kind == "pipelined" and program.order == "sequential"
+    if not options.strategy.several_at_once or sharded or places == 1:
         return 1
     if options.workers is not None:
         return options.workers

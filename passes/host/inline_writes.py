@@ -18,7 +18,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes, drop_own_memory
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.host.rewrite_functions import copy_of, named, with_functions
+from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     Accumulate,

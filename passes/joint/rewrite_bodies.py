@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture
-from ipu_dynamo.capture.trace_control_flow import body_capture
+from ipu_dynamo.capture.control_flow.trace_control_flow import body_capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import rename

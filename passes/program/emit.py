@@ -59,7 +59,7 @@ from ipu_dynamo.program.ir.function import with_bodies
 from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
 from ipu_dynamo.program.ir.values import Kind
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 
 aten = torch.ops.aten
 

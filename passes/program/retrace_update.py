@@ -11,7 +11,7 @@ from dataclasses import replace
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.program.emit_traced import TracedEnd
 from ipu_dynamo.program import Copy, Instruction, Program, Repeat, TracedStep, Update, UpdateFactors
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 
 
 def with_trace(

@@ -3,7 +3,7 @@
 Before   %y, %h = torch.gru(%x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
 After    %y, %h = recurrent_layers("gru", %x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
 Keeps    values and random numbers as eager PyTorch computes and draws them; source lines.
-Source   `capture/recurrent_layers.py`, which does the same while a module is traced.
+Source   `capture/layers/recurrent_layers.py`, which does the same while a module is traced.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.recurrent_layers import call_recurrent_layers
+from ipu_dynamo.capture.layers.recurrent_layers import call_recurrent_layers
 from ipu_dynamo.passes.levels import Level
 
 

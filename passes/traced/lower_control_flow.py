@@ -16,8 +16,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.control_flow.trace_control_flow import (
+    NO_GRADIENT,
+    WITH_GRADIENT,
+    ControlFlow,
+)
 from ipu_dynamo.capture.private.tracing import export_joint, fake_mode, outside_modes
-from ipu_dynamo.capture.trace_control_flow import NO_GRADIENT, WITH_GRADIENT, ControlFlow
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import (

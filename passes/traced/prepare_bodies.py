@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.trace_control_flow import ControlFlow
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions

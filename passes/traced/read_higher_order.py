@@ -14,13 +14,13 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, while_loop_op
-from ipu_dynamo.capture.trace_control_flow import (
+from ipu_dynamo.capture.control_flow.trace_control_flow import (
     NO_GRADIENT,
     WITH_GRADIENT,
     ControlFlow,
     body_capture,
 )
+from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, while_loop_op
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.passes.levels import Level

@@ -9,7 +9,7 @@ from torch import Tensor
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule

@@ -18,7 +18,7 @@ from ipu_dynamo.capture.capture import BACKWARD, Capture
 from ipu_dynamo.debug import bisect as module
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.host.rewrite_functions import rewrite_functions
+from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.program import Decision
 from ipu_dynamo.runtime.engines import engines

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.flop_counter import flop_registry
 
-from ipu_dynamo.capture.recurrent_layers import RecurrentLayers
+from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
 from ipu_dynamo.ops.recurrent.pairs import RECURRENT, SAVED
 
 TOLERANCE = {  # of the largest element

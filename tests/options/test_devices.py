@@ -13,7 +13,7 @@ import poptorch
 from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.options import Location, Locations, OptionError, StageSpec, Strategy
-from ipu_dynamo.passes.host.set_stage_device import set_device
+from ipu_dynamo.passes.host.functions.set_stage_device import set_device
 from ipu_dynamo.program import Copy, Load, Receive, TensorType
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections

@@ -7,7 +7,7 @@ import torch
 
 import ipu_dynamo
 import poptorch
-from ipu_dynamo.capture import custom_operators
+from ipu_dynamo.capture.custom import custom_operators
 from poptorch import custom_ops
 
 

@@ -104,6 +104,11 @@ class Call:
     source: str
     phase: int | None = None
 
+    @property
+    def stage_pass(self) -> tuple[int, int, Direction, int | None]:
+        """What calls that are parts of one stage pass have in common."""
+        return self.ipu, self.stage, self.direction, self.phase
+
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
         arguments = ", ".join(f"%{name}" for name in self.arguments)

@@ -30,7 +30,7 @@ from ipu_dynamo.program.ir.instructions import (
 from ipu_dynamo.program.ir.types import byte_text
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Input, Output, Variable
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
 from ipu_dynamo.program.text.program_text import line_error, parse_text, write_text

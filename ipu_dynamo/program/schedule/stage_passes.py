@@ -7,6 +7,7 @@ stashes and workers deal with passes.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import assert_never
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
@@ -30,7 +31,7 @@ from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 
 def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
     """Consecutive calls of one stage and direction, together."""
-    return [tuple(together) for _, together in groupby(calls, _pass_of)]
+    return [tuple(together) for _, together in groupby(calls, attrgetter("stage_pass"))]
 
 
 def as_call(stage_pass: Sequence[Call]) -> Call:
@@ -92,7 +93,3 @@ def _next(calls: Sequence[Call], passed: int, ipu: int) -> int:
 def _last(calls: Sequence[Call], passed: int, ipu: int) -> int:
     before = [i for i, call in enumerate(calls) if call.ipu == ipu and i < passed]
     return max(before, default=0)
-
-
-def _pass_of(call: Call) -> tuple[object, ...]:
-    return call.ipu, call.stage, call.direction, call.phase

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import torch
 
-from ipu_dynamo.passes.host.figures import figures_of
+from ipu_dynamo.passes.host.recipes.figures import figures_of
 from ipu_dynamo.program import Function
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.saved.json_text import expect, fields_of

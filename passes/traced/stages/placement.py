@@ -69,23 +69,21 @@ class Placed:
 def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
     """Decide where every operator runs. Reads the graph, changes nothing."""
     blocks = Blocks(strategy)
+    sizes = _Sizes()
     ranks: dict[fx.Node, Rank] = {}
     ipus: dict[Rank, int] = {(0, 0): 0}
     markers: list[fx.Node] = []
     current: Rank | None = (0, 0)
-    previous_ipu, visits, pipeline_stages = 0, 0, 1
     for node in graph.nodes:
         if node.target is begin_block:
             markers.append(node)
             if len(markers) == 1 and ranks:
                 blocks.first_number = 1
             number, ipu = blocks.begin(node)
-            pipeline_stages += ipu != previous_ipu
-            visits += ipu != previous_ipu
-            previous_ipu = ipu
+            sizes.begin(ipu)
             current = (
                 0 if strategy.kind == "sharded" else number,
-                0 if strategy.kind == "pipelined" else visits,
+                0 if strategy.kind == "pipelined" else sizes.visits,
             )
             if not ranks:
                 ipus.pop((0, 0), None)
@@ -121,8 +119,30 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
         ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
         phases={dense[rank]: rank[0] for rank in order} if strategy.phased else {},
         markers=tuple(markers),
-        pipeline_stages=pipeline_stages,
+        pipeline_stages=sizes.visits + 1,
     )
+
+
+@dataclass
+class _Sizes:
+    """How often the IPU has changed from block to block, beginning with IPU 0."""
+
+    visits: int = 0
+    ipu: int = 0
+
+    def begin(self, ipu: int) -> None:
+        self.visits += ipu != self.ipu
+        self.ipu = ipu
+
+
+def pipeline_stages(graph: fx.Graph, strategy: Strategy) -> int:
+    """Forward stages of the pipeline that `graph` would be. Reads the graph, changes nothing."""
+    if strategy.ipus is not None:
+        return strategy.ipus
+    blocks, sizes = Blocks(strategy), _Sizes()
+    for marker in graph.find_nodes(op="call_function", target=begin_block):
+        sizes.begin(blocks.begin(marker).ipu)
+    return sizes.visits + 1
 
 
 def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:

@@ -21,10 +21,10 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.ops.graph_queries import writes
-from ipu_dynamo.passes.host.prepack_weights import constant_variables
+from ipu_dynamo.passes.host.recipes.prepack_weights import constant_variables
 from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Accumulate, HostProgram, Program, WriteBuffer
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.dependencies import changed_variables, dependencies
 from ipu_dynamo.program.schedule.planning import independent
 from ipu_dynamo.runtime.engines.engines import EagerEngine

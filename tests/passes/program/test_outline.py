@@ -15,6 +15,7 @@ from ipu_dynamo import (
     BeginBlock,
     CompileError,
     Options,
+    StageSpec,
     Strategy,
     compile_inference,
     compile_training,
@@ -167,6 +168,34 @@ def test_stages_of_a_pipeline_share_blocks(schedule):
         *[1] * 4,
     ]
     assert len(stage_passes(program.calls)) == len(plain.calls)
+
+
+def test_views_between_blocks_of_one_phase_go_off_the_chip():
+    """A block's heads are views of what the part before it computed, kept for the backward pass."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, dropout=0.0, norm_first=True)
+                for _ in range(4)
+            )
+            for number in (0, 2):
+                BeginBlock(self.layers[number], f"half{number}")
+
+        def forward(self, x):
+            x = x[None] * 1.5
+            for layer in self.layers:
+                x = layer(x)
+            return ipu_dynamo.identity_loss(x.square(), "mean")
+
+    phases = tuple((StageSpec((f"half{number}",), 0),) for number in (0, 2))
+    strategy = Strategy(kind="serial_phased", phases=phases, liveness="off_chip_after_fwd")
+    program, found = train(Encoder(), strategy=strategy)
+    plain, wanted = train(Encoder(), strategy=strategy, outline=False)
+    assert blocks(program)
+    assert blocks(plain) == {}
+    assert_same_bits(found, wanted)
 
 
 def test_the_schedule_of_a_pipeline_is_that_of_its_turns():

@@ -38,7 +38,7 @@ from ipu_dynamo.program import (
     Update,
     WriteBuffer,
 )
-from ipu_dynamo.program.ir.verify import verify
+from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.runtime.engines.engines import EagerEngine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.testing import options_for, recipes

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
-from ipu_dynamo.passes.host.make_recipes import MakeRecipes
+from ipu_dynamo.passes.host.recipes.make_recipes import MakeRecipes
 from ipu_dynamo.program import Call, Receive, Send
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections

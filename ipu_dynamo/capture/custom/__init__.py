@@ -1,0 +1,1 @@
+"""Record what users define themselves: autograd functions, custom operators, calls of the host."""

@@ -1,0 +1,109 @@
+"""Keep what tracing before autograd would drop without a word: custom autograd functions, hooks.
+
+A trace records operators before autograd, so it would inline the forward of a
+`torch.autograd.Function` and lose its backward. Each `apply` becomes one operator,
+`ipu::autograd_function`, which calls the real `apply` when the graph is differentiated.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from ipu_dynamo.capture.custom.host_functions import on_host
+from ipu_dynamo.capture.private.function_apply import apply_replaced
+from ipu_dynamo.capture.private.tracing import flatten, pytree, run_backward
+from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.marks.markers import CustomCall, register_function
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
+
+
+@contextmanager
+def custom_functions_kept() -> Iterator[list[CustomCall]]:
+    """While tracing, record each `Function.apply` as one operator; in this thread only.
+
+    Gives the list of what these operators call: the graph works while the list is kept.
+
+    Tensor hooks and gradients that the model computes itself are refused. What is replaced is
+    below the public functions, which models may have taken before: `steep = Steep.apply`.
+    """
+    inside = False
+    kept: list[CustomCall] = []
+
+    def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            run_function, _, *given = args  # what it computes; when to do so again is our choice
+            return run_function(*given)
+        leaves, spec = flatten((args, kwargs))
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        structure: list[tuple[list[Any], Any]] = []
+
+        def call(*tensors: Tensor) -> Sequence[Tensor]:
+            nonlocal inside
+            given = list(leaves)
+            for position, value in zip(positions, tensors, strict=True):
+                given[position] = value
+            real_args, real_kwargs = pytree.tree_unflatten(given, spec)
+            before, inside = inside, True
+            try:
+                results = cls.apply(*real_args, **real_kwargs)
+            finally:
+                inside = before
+            out_leaves, out_spec = flatten(results)
+            structure.append((out_leaves, out_spec))
+            return [leaf for leaf in out_leaves if isinstance(leaf, Tensor)]
+
+        tensors = [leaves[i] for i in positions]
+        kept.append(call)
+        values = iter(torch.ops.ipu.autograd_function(tensors, register_function(call)))
+        out_leaves, out_spec = structure[0]
+        rebuilt = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in out_leaves]
+        return pytree.tree_unflatten(rebuilt, out_spec)
+
+    def refused(self: Tensor, hook: Any) -> Any:
+        if on_host():
+            return register_hook(self, hook)
+        raise CompileError(
+            "a hook on a tensor inside the model would not run in the compiled program",
+            where=called_from(),
+            hint="write the change of the gradient as a torch.autograd.Function",
+        )
+
+    def refused_gradient(*args: Any, **kwargs: Any) -> Any:
+        if inside or on_host():
+            return run_backward(*args, **kwargs)
+        raise CompileError(
+            "the model computes a gradient in forward, and a trace has no autograd",
+            where=called_from(),
+            hint="write that part as a torch.autograd.Function",
+        )
+
+    register_hook: Callable[[Tensor, Any], Any] = torch.Tensor.register_hook
+    hook = in_this_thread(refused, register_hook)
+    gradient = in_this_thread(refused_gradient, run_backward)
+    with (
+        apply_replaced(recorded, unless=lambda: inside or on_host()),
+        replaced(torch.Tensor, "register_hook", hook),
+        replaced(torch.autograd, run_backward.__name__, gradient),
+    ):
+        yield kept
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raise for backward hooks on modules and gradient hooks on parameters: a graph has neither."""
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise CompileError(
+                f"the backward hook of module {name or type(module).__name__} would not run in "
+                f"the compiled program",
+                hint="remove the hook, or write it as a torch.autograd.Function",
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CompileError(
+                f"the gradient hook of parameter {name} would not run in the compiled program",
+                hint="remove the hook; clip or scale gradients through the optimiser's options",
+            )

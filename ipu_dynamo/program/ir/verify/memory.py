@@ -1,0 +1,82 @@
+"""Check that what functions return lies in memory of its own, as far as operators tell.
+
+A value may look at the memory of another one only while it is read, or on its way to the host: what
+an instruction keeps, moves or writes to a variable must not change with something else. Calls of
+one stage pass are parts of one function: what one returns of another's memory is a view inside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ipu_dynamo.ops.graph_queries import root
+from ipu_dynamo.program.ir.function import Function, graph_outputs
+from ipu_dynamo.program.ir.instructions import Call, Copy, Plain, Store
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
+
+
+@dataclass
+class MemoryChecks:
+    """Follows the instructions of a micro-batch.
+
+    Args:
+        functions: by name.
+
+    Attributes:
+        lent: results of calls that lie in what the call was given, by name.
+        shared: results that lie in the same memory as another one, which is named.
+        makers: the call that returned a value, by its name.
+    """
+
+    functions: Mapping[str, Function]
+    lent: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    makers: dict[str, Call] = field(default_factory=dict)
+
+    def follow(self, instruction: Plain) -> None:
+        """Take notice of an instruction.
+
+        Raises:
+            ValueError: it takes a value from a memory that is not the value's own.
+        """
+        match instruction:
+            case Call(arguments=names):
+                self._refuse_lent(names)
+                self._call(instruction)
+            case Copy(value=name) | Store(value=name):
+                self._refuse_lent((name,))
+            case Accumulate(values=names) | WriteBuffer(values=names):
+                self._refuse_lent(names)
+                for name in names:
+                    if name in self.shared:
+                        raise ValueError(
+                            f"%{name}, which is written, shares its memory with "
+                            f"%{self.shared[name]}"
+                        )
+            case _:
+                pass
+
+    def _refuse_lent(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name in self.lent:
+                raise ValueError(f"%{name} lies in the memory of %{self.lent[name]}")
+
+    def _call(self, call: Call) -> None:
+        graph = self.functions[call.function].graph
+        given = dict(zip(graph.graph.find_nodes(op="placeholder"), call.arguments, strict=True))
+        first: dict[object, str] = {}  # result by the node whose memory it is
+        for name, node in zip(call.results, graph_outputs(graph), strict=True):
+            if name is None or node is None:
+                continue
+            base = root(node)
+            self.makers[name] = call
+            if base in given and not self._same_pass(given[base], call):
+                self.lent[name] = given[base]
+            elif base in given:
+                self.shared |= {name: given[base], given[base]: name}
+            elif (other := first.setdefault(base, name)) != name:
+                self.shared |= {name: other, other: name}
+
+    def _same_pass(self, name: str, call: Call) -> bool:
+        """Whether a value was made, with memory of its own, in the stage pass of a call."""
+        maker = self.makers.get(name)
+        return maker is not None and name not in self.lent and maker.stage_pass == call.stage_pass

@@ -1,0 +1,100 @@
+"""Check what a program consists of, and which instructions stand in which of its loops."""
+
+from typing import TYPE_CHECKING
+
+from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.instructions import (
+    AdjustLossScale,
+    AllGather,
+    AllReduce,
+    Call,
+    Copy,
+    Load,
+    Receive,
+    ReduceScatter,
+    Repeat,
+    Send,
+    Store,
+    Update,
+)
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
+from ipu_dynamo.program.ir.verify.control_flow import check_bodies
+from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
+from ipu_dynamo.program.schedule.sections import sections
+
+if TYPE_CHECKING:
+    from ipu_dynamo.program.ir.program import Program
+
+_BEFORE = Load | AllGather | Copy | UpdateFactors
+_WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
+_CLIP = GradientNorm | ClipFactor | ClipValues
+_AFTER = (
+    Copy | Load | Store | AllGather | AllReduce | ReduceScatter | _CLIP | Update | AdjustLossScale
+)
+
+
+def check_tables(program: "Program") -> None:
+    """Check variables, streams and functions, and that each has a name of its own."""
+    if program.num_ipus < 1 or program.replicas < 1:
+        raise ValueError(f"{program.num_ipus} IPUs and {program.replicas} replicas; from 1 on")
+    every = (*program.functions, *program.update_functions)
+    for what, names in (
+        ("variable", [variable.name for variable in program.variables]),
+        ("input", [stream.name for stream in program.inputs]),
+        ("output", [stream.name for stream in program.outputs]),
+        ("function", [function.name for function in every]),
+    ):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"more than one {what} is called {twice}")
+    check_bodies(every)
+    for function in every:
+        if function.written:
+            raise ValueError(f"@{function.name} writes its argument {function.written[0]}")
+    for variable in program.variables:
+        if not 0 <= variable.ipu < program.num_ipus:
+            raise ValueError(f"%{variable.name} lives on ipu{variable.ipu}, which does not exist")
+        holders = sharing(variable.groups, program.replicas)
+        if variable.shards not in (1, holders):
+            raise ValueError(
+                f"%{variable.name} is in {variable.shards} shards of {holders} replicas"
+            )
+
+
+def check_loops(program: "Program") -> None:
+    """Check the shape of the body, and what may stand where."""
+    loops = [instruction for instruction in program.walk() if isinstance(instruction, Repeat)]
+    for loop in loops:
+        if loop.count < 1:
+            raise ProgramError("a loop runs once at least", loop)
+        if loop.over == "device_iteration" and loop.order != "sequential":
+            raise ProgramError("updates follow one another", loop)
+    cut = sections(program)
+    training = program.kind == "training"
+    if training != (loops[0].over == "device_iteration"):
+        needs = "needs one loop" if training else "has no loop"
+        raise ValueError(f"a program for {program.kind} {needs} over device iterations")
+    if cut.after and not training:
+        raise ProgramError("only the step of a training program has an end", cut.after[0])
+    for part, allowed, where in (
+        (cut.before, _BEFORE, "before micro-batches"),
+        (cut.loop, _WITHIN, "within a micro-batch"),
+        (cut.after, _AFTER, "after micro-batches"),
+    ):
+        for instruction in part:
+            if not isinstance(instruction, allowed):
+                raise ProgramError(f"this cannot stand {where}", instruction)
+
+
+def sharing(groups: ReplicaGroups | None, replicas: int) -> int:
+    """How many replicas have the same values.
+
+    Raises:
+        ValueError: groups of this size do not make up all replicas.
+    """
+    if groups is None:
+        return replicas
+    if replicas % groups.size:
+        raise ValueError(f"{replicas} replicas do not divide into each {groups}")
+    return groups.size

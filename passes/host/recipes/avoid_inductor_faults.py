@@ -1,0 +1,96 @@
+"""Run operator by operator what Inductor is known to compile wrongly.
+
+Before   recipe step0: inductor, of %y = aten.index_add(%x, 0, %i, aten.mul(%x, 2))
+After    recipe step0: eager
+Keeps    the function.
+Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is
+         still read from it; plain torch.compile computes the same wrong numbers.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
+from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.program.recipe import Recipe
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+_SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
+    aten.index_add.default: 3,
+    aten.index_copy.default: 3,
+    aten.index_put.default: 2,
+    aten.index_reduce.default: 3,
+    aten.scatter.src: 3,
+    aten.scatter_add.default: 3,
+    aten.scatter_reduce.two: 3,
+}
+_READ_IN_PLACE = {aten.gather.default, aten.index.Tensor, aten.index_select.default}
+
+
+def miscompiled(graph: fx.Graph) -> fx.Node | None:
+    """The first operator that would read what it has already overwritten, or None."""
+    nodes: list[fx.Node] = list(graph.nodes)
+    for node in nodes:
+        place = _SCATTERS.get(node.target)
+        if place is not None and len(node.args) > place:
+            written, values = node.args[0], node.args[place]
+            if isinstance(values, fx.Node) and _base(written) in _read_by(values):
+                return node
+    return None
+
+
+def _read_by(values: fx.Node) -> set[object]:
+    """Nodes that are read element by element where `values` is needed."""
+    found: set[fx.Node] = set()
+    waiting = [values]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.add(node)
+        target = node.target
+        inlined = only_looks(node) or (
+            isinstance(target, OpOverload)
+            and (torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
+        )
+        if inlined:
+            waiting += node.all_input_nodes
+    return {_base(node) for node in found}
+
+
+def _base(node: object) -> object:
+    """The tensor that a view looks at."""
+    while isinstance(node, fx.Node) and is_view_operator(node.target):
+        node = node.args[0]
+    return node
+
+
+@dataclass(frozen=True)
+class AvoidInductorFaults(RecipePass):
+    """The pass."""
+
+    name: ClassVar[str] = "AvoidInductorFaults"
+    needed: ClassVar[str] = "results would be wrong"
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        fault = miscompiled(recipe.lowered.graph.graph)
+        if fault is None:
+            return recipe, ()
+        function = recipe.function.name
+        log.warning(
+            "@%s runs on the eager engine: Inductor of this PyTorch gets %%%s wrong (%s)",
+            function,
+            fault.name,
+            source_line(fault),
+        )
+        reason = f"Inductor gets %{fault.name} wrong"
+        decision = Decision(self.name, "operator by operator", reason, function)
+        return replace(recipe, engine="eager", settings=()), (decision,)

@@ -1,0 +1,58 @@
+"""Run operator by operator what a compiler would make no code of its own for.
+
+Before   recipe backward0: inductor, of %d = aten.mm(%a, %b) alone
+After    recipe backward0: eager
+Keeps    the function.
+Source   Inductor calls libraries for matmuls; compiling such a call takes seconds and gains none.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
+from ipu_dynamo.ops.graph_queries import only_looks
+from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.program.recipe import Recipe
+
+aten = torch.ops.aten
+_MATMULS = {
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.bmm.default,
+    aten.mm.default,
+    onednn.batched,
+    onednn.matmul,
+    onednn.packed,
+    accumulate_matmul,
+    accumulate_rows,
+}
+
+
+@dataclass(frozen=True)
+class SkipCompiling(RecipePass):
+    """The pass. `forced`: whether to run all functions so, or none."""
+
+    name: ClassVar[str] = "SkipCompiling"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    forced: bool | None = None
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        skipped, reason = self.forced, "it is forced"
+        if skipped is None:
+            skipped = not any(map(_worth_compiling, recipe.lowered.operators))
+            reason = "Inductor would make no code of its own"
+        if not skipped:
+            return recipe, ()
+        decision = Decision(self.name, "operator by operator", reason, recipe.function.name)
+        return replace(recipe, engine="eager", settings=()), (decision,)
+
+
+def _worth_compiling(node: fx.Node) -> bool:
+    """Whether Inductor makes code of its own for an operator, and not a call of PyTorch's."""
+    return not only_looks(node) and node.target not in _MATMULS

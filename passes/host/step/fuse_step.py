@@ -1,0 +1,302 @@
+"""Fuse a small training step and its update into one pure function: variables in, new ones out.
+
+Before   (%loss) = call @step0(%w, %x, !%w.grad);  update group 0 sgd (%w by %w.grad)
+After    %w', %loss = whole_step0(%w, %x, %lr)
+Keeps    values but for the order of roundings in the update. No accumulator is written, no operator
+         of the update is launched, and until the call ends no variable changes.
+Source   our own; the whole step under one `jit`, as in JAX.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.accumulate import accumulate_matmul
+from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
+from ipu_dynamo.passes.host.step.update_graphs import RULES, Writer, written
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.program import (
+    Call,
+    Decision,
+    Function,
+    HostProgram,
+    Program,
+    Receive,
+    Send,
+    Update,
+    UpdateFactors,
+    Variable,
+    make_function,
+)
+from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
+from ipu_dynamo.program.schedule.estimated_times import on_cpu
+from ipu_dynamo.program.schedule.sections import sections
+
+aten = torch.ops.aten
+
+
+def why_not_fused(program: Program) -> str | None:
+    """What keeps a step and its update from being one function, in words; None: nothing does.
+
+    It has to be one call, and an update of float32 numbers by known rules.
+    """
+    if program.kind != "training":
+        return "nothing is trained"
+    if program.replicas > 1:
+        return f"{program.replicas} replicas"
+    if program.num_ipus > 1:
+        return f"{program.num_ipus} IPUs"
+    cut = sections(program)
+    calls = [i for i in cut.loop if isinstance(i, Call)]
+    if len(calls) != 1 or cut.micro_batches != 1:
+        return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
+    if any(isinstance(i, UpdateFactors) for i in cut.before):
+        return "the update is traced from the optimiser's Python"
+    if cut.before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
+        return "variables or values are off the chip"
+    updates = [i for i in cut.after if isinstance(i, Update)]
+    if not updates or len(updates) != len(cut.after):
+        return "a step does not end with updates alone"
+    for update in updates:
+        if not isinstance(update.rule, RULES):
+            return f"the rule {update.rule}"
+        if update.rounding != "nearest" or update.loss_scale is not None:
+            return "updates round at random, or are divided by a loss scale"
+    if not _all_float(program, updates):
+        return "not all weights and states are float32"
+    if not _only_stores(_function(program)):
+        return "the function writes a variable in another way than by one store"
+    return None
+
+
+def _function(program: Program) -> Function:
+    (call,) = program.calls
+    return next(f for f in program.functions if f.name == call.function)
+
+
+def _all_float(program: Program, updates: Sequence[Update]) -> bool:
+    types = {variable.name: variable.type for variable in program.variables}
+    names = [n for u in updates for n in (*u.parameters, *u.gradients)]
+    names += [n for u in updates for _, states in u.states for n in states]
+    return all(types[name].dtype == torch.float32 for name in names)
+
+
+def _only_stores(function: Function) -> bool:
+    """Whether all that a function writes in place it writes once, by a store nobody reads."""
+    stored: set[object] = set()
+    for node in function.operators:
+        if node.op != "call_function":
+            return False
+        if not writes(node):
+            continue
+        target = node.args[0]
+        is_input = isinstance(target, fx.Node) and target.op == "placeholder"
+        if not _stores(node) or node.users or not is_input or target in stored:
+            return False
+        stored.add(target)
+    return True
+
+
+def _stores(node: fx.Node) -> bool:
+    """Whether an operator writes a whole value, that of a matrix product perhaps."""
+    if node.target is accumulate_matmul:
+        return node.args[1] is False
+    return node.target is aten.copy_.default
+
+
+def fuse(program: Program, zeros: Zeros) -> Fused:
+    """The step as one function without the hyperparameters `zeros`; see `why_not_fused`."""
+    return _Fusing(program).fuse(zeros)
+
+
+class _Fusing:
+    """Writes the graph of a whole step.
+
+    Invariant: `values` has a node of `graph` for every variable and received value, the newest.
+    """
+
+    def __init__(self, program: Program) -> None:
+        (self.call,) = program.calls
+        self.program, self.function = program, _function(program)
+        self.updates = [i for i in program.walk() if isinstance(i, Update)]
+        self.gradient_of = {  # of parameters and of their states
+            name: gradient
+            for update in self.updates
+            for names in (update.parameters, *(names for _, names in update.states))
+            for name, gradient in zip(names, update.gradients, strict=True)
+        }
+        self.graph = fx.Graph()
+        self.values: dict[str, fx.Node] = {}
+
+    def fuse(self, zeros: Zeros) -> Fused:
+        placeholders = self.function.graph.graph.find_nodes(op="placeholder")
+        given = dict(zip(self.call.arguments, placeholders, strict=True))
+        variables = {v.name: v for v in self.program.variables}
+        written_here = {self.call.arguments[i] for i in self.function.written}
+        accumulators = {g for u in self.updates for g in u.gradients}
+        changed = {n for u in self.updates for n in (*u.parameters, *_states_of(u))}
+        changed |= written_here - accumulators
+        state = tuple(name for name in variables if name in changed)
+        constants = tuple(n for n in given if n in variables and n not in changed | accumulators)
+        received = tuple(name for name in given if name not in variables)
+        for name in (*state, *constants, *received):
+            self.values[name] = self.take(name, given, variables)
+        hyperparameters = tuple(
+            dict.fromkeys(
+                (update.group, name)
+                for update in self.updates
+                for name in update.rule.hyperparameters
+                if (update.group, name) not in zeros
+            )
+        )
+        of_hyperparameters = {pair: self.number(*pair) for pair in hyperparameters}
+        old = dict(self.values)
+        results, gradients = self.compute(given)
+        for update in self.updates:
+            self.update(update, gradients, old, of_hyperparameters)
+        sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
+        sent = tuple(sends[output.name] for output in self.program.outputs)
+        outputs = [self.own(self.values[name], old[name]) for name in state]
+        self.graph.output((*outputs, *(results[name] for name in sent)))
+        module = fx.GraphModule(torch.nn.Module(), self.graph)
+        function = make_function(f"whole_{self.function.name}", module)
+        return Fused(function, state, constants, received, hyperparameters, sent, zeros)
+
+    def take(
+        self, name: str, given: Mapping[str, fx.Node], variables: Mapping[str, Variable]
+    ) -> fx.Node:
+        """A placeholder; what only the update reads has the layout of a gradient's accumulator."""
+        node = self.graph.placeholder(f"a{len(self.values)}")
+        if name in given:
+            node.meta["val"] = given[name].meta["val"]
+            return node
+        like: torch.Tensor = given[self.gradient_of[name]].meta["val"]
+        scalar = not variables[name].type.shape
+        node.meta["val"] = like.new_empty(()) if scalar else torch.empty_like(like)
+        return node
+
+    def number(self, group: int, name: str) -> fx.Node:
+        node = self.graph.placeholder(f"{name}_of_group{group}")
+        like = next(iter(self.values.values())).meta["val"]
+        node.meta["val"] = like.new_empty((), dtype=torch.float64)
+        return node
+
+    def compute(self, given: Mapping[str, fx.Node]) -> tuple[dict[str, Any], dict[str, fx.Node]]:
+        """Copy the operators; return results and gradients by name, and renew `values`."""
+        names = {node: name for name, node in given.items()}
+        copies = {node: self.values[name] for name, node in given.items() if name in self.values}
+        gradients = {}
+        for node in self.function.operators:
+            if _stores(node) and node.args[0] in names:
+                name, value = names[node.args[0]], self.stored(node, copies)  # type: ignore[index]
+                if name in self.values:
+                    self.values[name] = value
+                else:
+                    gradients[name] = value
+                continue
+            copies[node] = self.graph.node_copy(node, copies.__getitem__)
+        (output,) = self.function.graph.graph.find_nodes(op="output")
+        pairs = zip(self.call.results, output.args[0], strict=True)
+        return {n: node and copies[node] for n, node in pairs if n}, gradients
+
+    def stored(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """What an operator stores."""
+        if node.target is aten.copy_.default:
+            return copies[node.args[1]]  # type: ignore[index]
+        a, b = node.args[2:]
+        product = Writer(self.graph).call(aten.mm.default, copies[a], copies[b])  # type: ignore[index]
+        product.meta = node.meta | {"val": product.meta["val"]}
+        return product
+
+    def update(
+        self,
+        update: Update,
+        gradients: Mapping[str, fx.Node],
+        old: Mapping[str, fx.Node],
+        of_hyperparameters: Mapping[tuple[int, str], fx.Node],
+    ) -> None:
+        hyperparameters = {
+            name: node
+            for (group, name), node in of_hyperparameters.items()
+            if group == update.group
+        }
+        writer = Writer(self.graph)
+        for place, (name, total) in enumerate(
+            zip(update.parameters, update.gradients, strict=True)
+        ):
+            gradient = gradients[total]
+            if update.divisor != 1:
+                gradient = writer.call(aten.div.Tensor, gradient, update.divisor)
+            names = {state: of[place] for state, of in update.states}
+            states = {state: old[variable] for state, variable in names.items()}
+            new, changed = written(
+                update.rule, writer, old[name], gradient, states, hyperparameters
+            )
+            self.values[name] = new
+            self.values |= {names[state]: node for state, node in changed.items()}
+
+    def own(self, new: fx.Node, old: fx.Node) -> fx.Node:
+        """The result for a variable: memory of its own, described in the variable's layout."""
+        if owner(new).op == "placeholder":
+            new = Writer(self.graph).call(aten.clone.default, new)
+        if new.meta["val"].stride() != old.meta["val"].stride():
+            node = self.graph.call_function(aten.clone.default, (new,))
+            node.meta["val"] = torch.empty_like(old.meta["val"])
+            return node
+        return new
+
+
+def _states_of(update: Update) -> list[str]:
+    return [name for _, names in update.states for name in names]
+
+
+@dataclass(frozen=True)
+class FuseStep:
+    """The pass.
+
+    Args:
+        compiles: functions are compiled, and not run operator by operator.
+        hyperparameters: hyperparameters that the function is made for.
+        forced: whether to, whatever it is worth.
+    """
+
+    name: ClassVar[str] = "FuseStep"
+    level: ClassVar[Level] = "host"
+    choices: ClassVar[tuple[bool, ...]] = (True, False)
+
+    compiles: bool = True
+    hyperparameters: Hyperparameters = ()
+    forced: bool | None = None
+
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
+        program = host.inlined
+        if program.kind != "training":
+            return False
+        reason = why_not_fused(program)
+        if self.forced and reason is not None:
+            raise CompileError(
+                f"a step and its update cannot be one function: {reason}",
+                hint="leave FuseStep out of the forced decisions",
+            )
+        if self.forced is not None:
+            wanted, reason = self.forced, "it is forced"
+        elif reason is None and not self.compiles:
+            wanted, reason = False, "functions run operator by operator"
+        elif reason is None and not on_cpu(program):
+            wanted, reason = False, "it runs on a device"
+        elif reason is None:
+            costs = fusing_costs(program)
+            wanted, reason = costs.worth, str(costs)
+        else:
+            wanted = False
+        choice = "fused" if wanted else "not fused"
+        host = host.deciding(Decision(self.name, choice, reason))
+        if not wanted:
+            return host
+        rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))
