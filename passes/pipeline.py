@@ -62,6 +62,7 @@ from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatm
 from ipu_dynamo.passes.joint.precision.upcast_norms import UpcastNorms
 from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
+from ipu_dynamo.passes.joint.random_numbers.number_replicas import NumberReplicas
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
@@ -189,6 +190,7 @@ def joint_passes(options: Options) -> list[Pass]:
         SerializeMatmul(),
         RoundScalars(),
         CounterRandom(),
+        NumberReplicas(),
         AssignGradientStages(),
         ScaleLoss(
             options.has_variable_loss_scale,
@@ -257,14 +259,16 @@ def update_recipe(
     *,
     keep_weight: bool,
     once: bool,
+    writes: bool = True,
 ) -> Recipe:
-    """How the function of a traced update becomes a callable that writes.
+    """How the function of a traced update becomes a callable.
 
     Args:
         keep_weight: it returns the new weight, and does not write it.
         once: it runs operator by operator, as it runs once: to compile it would take longer.
+        writes: it writes weight and states; else it returns what the function gives.
     """
-    written = writing(function, keep_weight=keep_weight)
+    written = writing(function, keep_weight=keep_weight) if writes else function
     return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
 
 

@@ -14,6 +14,7 @@ from ipu_dynamo.capture.control_flow.higher_order import higher_order_recorded
 from ipu_dynamo.capture.control_flow.vectorised import vectorised_calls
 from ipu_dynamo.capture.custom.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.custom.host_functions import HostCalls, host_calls
+from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_unread_marks
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
@@ -153,6 +154,7 @@ def trace(
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
                 CtcLosses(),
+                RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
                 draws_reported(),
@@ -222,6 +224,7 @@ def trace(
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
     )
     _finish_outputs(capture)
+    remove_unread_marks(capture.graph.graph)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
         node.meta.setdefault(SCOPE, "")

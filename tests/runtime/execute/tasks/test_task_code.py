@@ -44,9 +44,10 @@ class Watching(EagerEngine):
         super().__init__()
         self.made, self.alive = {}, []
 
-    def compile(self, recipe):
-        run = super().compile(recipe)
+    def compile(self, recipes):
+        return [*map(self.watched, super().compile(recipes))]
 
+    def watched(self, run):
         def stage(arguments):
             self.alive.append({key for key, ref in self.made.items() if ref() is not None})
             results = run(arguments)
@@ -102,9 +103,10 @@ def test_a_value_is_there_until_its_last_reader_and_no_longer(kind):
 def binding_of(program, **changed):
     registers = number_registers(program)
     stages = {
-        f.name: (recipe, EagerEngine().compile(recipe))
+        f.name: (recipe, stage)
         for f in program.functions
         for recipe in [MakeRecipes().recipe(f)]
+        for stage in EagerEngine().compile([recipe])
     }
     kept = {registers[v.name] for v in program.variables}
     given = {"program": program, "registers": registers, "kept": kept, "stages": stages}
