@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.torch_compile.explanation import Explanation, explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
+    from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
@@ -59,6 +60,7 @@ __all__ = [
     "Difference",
     "ExecutionError",
     "Explanation",
+    "FreeRows",
     "HostFunction",
     "InputError",
     "IpuError",
@@ -80,6 +82,7 @@ __all__ = [
     "custom_operator",
     "explain",
     "for_loop",
+    "free_rows",
     "identity_loss",
     "keyed_bernoulli",
     "keyed_dropout",
@@ -131,6 +134,7 @@ _HOMES = {
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
+    "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),

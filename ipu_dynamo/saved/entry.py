@@ -57,6 +57,7 @@ class Entry:
         devices: of the IPUs.
         variants: how many programs there are besides, whose updates were traced for other numbers.
         decided: by which figures functions were compiled, and where; not checked here.
+        free_rows: it is called with any number of rows.
     """
 
     arguments: Arguments
@@ -74,6 +75,7 @@ class Entry:
     devices: tuple[str, ...]
     variants: int
     decided: Mapping[str, Any]
+    free_rows: bool = False
 
 
 def write_entry(entry: Entry) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def write_entry(entry: Entry) -> dict[str, Any]:
         "devices": list(entry.devices),
         "variants": entry.variants,
         "decided": dict(entry.decided),
+        "free_rows": entry.free_rows,
     }
 
 
@@ -120,12 +123,12 @@ def read_entry(written: Any) -> Entry:
     """
     (
         positional, keywords, names, results, inputs, values, anchors, options, own_weights, groups,
-        variables, seed, step, loss_scale, devices, variants, decided,
+        variables, seed, step, loss_scale, devices, variants, decided, free,
     ) = fields_of(
         written, "the entry", positional=list, keywords=list, names=list, results=_ANY, inputs=list,
         values=list, anchors=dict, options=dict, own_weights=bool, groups=list, variables=dict,
         seed=(int, type(None)), step=int, loss_scale=float, devices=list, variants=int,
-        decided=dict,
+        decided=dict, free_rows=bool,
     )  # fmt: skip
     arguments = _arguments(positional, keywords, names)
     structure, read = _structure(results), read_options(options)
@@ -153,6 +156,7 @@ def read_entry(written: Any) -> Entry:
         devices=_strings(devices, "devices"),
         variants=variants,
         decided=decided,
+        free_rows=free,
     )
 
 
