@@ -207,9 +207,9 @@ class CompiledModel(Inspection, WeightExchange):
             What forward returns, with tensors joined by the output mode.
         """
         if self._expected is None:
-            given = self._read(args, kwargs)
-            self._compile(given)
-            tensors = given.tensors
+            arguments = self._read(args, kwargs)
+            self._compile(arguments)
+            tensors = arguments.tensors
         else:
             tensors = self._expected.tensors(args, kwargs)
         return self.run(tensors, on_send)
