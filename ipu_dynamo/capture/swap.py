@@ -91,14 +91,14 @@ class Attribute:
 
 def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:
     """Plain tensor attributes of a module, by identity, with copies on `device`; None: theirs."""
-    found: dict[int, Attribute] = {}
+    attributes: dict[int, Attribute] = {}
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     for path, module in modules:
         for name, value in vars(module).items():
-            if isinstance(value, Tensor) and id(value) not in found:
+            if isinstance(value, Tensor) and id(value) not in attributes:
                 full = f"{path}.{name}" if path else name
-                found[id(value)] = Attribute(full, value, value.detach().to(device, copy=True))
-    return found
+                attributes[id(value)] = Attribute(full, value, value.detach().to(device, copy=True))
+    return attributes
 
 
 @contextmanager

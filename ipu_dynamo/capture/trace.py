@@ -82,8 +82,8 @@ class Arguments:
 
     def rebuild(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` with `tensors` in place of the tensor leaves."""
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
+        remaining = iter(tensors)
+        leaves = [next(remaining) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
@@ -133,8 +133,10 @@ def trace(
     held = named_tensors(model)
     mode = fake_mode()
     seen = [_slice(t) if p.name in grouped else t for p, t in held]
-    wanted = [training and p.trainable for p, _ in held]
-    fakes = [to_fake(mode, t if w else t.detach()) for t, w in zip(seen, wanted, strict=True)]
+    differentiated = [training and p.trainable for p, _ in held]
+    fakes = [
+        to_fake(mode, t if w else t.detach()) for t, w in zip(seen, differentiated, strict=True)
+    ]
     inputs = [to_fake(mode, _plain(tensor)) for tensor in arguments.tensors]
     fakes, inputs = (moved(mode, tensors, device) for tensors in (fakes, inputs))
     attributes = copied_attributes(model, device)

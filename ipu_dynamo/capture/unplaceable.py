@@ -91,11 +91,11 @@ def refuse_sizes_from_values(nodes: Sequence[fx.Node]) -> None:
 
 
 def _counted(
-    found: Iterable[tuple[fx.Node, tuple[str, str]]],
+    problems: Iterable[tuple[fx.Node, tuple[str, str]]],
 ) -> tuple[Unplaceable, ...]:
     """One entry for each operator and reason, in the order of first calls."""
     lines: dict[tuple[str, str, str], list[str]] = {}
-    for node, (reason, hint) in found:
+    for node, (reason, hint) in problems:
         lines.setdefault((_name(node), reason, hint), []).append(source_line(node))
     return tuple(
         Unplaceable(name, len(where), where[0], reason, hint)

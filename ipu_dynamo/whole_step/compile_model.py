@@ -145,9 +145,9 @@ def compile_model(
             return _lowered(capture, options, wanted, host_changes)
         with cache.alone(key):
             passes = writing_passes(options, machine)
-            if (found := cache.find(key, partial(run_host_passes, passes=passes))) is not None:
-                check_fit(found, capture, groups)
-                return _of_ready(found, capture, options, machine, host_changes)
+            if (cached := cache.find(key, partial(run_host_passes, passes=passes))) is not None:
+                check_fit(cached, capture, groups)
+                return _of_ready(cached, capture, options, machine, host_changes)
             compiled = _lowered(capture, options, wanted, host_changes)
             cache.keep(key, _to_keep(compiled))
             return compiled

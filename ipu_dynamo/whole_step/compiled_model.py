@@ -1,7 +1,6 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, OptionError, skipping_sources
+from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
@@ -36,10 +35,10 @@ from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
+from ipu_dynamo.whole_step.step_settings import StepSettings
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
-    loss_scale_variable,
     updates,
 )
 from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
@@ -65,7 +64,7 @@ class Parts(NamedTuple):
     own_weights: bool
 
 
-class CompiledModel(Inspection, WeightExchange):
+class CompiledModel(Inspection, StepSettings, WeightExchange):
     """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
 
     The first call compiles; the program is bound to the shapes, types and Python values of that
@@ -148,44 +147,6 @@ class CompiledModel(Inspection, WeightExchange):
             raise InputError(f"there is no value of an anchor {name} yet; anchors: {known}")
         return self._anchored[name]
 
-    @property
-    def loss_scale(self) -> float:
-        """The factor on the loss in the backward pass of the next step."""
-        name = loss_scale_variable(self.program)
-        return self.options.loss_scale if name is None else self.executable.whole(name).item()
-
-    @property
-    def last_loss_scale(self) -> float | None:
-        """The factor on the loss in the last step, if it is automatic; the first one before."""
-        return self.executable.last_loss_scale
-
-    @property
-    def random_state(self) -> tuple[int, int]:
-        """What the next call's random numbers depend on, once compiled: the seed, and the device
-        iterations that were completed since it was set."""
-        executable = self.executable
-        return executable.seed, executable.step
-
-    def set_random_state(self, seed: int, step: int = 0) -> None:
-        """Let the next call draw what a call draws that begins at device iteration `step` of
-        `seed`, as `random_state` gave them."""
-        self.executable.set_random_state(seed, step)
-
-    def set_loss_scale(self, value: float) -> None:
-        """Use another factor on the loss from the next call on; automatic scaling goes on from it.
-
-        Raises:
-            OptionError: the loss scale is part of the program, or `value` is not a positive number.
-        """
-        replace(self.options, loss_scale=value)  # checks it
-        name = loss_scale_variable(self.program)
-        if name is None:
-            raise OptionError(
-                f"the loss scale {self.options.loss_scale} is part of the program; compile it with "
-                "Options(loss_scale_is_variable=True)"
-            )
-        self.executable.whole(name).fill_(value)
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for calls with arguments like these; they are not run."""
         self._compile(self._read(args, kwargs))
@@ -207,9 +168,9 @@ class CompiledModel(Inspection, WeightExchange):
             What forward returns, with tensors joined by the output mode.
         """
         if self._expected is None:
-            given = self._read(args, kwargs)
-            self._compile(given)
-            tensors = given.tensors
+            arguments = self._read(args, kwargs)
+            self._compile(arguments)
+            tensors = arguments.tensors
         else:
             tensors = self._expected.tensors(args, kwargs)
         return self.run(tensors, on_send)

@@ -8,7 +8,7 @@ from ipu_dynamo.whole_step.compile_model import Compiled
 
 
 class CompiledState:
-    """What `Inspection` and `WeightExchange` stand on: a program and its executable, or neither."""
+    """What the parts of a CompiledModel stand on: a program and its executable, or neither."""
 
     options: Options
     _compiled: Compiled | None

@@ -26,5 +26,8 @@ class WholeStepExplanation:
         lines = [first, f"{len(self.passes)} passes, {seconds:.2f} s:"]
         lines += [f"  {run}" for run in self.passes]
         if self.decisions:
-            lines += ["decisions for this computer:", *(f"  {one}" for one in self.decisions)]
+            lines += [
+                "decisions for this computer:",
+                *(f"  {decision}" for decision in self.decisions),
+            ]
         return "\n".join(lines)

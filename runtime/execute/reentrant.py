@@ -104,8 +104,8 @@ def bind_loop(
     blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))
     inputs = [(registers[s.name], s.dim, s.outer) for s in program.inputs]
 
-    def run(given: list[Any]) -> tuple[Any, ...]:
-        whole = given + blank
+    def run(tensors: list[Any]) -> tuple[Any, ...]:
+        whole = tensors + blank
         received = [blocks(whole[i], dim, outer, micro_batches) for i, dim, outer in inputs]
         frames: list[list[Any]] = [[]] * micro_batches
         with torch.inference_mode(False), torch.no_grad():  # other threads write them

@@ -56,8 +56,8 @@ def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> 
         return list(results)
     values = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        made = body(*values)
-        values = [made] if isinstance(made, Tensor) else list(made)
+        returned = body(*values)
+        values = [returned] if isinstance(returned, Tensor) else list(returned)
     return values
 
 
@@ -98,8 +98,8 @@ def _by_value(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def _listed(made: Any) -> list[Tensor]:
-    return [made] if isinstance(made, Tensor) else list(made)
+def _listed(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
 
 
 def _scan_of_nothing(

@@ -53,14 +53,14 @@ class ControlFlow:
     @property
     def results(self) -> list[Tensor]:
         """What it gives, as tensors of whichever mode is entered."""
-        made = []
+        tensors = []
         for number, node in enumerate(self.bodies[-1].returned):
             assert node is not None
             like = node.meta["val"]
             stacked = self.kind == "loop" and number >= self.carried
             shape = [self.count, *like.shape] if stacked else list(like.shape)
-            made.append(torch.empty(shape, dtype=like.dtype, device=like.device))
-        return made
+            tensors.append(torch.empty(shape, dtype=like.dtype, device=like.device))
+        return tensors
 
     @property
     def title(self) -> str:
@@ -152,7 +152,7 @@ def _record(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _trace(function: Callable[..., Any], examples: list[Tensor], where: str) -> _Traced:
     specs: list[pytree.TreeSpec] = []
-    made: list[Tensor] = []
+    traced_results: list[Tensor] = []
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
         results, spec = flatten(function(*tensors))
@@ -165,7 +165,7 @@ def _trace(function: Callable[..., Any], examples: list[Tensor], where: str) -> 
                     id="control-flow",
                 )
         specs.append(spec)
-        made.extend(results)
+        traced_results.extend(results)
         return tuple(results)
 
     graph, captured = trace_body(flat, examples)
@@ -173,7 +173,7 @@ def _trace(function: Callable[..., Any], examples: list[Tensor], where: str) -> 
     for number, node in enumerate(inputs):  # a new tensor in each iteration is one outside
         if all(user.target is aten.lift_fresh_copy.default for user in node.users):
             captured[number] = aten.lift_fresh_copy(captured[number])
-    return _Traced(graph, captured, specs[0], made)
+    return _Traced(graph, captured, specs[0], traced_results)
 
 
 def _united(bodies: Sequence[_Traced]) -> list[Tensor]:
@@ -274,9 +274,9 @@ def _check_carried(carried: Sequence[Tensor], results: Sequence[Tensor], where: 
 
 def _check_predicate(results: Sequence[Tensor], where: str) -> None:
     if len(results) != 1 or results[0].numel() != 1 or results[0].dtype != torch.bool:
-        found = ", ".join(str(TensorType.of(result)) for result in results)
+        types = ", ".join(str(TensorType.of(result)) for result in results)
         raise CompileError(
-            f"a condition is one bool, and this is {found or 'nothing'}",
+            f"a condition is one bool, and this is {types or 'nothing'}",
             where=where,
             hint="compare numbers: (x.sum() > 0)",
             id="control-flow",
@@ -284,10 +284,10 @@ def _check_predicate(results: Sequence[Tensor], where: str) -> None:
 
 
 def _check_branches(then: _Traced, otherwise: _Traced, where: str) -> None:
-    one, other = ([str(TensorType.of(t)) for t in branch.results] for branch in (then, otherwise))
-    if one != other or then.spec != otherwise.spec:
+    first, other = ([str(TensorType.of(t)) for t in branch.results] for branch in (then, otherwise))
+    if first != other or then.spec != otherwise.spec:
         raise CompileError(
-            f"the branches of a cond return ({', '.join(one)}) and ({', '.join(other)})",
+            f"the branches of a cond return ({', '.join(first)}) and ({', '.join(other)})",
             where=where,
             hint="return as many tensors, of the same shapes and dtypes, from both",
             id="control-flow",

@@ -42,10 +42,10 @@ def vectorised_calls() -> Iterator[None]:
         structure: list[tuple[list[Any], Any]] = []
 
         def call(*tensors: Tensor) -> list[Tensor]:
-            given = list(leaves)
+            arguments = list(leaves)
             for position, tensor in zip(positions, tensors, strict=True):
-                given[position] = tensor
-            own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+                arguments[position] = tensor
+            own_args, own_kwargs = pytree.tree_unflatten(arguments, spec)
             found, found_spec = flatten(original(*own_args, **own_kwargs))
             structure.append((found, found_spec))
             return [leaf for leaf in found if isinstance(leaf, Tensor)]

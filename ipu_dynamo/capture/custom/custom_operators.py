@@ -93,8 +93,8 @@ def custom_operator(
             "takes the inputs and the attributes",
             id="operator",
         )
-    given = dict(attributes or {})
-    results = _computed(known, tuple(inputs), given)
+    named = dict(attributes or {})
+    results = _computed(known, tuple(inputs), named)
     if example_outputs is not None:
         _check(called, results, example_outputs)
     return results
@@ -124,12 +124,12 @@ class _WithGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         inputs, results = saved[: ctx.count], saved[ctx.count :]
-        found = ctx.known.gradient(gradients, inputs, results, **ctx.attributes)
-        return (None, None, *found)
+        of_inputs = ctx.known.gradient(gradients, inputs, results, **ctx.attributes)
+        return (None, None, *of_inputs)
 
 
-def _several(found: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else list(found)
+def _several(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 def _check(called: str, results: Sequence[Tensor], examples: Sequence[Tensor]) -> None:

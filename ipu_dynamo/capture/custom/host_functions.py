@@ -99,10 +99,10 @@ def _recorded(
     structure: list[tuple[list[Any], Any]] = []
 
     def call(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        given = list(leaves)
+        arguments = list(leaves)
         for position, tensor in zip(positions, tensors, strict=False):
-            given[position] = tensor
-        found, found_spec = flatten(function(*pytree.tree_unflatten(given, spec)))
+            arguments[position] = tensor
+        found, found_spec = flatten(function(*pytree.tree_unflatten(arguments, spec)))
         if not structure:
             others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
             structure.append((others, found_spec))

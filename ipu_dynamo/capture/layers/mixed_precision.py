@@ -77,14 +77,14 @@ def _compute_in_one_precision(
     x = named["input"]
     if not (any(_mixed(x, t) for t in statistics) if statistics else mixed):
         return []
-    given = dict(named)
+    before = dict(named)
     for name in ("input", "weight", "bias", *_STATISTICS):
         if isinstance(tensor := named.get(name), Tensor):
             named[name] = tensor.float()
     option, default = _UPDATE[func]
     if not named.get(option, default):
         return []
-    pairs = [(given[name], named[name]) for name in _STATISTICS if statistics]
+    pairs = [(before[name], named[name]) for name in _STATISTICS if statistics]
     return [(statistic, copy) for statistic, copy in pairs if copy is not statistic]
 
 

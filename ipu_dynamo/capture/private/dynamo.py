@@ -66,11 +66,11 @@ def static(value: Any) -> Any:
 
 def unbacked_symbols(value: Any) -> set[str]:
     """The symbols in a fake value, or in a tuple of them, that stand for values of tensors."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
-            found |= set(map(str, free_unbacked_symbols(leaf)))
-    return found
+            symbols |= set(map(str, free_unbacked_symbols(leaf)))
+    return symbols
 
 
 def reset_with_dynamo(backend: Callable[..., Any]) -> None:
@@ -83,9 +83,9 @@ def skipped_frames() -> Iterator[list[str]]:
     """Collect Dynamo's reasons for breaks, and for parts of a model that it gave no backend."""
     reasons = torch._dynamo.utils.counters["unimplemented"]
     before = dict(reasons)
-    found: list[str] = []
-    yield found
-    found += [reason for reason, count in reasons.items() if count > before.get(reason, 0)]
+    new: list[str] = []
+    yield new
+    new += [reason for reason, count in reasons.items() if count > before.get(reason, 0)]
 
 
 def errors_are_swallowed() -> bool:

@@ -79,7 +79,7 @@ class ProgramCache:
         """
         path = self._path(key)
         try:
-            found = _read(path, key, None if _is_private(self._folder) else host_of)
+            ready = _read(path, key, None if _is_private(self._folder) else host_of)
         except SavedProgramError as error:
             if error.reason is not Reason.MISSING:
                 log.warning("%s\n  the program is compiled again", error)
@@ -89,12 +89,12 @@ class ProgramCache:
         with suppress(OSError):
             os.utime(path)  # the last use
         log.info("the program comes from %s", path)
-        return found
+        return ready
 
-    def keep(self, key: str, made: ReadyMade) -> None:
+    def keep(self, key: str, ready: ReadyMade) -> None:
         """Write a program for the next process."""
         try:
-            _write(self._path(key), key, made)
+            _write(self._path(key), key, ready)
             self._make_room()
         except (OSError, ValueError, SavedProgramError) as error:
             log.warning("a program cannot be kept in %s (%s): the next process compiles it again",
@@ -110,8 +110,8 @@ class ProgramCache:
         files = []
         for path in self._folder.glob(f"*{_END}"):
             with suppress(OSError):
-                found = path.stat()
-                files.append((found.st_mtime_ns, found.st_size, path))
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self._limit:
@@ -121,24 +121,24 @@ class ProgramCache:
                 total -= size
 
 
-def _write(path: Path, key: str, made: ReadyMade) -> None:
-    program, inlined = made.host.program.text(), made.host.inlined.text()
+def _write(path: Path, key: str, ready: ReadyMade) -> None:
+    program, inlined = ready.host.program.text(), ready.host.inlined.text()
     members: dict[str, bytes | TensorMember] = {
         "program.txt": program.encode("ascii"),
-        "operators.json": write_json(write_operators([made.host.program, made.host.inlined])),
+        "operators.json": write_json(write_operators([ready.host.program, ready.host.inlined])),
         "names.json": write_json(
             {
-                "inputs": list(made.input_names),
-                "values": list(made.names),
-                "gradients": list(made.gradients),
-                "anchors": dict(made.anchors),
-                "decisions": [_written(one) for one in made.host.decisions],
+                "inputs": list(ready.input_names),
+                "values": list(ready.names),
+                "gradients": list(ready.gradients),
+                "anchors": dict(ready.anchors),
+                "decisions": [_written(decision) for decision in ready.host.decisions],
             }
         ),
         "constants.safetensors": TensorMember(
-            {name: tensor.contiguous() for name, tensor in made.constants.items()}
+            {name: tensor.contiguous() for name, tensor in ready.constants.items()}
         ),
-        "strides.json": write_json({n: list(t.stride()) for n, t in made.constants.items()}),
+        "strides.json": write_json({n: list(t.stride()) for n, t in ready.constants.items()}),
     }
     if inlined != program:
         members["inlined.txt"] = inlined.encode("ascii")
@@ -150,14 +150,14 @@ def _is_private(folder: Path) -> bool:
     if not hasattr(os, "geteuid"):
         return True  # Windows: the folder inherits the access list of the user's profile
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    mode = stat.S_IMODE(found.st_mode)
-    private = found.st_uid == os.geteuid() and not mode & (stat.S_IWGRP | stat.S_IWOTH)
+    mode = stat.S_IMODE(status.st_mode)
+    private = status.st_uid == os.geteuid() and not mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not private:
         _say_once(
-            f"{folder} belongs to user {found.st_uid} and has mode {mode:04o}: others may write "
+            f"{folder} belongs to user {status.st_uid} and has mode {mode:04o}: others may write "
             "it, so that programs from there are checked again"
         )
     return private
@@ -170,8 +170,8 @@ def _say_once(line: str) -> None:
 
 def _read(path: Path, key: str, host_of: Callable[[Program], HostProgram] | None) -> ReadyMade:
     with Archive(path) as archive, archive.part("manifest.json"):
-        found = fields_of(archive.head, "the head", kind=str, key=str)
-        if found != [_KIND, key]:
+        head = fields_of(archive.head, "the head", kind=str, key=str)
+        if head != [_KIND, key]:
             raise SavedProgramError(Reason.CLIENT, "it is another program")
         operators = check_operators(archive.read_json("operators.json", _LARGEST))
         inputs, values, gradients, anchors, written = fields_of(

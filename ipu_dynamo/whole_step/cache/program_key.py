@@ -178,10 +178,10 @@ def _settings() -> tuple[object, ...]:
 def _sources() -> str:
     """A digest of which files this package consists of: another version has others."""
     root = Path(__file__).parents[2]
-    found = sha256()
+    hashed = sha256()
     for folder, _, files in sorted(os.walk(root, followlinks=True)):
         for name in sorted(files):
             if name.endswith(".py"):
                 file = Path(folder, name).stat()
-                found.update(f"{folder}/{name} {file.st_size} {file.st_mtime_ns}\n".encode())
-    return found.hexdigest()
+                hashed.update(f"{folder}/{name} {file.st_size} {file.st_mtime_ns}\n".encode())
+    return hashed.hexdigest()

@@ -52,9 +52,9 @@ def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup])
         if variable.groups is not None:
             shape = (variable.groups.count(program.replicas), *shape)
         if tensor is None or tuple(tensor.shape) != shape:
-            found = "none" if tensor is None else f"one of shape {list(tensor.shape)}"
+            has = "none" if tensor is None else f"one of shape {list(tensor.shape)}"
             problem = f"the program has {variable.kind} {variable.name} of shape {list(shape)}, "
-            raise CompileError(f"{problem}the model {found}", hint=_HINT)
+            raise CompileError(f"{problem}the model {has}", hint=_HINT)
     inputs = tuple(role.name for role in capture.placeholders if role.kind == "input")
     if inputs != ready.input_names:
         problem = f"the program takes {', '.join(ready.input_names)}, the model {', '.join(inputs)}"

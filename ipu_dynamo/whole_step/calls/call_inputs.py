@@ -64,16 +64,16 @@ class CallInputs:
         return carried
 
 
-def first_micro_batch(given: Arguments, splits: int) -> Arguments:
+def first_micro_batch(arguments: Arguments, splits: int) -> Arguments:
     """The rows of the first micro-batch of every tensor."""
     leaves = []
-    for name, leaf in zip(given.names, given.leaves, strict=True):
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if isinstance(leaf, Tensor):
             rows = micro_batch_size(name, leaf.shape, splits)
             leaf = leaf.detach().contiguous()
             leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
         leaves.append(leaf)
-    return Arguments(tuple(leaves), given.spec, given.names)
+    return Arguments(tuple(leaves), arguments.spec, arguments.names)
 
 
 def _refuse_shared(

@@ -79,12 +79,12 @@ class UnchangedModel:
         """
         if all(map(is_, map(_requires_grad, self._parameters), self._trainable)):
             return
-        for name, parameter, wanted in zip(
+        for name, parameter, trained in zip(
             self._names, self._parameters, self._trainable, strict=True
         ):
-            if parameter.requires_grad != wanted:
+            if parameter.requires_grad != trained:
                 raise InputError(
-                    f"parameter {name} had requires_grad={wanted} when the program was compiled, "
+                    f"parameter {name} had requires_grad={trained} when the program was compiled, "
                     f"and has {parameter.requires_grad} now",
                     hint="set it back, or compile again",
                 )

@@ -104,18 +104,18 @@ def refresh(
         problem = f"the optimizer has {len(new)} parameter groups, the program {len(groups)}"
         raise InputError(problem, hint=again)
     refreshed = []
-    for index, (compiled, given) in enumerate(zip(groups, new, strict=True)):
-        if moved := sorted(set(compiled.parameters) ^ set(given.parameters)):
+    for index, (compiled, group) in enumerate(zip(groups, new, strict=True)):
+        if moved := sorted(set(compiled.parameters) ^ set(group.parameters)):
             problem = f"parameter group {index} of the optimizer and of the program differ in "
             raise InputError(problem + ", ".join(moved), hint=again)
-        rule = _completed(given.rule, compiled.rule)
+        rule = _completed(group.rule, compiled.rule)
         if rule != compiled.rule:
             problem = f"parameter group {index} would need the update {rule}"
             raise InputError(f"{problem}, the program has {compiled.rule}", hint=again)
-        if given.clip != compiled.clip:
-            problem = f"gradients would be clipped by {given.clip}, "
+        if group.clip != compiled.clip:
+            problem = f"gradients would be clipped by {group.clip}, "
             raise InputError(f"{problem}and the program has {compiled.clip}", hint=again)
-        refreshed.append(replace(compiled, values=given.values))
+        refreshed.append(replace(compiled, values=group.values))
     return tuple(refreshed)
 
 
@@ -144,7 +144,7 @@ def import_state(
     for group in groups:
         for name in group.parameters:
             held = optimizer.state.get(parameters[name]) or {}
-            found = {}
+            imported = {}
             for spec in group.rule.state_names():
                 value = held.get(spec.name)
                 if spec.name == "momentum_started":
@@ -161,9 +161,9 @@ def import_state(
                         f"{list(tensor.shape)}, not {list(shape)}",
                         hint="load the state of an optimizer for this model",
                     )
-                found[spec.name] = tensor.detach().reshape(shape)
-            if found:
-                states[name] = found
+                imported[spec.name] = tensor.detach().reshape(shape)
+            if imported:
+                states[name] = imported
     return states
 
 
@@ -244,36 +244,36 @@ def name_of(tensor: Tensor, names: Mapping[int, str], group: int, place: int) ->
     return name
 
 
-def _completed(given: Rule, compiled: Rule) -> Rule:
+def _completed(rule: Rule, compiled: Rule) -> Rule:
     """`given` with what a torch optimiser leaves open as in `compiled`.
 
     These are the flags and dtypes that torch has no word for, and whether there is a momentum
     tensor: a compiled momentum can become 0, so that it is not used, but not the reverse.
     """
-    match given, compiled:
+    match rule, compiled:
         case SGD(), SGD():
-            momentum = given.momentum or compiled.momentum
+            momentum = rule.momentum or compiled.momentum
             return replace(
                 compiled,
                 momentum=momentum,
-                nesterov=given.nesterov if given.momentum else momentum and compiled.nesterov,
-                maximize=given.maximize,
+                nesterov=rule.nesterov if rule.momentum else momentum and compiled.nesterov,
+                maximize=rule.maximize,
             )
         case Adam(), Adam():
             return replace(
                 compiled,
-                decoupled_weight_decay=given.decoupled_weight_decay,
-                amsgrad=given.amsgrad,
-                maximize=given.maximize,
+                decoupled_weight_decay=rule.decoupled_weight_decay,
+                amsgrad=rule.amsgrad,
+                maximize=rule.maximize,
             )
         case RMSprop(), RMSprop():
             return replace(
                 compiled,
-                centered=given.centered,
-                momentum=given.momentum or compiled.momentum,
-                maximize=given.maximize,
+                centered=rule.centered,
+                momentum=rule.momentum or compiled.momentum,
+                maximize=rule.maximize,
             )
-    return given
+    return rule
 
 
 def _read_sgd(group: Mapping[str, Any], index: int) -> tuple[Rule, tuple[float, ...]]:

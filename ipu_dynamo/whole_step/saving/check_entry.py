@@ -130,8 +130,8 @@ def _check_variable(
         if tensor is None:
             raise _wrong(f"%{variable.name} has no tensor {key}")
         if (tensor.dtype, tensor.shape) != (variable.type.dtype, torch.Size(shape)):
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise _wrong(f"%{variable.name} is {variable.type}, and its tensor {key} {found}")
+            actual = f"{tensor.dtype} {list(tensor.shape)}"
+            raise _wrong(f"%{variable.name} is {variable.type}, and its tensor {key} {actual}")
 
 
 def _wrong(problem: str) -> SavedProgramError:

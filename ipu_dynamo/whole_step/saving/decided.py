@@ -75,7 +75,7 @@ def _write_figures(figures: Figures) -> dict[str, Any]:
         "library": figures.library,
         "matmuls": None
         if matmuls is None
-        else {str(one): dict(ways) for one, ways in matmuls.items()},
+        else {str(matmul): dict(ways) for matmul, ways in matmuls.items()},
         "convolutions": [
             {
                 **{name: list(getattr(of, name)) for name in _SIZES},
@@ -102,13 +102,13 @@ def _read_figures(written: dict[str, Any]) -> Figures:
 def _read_matmuls(written: dict[str, Any]) -> Times:
     if written.keys() != _MATMULS.keys():
         raise SavedProgramError(Reason.CONTENT, "figures of other classes of matmuls")
-    found: dict[Any, Mapping[Way, float]] = {}
+    figures: dict[Any, Mapping[Way, float]] = {}
     for name, ways in written.items():
         times = _seconds(ways)
         if not {"torch", "onednn"} <= times.keys() <= set(get_args(Way)):
             raise SavedProgramError(Reason.CONTENT, f"figures of other libraries for {name}")
-        found[_MATMULS[name]] = times  # type: ignore[assignment]
-    return found
+        figures[_MATMULS[name]] = times  # type: ignore[assignment]
+    return figures
 
 
 def _read_convolution(written: Any) -> tuple[ConvolutionShape, Mapping[str, float]]:
@@ -118,8 +118,8 @@ def _read_convolution(written: Any) -> tuple[ConvolutionShape, Mapping[str, floa
     )  # fmt: skip
     for number in (one for size in sizes for one in size):
         expect(number, int, "a size")
-    for wanted in mask:
-        expect(wanted, bool, "a mask")
+    for flag in mask:
+        expect(flag, bool, "a mask")
     times = _seconds(seconds)
     if times.keys() != {"torch", "matmuls"}:
         raise SavedProgramError(Reason.CONTENT, "figures of other ways to convolve")
@@ -129,7 +129,7 @@ def _read_convolution(written: Any) -> tuple[ConvolutionShape, Mapping[str, floa
 
 def _seconds(written: Any) -> dict[str, float]:
     times = expect(written, dict, "figures")
-    for one in times.values():
-        if not 0.0 < expect(one, float, "seconds") < 1e9:
+    for seconds in times.values():
+        if not 0.0 < expect(seconds, float, "seconds") < 1e9:
             raise SavedProgramError(Reason.CONTENT, "seconds that cannot be")
     return dict(times)

@@ -87,9 +87,9 @@ class LoadedModel(CompiledModel):
         """
         if group is not None and not 0 <= group < len(self._groups):
             raise InputError(f"there is no group {group}, of {len(self._groups)}")
-        wanted = range(len(self._groups)) if group is None else (group,)
+        indices = range(len(self._groups)) if group is None else (group,)
         new = list(self._groups)
-        for index in wanted:
+        for index in indices:
             known = self.hyperparameters[index]
             for name, number in numbers.items():
                 _check_number(new[index], known, name, number)

@@ -222,7 +222,7 @@ def _refuse_unread_anchors(executable: Executable) -> None:
     records = executable.records
     wanted = {} if records is None else records.wanted
     unread = {} if records is None else records.unread
-    if short := next((s for s, one in wanted.items() if one.variable in unread), ""):
+    if short := next((s for s, anchor in wanted.items() if anchor.variable in unread), ""):
         problem = f"anchor {short} is of {wanted[short].variable}, which the program does not read"
         raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint="leave the anchor out")
 

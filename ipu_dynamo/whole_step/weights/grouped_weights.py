@@ -26,7 +26,7 @@ def with_known_groups(model: Model, options: Options) -> Options:
     first: dict[int, str] = {}
     for name, tensor in named.items():
         first.setdefault(id(tensor), name)
-    found: dict[str, ReplicaGroups] = {}
+    groups_of: dict[str, ReplicaGroups] = {}
     for name, groups in options.replica_groups.items():
         if name not in named:
             near = ", ".join(get_close_matches(name, named, n=3)) or ", ".join(named) or "none"
@@ -35,12 +35,12 @@ def with_known_groups(model: Model, options: Options) -> Options:
                 f"name; did you mean: {near}?"
             )
         _check_shape(name, named[name], groups.count(options.replicas))
-        if found.setdefault(first[id(named[name])], groups) != groups:
+        if groups_of.setdefault(first[id(named[name])], groups) != groups:
             raise OptionError(
                 f"option replica_groups groups {name} and {first[id(named[name])]}, which are one "
                 "tensor, in two ways"
             )
-    return replace(options, replica_groups=found)
+    return replace(options, replica_groups=groups_of)
 
 
 def _check_shape(name: str, tensor: Tensor, groups: int) -> None:

@@ -135,12 +135,12 @@ def _traced_states(
         for parameter, name in zip(update.parameters, names, strict=True):
             like, type_ = held[parameter], types[name]
             if type_.shape == tuple(like.shape):
-                made = torch.zeros_like(like, dtype=type_.dtype, requires_grad=False)
+                value = torch.zeros_like(like, dtype=type_.dtype, requires_grad=False)
             else:
-                made = torch.zeros(type_.shape, dtype=type_.dtype, device=like.device)
+                value = torch.zeros(type_.shape, dtype=type_.dtype, device=like.device)
             if state in known.get(parameter, {}):
-                made.copy_(known[parameter][state])
-            states[name] = made
+                value.copy_(known[parameter][state])
+            states[name] = value
     return states
 
 

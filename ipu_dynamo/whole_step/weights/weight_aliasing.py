@@ -11,18 +11,18 @@ def refuse_what_cannot_be_shared(compiled: Compiled) -> None:
         CompileError: the program would have it in another dtype, or on another device.
     """
     for variable in compiled.program.variables:
-        given, device = compiled.tensors.get(variable.name), compiled.devices[variable.ipu]
-        if given is None or variable.kind not in ("parameter", "buffer"):
+        tensor, device = compiled.tensors.get(variable.name), compiled.devices[variable.ipu]
+        if tensor is None or variable.kind not in ("parameter", "buffer"):
             continue
-        if given.dtype != variable.type.dtype:
+        if tensor.dtype != variable.type.dtype:
             raise CompileError(
-                f"{variable.kind} {variable.name} is {given.dtype}, which is carried as "
+                f"{variable.kind} {variable.name} is {tensor.dtype}, which is carried as "
                 f"{variable.type.dtype} with narrow=True",
                 hint="convert the model first, for instance with model.float()",
             )
-        if given.device != device:
+        if tensor.device != device:
             raise CompileError(
-                f"{variable.kind} {variable.name} is on {given.device}, and IPU "
+                f"{variable.kind} {variable.name} is on {tensor.device}, and IPU "
                 f"{variable.ipu}, where it is used, on {device}",
                 hint="move the model's layers to the devices of their IPUs first",
             )

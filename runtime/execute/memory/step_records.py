@@ -55,32 +55,34 @@ class StepRecords:
 
     def note(self, when: When, step: int, read: Read) -> None:
         """Keep what is wanted of a step."""
-        wanted = [one for one in self.wanted.values() if self._is_wanted(one, when, step)]
+        due = [record for record in self.wanted.values() if self._is_wanted(record, when, step)]
         replicas = range(self.batching.replicas)
-        for name in {one.variable for one in wanted}:
-            found = [self.unread[name] if name in self.unread else read(name, r) for r in replicas]
-            self._values[name, when, step] = [tensor.clone() for tensor in found]
+        for name in {record.variable for record in due}:
+            tensors = [
+                self.unread[name] if name in self.unread else read(name, r) for r in replicas
+            ]
+            self._values[name, when, step] = [tensor.clone() for tensor in tensors]
 
     def end(self) -> None:
         """Join the values of a call that is complete."""
-        self.last = {name: self._joined(one) for name, one in self.wanted.items()}
+        self.last = {name: self._joined(record) for name, record in self.wanted.items()}
         self._values = {}
 
-    def _is_wanted(self, one: Wanted, when: When, step: int) -> bool:
-        return one.when == when and any(map(any, self._rows(one, step)))
+    def _is_wanted(self, record: Wanted, when: When, step: int) -> bool:
+        return record.when == when and any(map(any, self._rows(record, step)))
 
-    def _rows(self, one: Wanted, step: int) -> Sequence[Collection[bool]]:
+    def _rows(self, record: Wanted, step: int) -> Sequence[Collection[bool]]:
         """For each device iteration of a step, the micro-batches whose value is wanted."""
         each = self.batching.iterations // self.steps
-        return self.batching.kept(one.returns)[step * each : (step + 1) * each]
+        return self.batching.kept(record.returns)[step * each : (step + 1) * each]
 
-    def _joined(self, one: Wanted) -> Tensor:
+    def _joined(self, record: Wanted) -> Tensor:
         values = [
             value
             for step in range(self.steps)
-            for row in self._rows(one, step)
+            for row in self._rows(record, step)
             for kept in row
             if kept
-            for value in self._values[one.variable, one.when, step]
+            for value in self._values[record.variable, record.when, step]
         ]
-        return join(one.returns, values, self.batching)
+        return join(record.returns, values, self.batching)

@@ -100,7 +100,7 @@ class Binding:
         """What each instruction reads and writes; a call reads what was fetched for it."""
         owners = {variable.name: variable.ipu for variable in self.program.variables}
         fetched: dict[int, int] = {}
-        found = []
+        bound = []
         for instruction in instructions:
             arguments: tuple[int, ...] = ()
             match instruction:
@@ -131,8 +131,8 @@ class Binding:
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case _:
                     assert_never(instruction)
-            found.append(Bound(instruction, names, arguments))
-        return found
+            bound.append(Bound(instruction, names, arguments))
+        return bound
 
 
 class TaskWriter:
@@ -173,11 +173,11 @@ class TaskWriter:
             texts.append(list[str]())
             for bound in of:
                 instruction, dead = bound.instruction, sorted(self._ends[id(bound)])
-                given, results = bound.registers, list[int | None]()
+                read, results = bound.registers, list[int | None]()
                 if isinstance(instruction, Call):
-                    given = bound.arguments
+                    read = bound.arguments
                     results = [registers[n] if n else None for n in instruction.results]
-                texts[-1].append(task_text(instruction, given, results, dead, recipes))
+                texts[-1].append(task_text(instruction, read, results, dead, recipes))
         return texts
 
     def function(self, name: str, arguments: str, lines: Sequence[str]) -> Callable[..., Any]:

@@ -74,7 +74,8 @@ def task_text(
 
 
 def _call(recipe: Recipe, arguments: Sequence[int], results: Sequence[int | None]) -> str:
-    given = (f"{'!' if i in recipe.written else ''}r{r}" for i, r in enumerate(arguments))
-    made = ", ".join("none" if register is None else f"r{register}" for register in results)
+    taken = (f"{'!' if i in recipe.written else ''}r{r}" for i, r in enumerate(arguments))
+    returned = ", ".join("none" if register is None else f"r{register}" for register in results)
     call = "call!" if recipe.written else "call"
-    return f"{f'{made} = ' if made else ''}{call} {recipe.function.name}({', '.join(given)})"
+    text = f"{call} {recipe.function.name}({', '.join(taken)})"
+    return f"{returned} = {text}" if returned else text

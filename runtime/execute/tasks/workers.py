@@ -17,6 +17,7 @@ from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[Task], None]
 _LOST = "a worker's thread ended before its tasks"
+_NO_THREAD = "can't start new thread"  # says Python when there is none
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
 _START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
 
@@ -228,7 +229,11 @@ _Arguments = tuple[Schedule, Work, _Progress, Timeline | None, Work | None]
 
 
 def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
-    """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet."""
+    """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet.
+
+    Where a signal's handler raises an `Exception` just after the thread began, `Thread.start`
+    raises a KeyError of its own instead: what the handler raised is behind it.
+    """
     progress = arguments[2]
     thread = threading.Thread(
         target=_run_thread, args=(index, caller, arguments), name=f"ipu worker {index}"
@@ -236,9 +241,12 @@ def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
     progress.threads.append(thread)
     try:
         thread.start()
-    except RuntimeError:  # no thread can be made
-        progress.threads.remove(thread)
+    except RuntimeError as error:
+        if str(error) == _NO_THREAD:  # and not what a signal's handler raised
+            progress.threads.remove(thread)
         raise
+    except KeyError as error:
+        raise error.__context__ or error from None
 
 
 def _end(progress: _Progress) -> None:

@@ -125,6 +125,31 @@ def test_an_interrupted_start_of_a_worker_leaves_no_trace(worker, when, monkeypa
     subject.check(0)
 
 
+@pytest.mark.parametrize("kind", [Told, KeyboardInterrupt, RuntimeError])
+def test_a_signal_while_a_worker_begins_comes_out_of_the_call(kind, monkeypatch):
+    """Its handler raises when the thread is there, and `Thread.start` has not returned yet."""
+    subject = Subject(Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))))
+    joinable = hasattr(threading, "_start_joinable_thread")  # from Python 3.13 on
+    name = "_start_joinable_thread" if joinable else "_start_new_thread"
+    start = getattr(threading, name)
+
+    def interrupted(bootstrap, *args, **kwargs):
+        start(bootstrap, *args, **kwargs)
+        thread = bootstrap.__self__
+        if thread.name == "ipu worker 2":
+            while thread in threading._limbo:
+                time.sleep(0.001)
+            raise kind("told")
+
+    subject.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, name, interrupted)
+        with pytest.raises(kind, match="told"):
+            subject.call()
+        assert not workers_alive()
+    subject.check(0)
+
+
 def test_a_worker_that_begins_late_does_nothing(monkeypatch):
     """Ctrl-C while Python waits for a thread that the system has not run yet."""
     subject = Subject(Case(2, more=(("gradient_accumulation", 3),)))
