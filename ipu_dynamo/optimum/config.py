@@ -81,7 +81,7 @@ class IPUConfig(Stored):
     layers_per_ipu: Layers = field(
         [-1],
         "`parallelize`",
-        "the IPU of each layer; -1 shares out what is left, \"auto\" cuts by cost",
+        'the IPU of each layer; -1 shares out what is left, "auto" cuts by cost',
         lowest=-1,
     )
     inference_layers_per_ipu: Layers | None = field(None, "`parallelize`", "the same", lowest=-1)
@@ -153,10 +153,10 @@ class IPUConfig(Stored):
         False, "Training.setAutomaticLossScaling", "the loss scale follows the gradients"
     )
     executable_cache_dir: str = field(
-        "", "enableExecutableCaching", "programs are kept there; \"disabled\" keeps none"
+        "", "enableExecutableCaching", 'programs are kept there; "disabled" keeps none'
     )
     explicit_ir_inference: bool = field(
-        False, "_Popart.set(\"enableExplicitIR\", True)", "recorded: programs are explicit anyway"
+        False, '_Popart.set("enableExplicitIR", True)', "recorded: programs are explicit anyway"
     )
     parallelize_kwargs: dict[str, Any] | None = field(
         {}, "", "what trainers pass to `model.parallelize`", by_pod=False
@@ -229,7 +229,7 @@ class IPUConfig(Stored):
 
     @property
     def mode(self) -> str:
-        """"training" or "inference": which fields the underscore names mean."""
+        """ "training" or "inference": which fields the underscore names mean."""
         return self._mode
 
     @mode.setter

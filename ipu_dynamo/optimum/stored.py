@@ -107,9 +107,7 @@ class Stored:
         path = _local(name, download.get("subfolder") or "")
         if path is None:
             path = hub.download(str(name), IPU_CONFIG_NAME, **download)
-        return cls.from_dict(
-            read_file(path), return_unused_kwargs=return_unused_kwargs, **kwargs
-        )
+        return cls.from_dict(read_file(path), return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
