@@ -1,6 +1,7 @@
 """Run the benchmarks, print a table, and write the figures as JSON.
 
 Usage: python -m benchmarks [--json FILE] [--seconds S] [--page PAGE] [NAME ...]
+       python -m benchmarks first_call ... (see there; it takes many minutes)
 Every contender runs in a process of its own, without anything that was compiled before.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES, FACTS
+from benchmarks.first_call.__main__ import main as first_call
 from benchmarks.page import refreshed
 from benchmarks.processes import measure
 from benchmarks.provenance import ROOT, provenance
@@ -20,6 +22,8 @@ from benchmarks.provenance import ROOT, provenance
 
 def main() -> None:
     """Measure the cases named on the command line, or all."""
+    if sys.argv[1:2] == ["first_call"]:
+        return first_call(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*dict.fromkeys((*CASES, *FACTS))]
     parser.add_argument("names", nargs="*", help=f"what to run, of: {', '.join(known)}")

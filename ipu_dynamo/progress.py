@@ -17,7 +17,7 @@ class Doing:
     """What is being done now, printed as `tracing` or `function 3 of 8`.
 
     Args:
-        what: "tracing", "measuring", "passes" or "functions".
+        what: "tracing", "measuring", "passes", "functions" or "compiler".
         number: which of them, counted from 1; 0 where they are not counted.
         count: how many there are.
     """

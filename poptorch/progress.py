@@ -13,7 +13,8 @@ _PARTS = {  # from which per cent to which each kind of work goes
     "tracing": (0, 10),
     "measuring": (10, 15),
     "passes": (15, 30),
-    "functions": (30, 99),
+    "functions": (30, 80),
+    "compiler": (80, 99),
 }
 
 

@@ -37,6 +37,7 @@ from ipu_dynamo.capture.private.tracing import (
     to_fake,
     trace_once,
 )
+from ipu_dynamo.capture.random_states import draws_reported
 from ipu_dynamo.capture.scopes import SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
@@ -158,6 +159,7 @@ def trace(
                 RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
+                draws_reported(),
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
@@ -191,13 +193,19 @@ def trace(
                     hint="one_hot(x, num_classes=n)",
                     id="value",
                 ) from error
+            example = "torch.where"
             if operator := shape_of_values(error):
                 problem = f"the shape of what {operator} returns depends on the values of its input"
                 hint = "compute with tensors of fixed shapes"
+            if operator == "aten.nonzero":  # PyTorch asks for it where a mask is an index
+                problem = (
+                    "the shape of what a mask selects (x[mask], nonzero) depends on its values"
+                )
+                example = "x.masked_fill(~mask, 0) for sums, torch.where(mask, new, x) for changes"
             raise CompileError(
                 f"{problem}, which is not known when compiling",
                 where=raised_at(error.__traceback__),
-                hint=f"{hint} (torch.where), or move the decision out of the model",
+                hint=f"{hint} ({example}), or move the decision out of the model",
                 id="value",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote

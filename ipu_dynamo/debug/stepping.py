@@ -28,6 +28,7 @@ from ipu_dynamo.program import (
     Copy,
     Function,
     GradientNorm,
+    JointUpdate,
     Load,
     Program,
     Receive,
@@ -36,6 +37,7 @@ from ipu_dynamo.program import (
     Store,
     Update,
     UpdateFactors,
+    UpdatePart,
     WriteBuffer,
     graph_outputs,
     make_function,
@@ -269,6 +271,8 @@ def _calls(
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
+                case UpdatePart() | JointUpdate():
+                    raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case _:
                     assert_never(instruction)
 
@@ -294,7 +298,8 @@ def _first_values(
 
 def _stage_of(function: Function, engine: Engine) -> Stage:
     """The callable that an engine makes of a function."""
-    return engine.compile(keyed(recipe_of(function, Options(), Machine(engine.name))))
+    (stage,) = engine.compile([keyed(recipe_of(function, Options(), Machine(engine.name)))])
+    return stage
 
 
 def _engine_differs(

@@ -10,20 +10,31 @@ import logging
 import os
 import stat
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.tune.scratch_folders import scratch_folder
 
 log = logging.getLogger(__name__)
 CACHE_DIR = "IPU_DYNAMO_CACHE_DIR"  # environment variable: the folder, or OFF
 OFF = "off"
-_DAMAGES = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile)
+_UNFINISHED = ".unfinished-"
+_DAMAGES = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    EOFError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+)
 
 
 @dataclass(frozen=True)
@@ -32,11 +43,12 @@ class Entry:
 
     Args:
         code: what `load_artifact` takes.
-        kernels: the shared library of each kernel, by the digest of the kernel's source.
+        kernels: the shared library of each kernel and its name there, by the digest of the
+            kernel's source.
     """
 
     code: bytes
-    kernels: Mapping[str, Path]
+    kernels: Mapping[str, tuple[Path, str]]
 
 
 class StageStore:
@@ -58,14 +70,23 @@ class StageStore:
         """Where Inductor may keep its own files."""
         return self.folder / "inductor"
 
+    def building(self) -> AbstractContextManager[Path]:
+        """A folder to compile in, for a block; what killed processes have left goes first."""
+        for folder in (self._stages, self._kernels):
+            _sweep_unfinished(folder)
+        return scratch_folder(self.folder / "building")
+
     def read(self, key: str) -> Entry | None:
         """The entry, or None when there is none, or a damaged one."""
         path = self._stages / key
         try:
             with zipfile.ZipFile(path) as file:
-                digests = json.loads(file.read("kernels.json"))
+                origins = json.loads(file.read("kernels.json"))
                 code = file.read("code")  # with its checksum
-            kernels = {source: self._intact(digest) for source, digest in digests.items()}
+            libraries = {digest: self._intact(digest) for digest, _ in origins.values()}
+            kernels = {
+                source: (libraries[digest], str(name)) for source, (digest, name) in origins.items()
+            }
         except FileNotFoundError as error:
             if error.filename != str(path):
                 log.warning("%s lacks %s: the stage is compiled again", path, error.filename)
@@ -77,17 +98,26 @@ class StageStore:
 
     def write(self, key: str, entry: Entry) -> None:
         """Keep an entry, in place of one with this key; its kernels are copied."""
-        digests = {}
-        for source, library in entry.kernels.items():
-            content = library.read_bytes()
-            digests[source] = sha256(content).hexdigest()
-            replace_file(self._library(digests[source]), content)
+        paths = dict.fromkeys(library for library, _ in entry.kernels.values())
+        digests = {library: self.keep_library(library).stem for library in paths}
+        origins = {
+            source: (digests[library], name) for source, (library, name) in entry.kernels.items()
+        }
         with tempfile.SpooledTemporaryFile() as whole:
             with zipfile.ZipFile(whole, "w") as file:
-                file.writestr("kernels.json", json.dumps(digests))
+                file.writestr("kernels.json", json.dumps(origins))
                 file.writestr("code", entry.code)
             whole.seek(0)
             replace_file(self._stages / key, whole.read())
+
+    def keep_library(self, library: Path) -> Path:
+        """Copy a shared library here, under the digest of its content; gives its place."""
+        if library.parent == self._kernels and library.exists():
+            return library
+        content = library.read_bytes()
+        path = self._library(sha256(content).hexdigest())
+        replace_file(path, content)
+        return path
 
     def _intact(self, digest: str) -> Path:
         """The library with this digest.
@@ -178,10 +208,18 @@ def keep_first(path: Path, content: bytes) -> None:
         os.link(name, path)
 
 
+def _sweep_unfinished(folder: Path) -> None:
+    """Remove what was written by a process that was killed meanwhile: nothing takes a minute."""
+    for file in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > 60:
+                file.unlink()
+
+
 @contextmanager
 def _unfinished(path: Path, content: bytes) -> Iterator[str]:
     """The name of a new file beside `path`; what still has it at the end of the block goes."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

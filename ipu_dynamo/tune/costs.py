@@ -39,3 +39,9 @@ MOST_PATCHES = 1_000_000  # elements of the patches, which take memory while the
 MOST_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
 ROWS_OF_A_BLOCK = 128  # at least, of a loss: with fewer, matmuls wait for the weight from memory
 FEWEST_BLOCKS = 4  # of rows of a loss, unless fewer were asked for
+
+# --- Compilers ----------------------------------------------------------------------------------
+
+# To read the headers takes as long as to compile 20 kernels; a file with more than these gives
+# other cores something to do, and bounds a compiler's memory.
+KERNELS_IN_A_UNIT = 64

@@ -1,8 +1,12 @@
-"""Find the machine code of a stage: in memory, on disk, or by compiling it."""
+"""Find the machine code of stages: in memory, on disk, or by compiling it."""
 
 import logging
 import pickle
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,13 +15,17 @@ from torch import Tensor
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.progress import begin
+from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.private.inductor import (
+    Lowered,
     MachineCode,
-    compile_artifact,
     inductor_folder,
     load_artifact,
+    lower_artifact,
 )
-from ipu_dynamo.tune.artifact_store import Entry, StageStore, open_store
+from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
+from ipu_dynamo.tune.artifact_store import Entry, open_store
 
 log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
@@ -34,20 +42,105 @@ _STALE = (
 )
 
 
-def machine_code(recipe: Recipe) -> MachineCode:
-    """The code of a recipe, which may run in several threads.
+class MachineCodes:
+    """Code of recipes, compiled together.
 
-    Equal stages are compiled once for all processes that share a folder.
+    Equal stages are compiled once for all processes that share a folder. What `code_of` gives may
+    run in several threads, once `complete` has been called.
     """
-    with compile_lock():
-        key = recipe.key
-        if key is None:
-            return _counted("compiler", recipe.lowered, _compile(recipe)[0])
-        if key not in _memory:
-            _memory[key] = _load_or_compile(key, recipe)
+
+    def __init__(self) -> None:
+        self._store = None if torch.compiler.config.force_disable_caches else open_store()
+        self._lowered: dict[str | int, tuple[Recipe, Lowered]] = {}
+        self._failed: set[str | int] = set()
+
+    def code_of(self, recipe: Recipe) -> MachineCode:
+        """The code of a recipe, whose kernels may still have to be compiled."""
+        key, function = recipe.key, recipe.lowered
+        if key in _memory:
+            return _counted("memory", function, _memory[key])
+        if _name(recipe) in self._lowered:
+            return _counted("memory", function, self._lowered[_name(recipe)][1].code)
+        if key and (code := self._loaded(key, function)):
+            _memory[key] = code
+            return _counted("disk", function, code)
+        lowered = _lower(recipe)
+        self._lowered[_name(recipe)] = recipe, lowered
+        return _counted("compiler", function, lowered.code)
+
+    def complete(self) -> None:
+        """Compile the kernels of everything that was lowered, and keep it."""
+        promises = [
+            kernel
+            for _, lowered in self._lowered.values()
+            for kernel in lowered.kernels.values()
+            if isinstance(kernel, Promise)
+        ]
+        if promises:
+            begin("compiler")
+        failed = compile_kernels(promises, self._scratch, self._library)
+        for name, (recipe, lowered) in self._lowered.items():
+            if broken := [of for of in lowered.kernels.values() if of in failed]:
+                self._failed.add(name)
+                log.warning(
+                    "@%s runs on the eager engine, operator by operator: no compiler takes its "
+                    "kernel %s (the log of ipu_dynamo, at DEBUG, has what it said)",
+                    recipe.function.name,
+                    broken[0].kernel.symbol,
+                )
+            elif recipe.key:
+                _memory[recipe.key] = lowered.code
+                self._keep(recipe.key, lowered)
+
+    @property
+    def some_failed(self) -> bool:
+        return bool(self._failed)
+
+    def failed(self, recipe: Recipe) -> bool:
+        """Whether a kernel of the recipe's is one that no compiler takes."""
+        return _name(recipe) in self._failed
+
+    def _loaded(self, key: str, function: Function) -> MachineCode | None:
+        entry = self._store.read(key) if self._store else None
+        if entry is None:
+            return None
+        try:
+            return load_artifact(entry.code, entry.kernels, len(function.outputs))
+        except _STALE as error:
+            log.warning("compiled stage %s does not load (%s): compiled again", key, error)
+            return None
+
+    def _keep(self, key: str, lowered: Lowered) -> None:
+        if self._store is None or lowered.saved is None:
+            return
+        try:
+            self._store.write(key, Entry(lowered.saved, lowered.libraries()))
+        except OSError as error:  # a full disk: what was compiled runs all the same
+            folder = self._store.folder
+            log.warning("a compiled stage cannot be kept in %s: %s", folder, error)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        if self._store:
+            with self._store.building() as folder:
+                yield folder
         else:
-            origins["memory"] += 1
-        return _memory[key]
+            with tempfile.TemporaryDirectory(prefix="ipu_dynamo-") as name:  # of mode 0700
+                yield Path(name)
+
+    def _library(self, path: Path) -> Path:
+        """A library of the compiler's where it may be loaded from; once it is, it may go."""
+        return self._store.keep_library(path) if self._store else path
+
+
+@contextmanager
+def machine_codes() -> Iterator[MachineCodes]:
+    """Compile together what is asked for in the block; other threads that compile wait."""
+    with compile_lock():
+        codes = MachineCodes()
+        with inductor_folder(codes._store.scratch if codes._store else None):
+            yield codes
+            codes.complete()
 
 
 def forget() -> None:
@@ -56,27 +149,18 @@ def forget() -> None:
         _memory.clear()
 
 
-def _load_or_compile(key: str, recipe: Recipe) -> MachineCode:
-    function = recipe.lowered
-    store = None if torch.compiler.config.force_disable_caches else open_store()
-    with inductor_folder(store.scratch if store else None):
-        if store and (code := _loaded(store, key, function)):
-            return _counted("disk", function, code)
-        code, entry = _compile(recipe)
-    if store and entry:
-        _keep(store, key, entry)
-    return _counted("compiler", function, code)
+def _name(recipe: Recipe) -> str | int:
+    return recipe.key or id(recipe)
 
 
-def _compile(recipe: Recipe) -> tuple[MachineCode, Entry | None]:
+def _lower(recipe: Recipe) -> Lowered:
     function = recipe.lowered
     examples = [
         torch.zeros(()).new_empty(0) if value is None else _example(value)
         for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
     ]
     settings, results = dict(recipe.settings), len(function.outputs)
-    code, saved = compile_artifact(function.graph, examples, settings, results)
-    return code, Entry(*saved) if saved else None
+    return lower_artifact(function.graph, examples, settings, results)
 
 
 def _example(value: Tensor) -> Tensor:
@@ -84,24 +168,6 @@ def _example(value: Tensor) -> Tensor:
     return torch.empty_strided(
         value.shape, value.stride(), dtype=value.dtype, device=value.device
     ).zero_()
-
-
-def _loaded(store: StageStore, key: str, function: Function) -> MachineCode | None:
-    entry = store.read(key)
-    if entry is None:
-        return None
-    try:
-        return load_artifact(entry.code, entry.kernels, len(function.outputs))
-    except _STALE as error:
-        log.warning("compiled stage %s does not load (%s): compiled again", key, error)
-        return None
-
-
-def _keep(store: StageStore, key: str, entry: Entry) -> None:
-    try:
-        store.write(key, entry)
-    except OSError as error:  # a full disk: what was compiled runs all the same
-        log.warning("a compiled stage cannot be kept in %s: %s", store.folder, error)
 
 
 def _counted(origin: Origin, function: Function, code: MachineCode) -> MachineCode:

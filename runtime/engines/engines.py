@@ -3,23 +3,26 @@
 import logging
 import os
 import shutil
-from collections.abc import Sequence
-from functools import cache
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.native import cpp_compiler_names
 from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.inductor_noise import mute
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
 from ipu_dynamo.runtime.engines.packed_weights import packing
 from ipu_dynamo.runtime.engines.parts import in_parts
 from ipu_dynamo.runtime.engines.stage import Stage
+
+if TYPE_CHECKING:
+    from ipu_dynamo.runtime.engines.compiled_stages import MachineCodes
 
 log = logging.getLogger(__name__)
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
@@ -32,8 +35,11 @@ class Engine(Protocol):
     name: str
     compiled: int
 
-    def compile(self, recipe: Recipe) -> Stage:
-        """A callable on a list of tensors, which it may change; grad mode has to be off."""
+    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+        """Callables on a list of tensors, which they may change; grad mode has to be off.
+
+        What is asked for together is compiled together, which takes less time.
+        """
 
 
 class EagerEngine:
@@ -44,9 +50,9 @@ class EagerEngine:
     def __init__(self) -> None:
         self.compiled = 0
 
-    def compile(self, recipe: Recipe) -> Stage:
-        self.compiled += 1
-        return _eager(recipe)
+    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+        self.compiled += len(recipes)
+        return [_run_eagerly(recipe) for recipe in recipes]
 
 
 class InductorEngine:
@@ -58,31 +64,56 @@ class InductorEngine:
         mute()
         self.compiled = 0
 
-    def compile(self, recipe: Recipe) -> Stage:
-        self.compiled += 1
-        with compile_lock():
-            run = _compiled(recipe)
-        return packing(run, recipe.packed) if recipe.packed else run
+    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+        self.compiled += len(recipes)
+        return [
+            packing(run, recipe.packed) if recipe.packed else run
+            for run, recipe in zip(_compiled_together(recipes), recipes, strict=True)
+        ]
 
 
-def _eager(recipe: Recipe) -> Stage:
+def _compiled_together(recipes: Sequence[Recipe]) -> list[Stage]:
+    if not any(map(_has_machine_code, recipes)):
+        return [_run_eagerly(recipe) for recipe in recipes]
+    from ipu_dynamo.runtime.engines.compiled_stages import (
+        machine_codes,  # Inductor: a second to import
+    )
+
+    with machine_codes() as codes:
+        stages = []
+        for number, recipe in enumerate(recipes, 1):
+            begin("functions", number, len(recipes))
+            stages.append(_compiled(recipe, codes))
+    if codes.some_failed:
+        return [_compiled(recipe, codes) for recipe in recipes]
+    return stages
+
+
+def _has_machine_code(recipe: Recipe) -> bool:
+    if recipe.parts is not None:
+        return any(_has_machine_code(part.recipe) for part in recipe.parts.parts)
+    return recipe.engine == "inductor" or any(map(_has_machine_code, recipe.bodies))
+
+
+def _run_eagerly(recipe: Recipe) -> Stage:
+    return _eager(recipe, _run_eagerly)
+
+
+def _eager(recipe: Recipe, compile_: Callable[[Recipe], Stage]) -> Stage:
     """What runs a recipe operator by operator, and bodies as their recipes say."""
-    bodies = {body.function.name: _compiled(body) for body in recipe.bodies}
+    bodies = {body.function.name: compile_(body) for body in recipe.bodies}
     return eager_code(recipe.lowered.graph.graph, bodies)
 
 
-def _compiled(recipe: Recipe) -> Stage:
+def _compiled(recipe: Recipe, codes: "MachineCodes") -> Stage:
     """What runs a recipe on all its inputs."""
+    compile_ = partial(_compiled, codes=codes)
     if recipe.parts is not None:
         inputs = len(recipe.lowered.inputs)
-        return in_parts(recipe.parts, inputs, _compiled)
-    if recipe.engine == "eager":
-        return _eager(recipe)
-    from ipu_dynamo.runtime.engines.compiled_stages import (
-        machine_code,  # Inductor: a second to import
-    )
-
-    code = machine_code(recipe)
+        return in_parts(recipe.parts, inputs, compile_)
+    if recipe.engine == "eager" or codes.failed(recipe):
+        return _eager(recipe, compile_)
+    code = codes.code_of(recipe)
     run = _counting(code.run, recipe.written) if code.unwrapped and recipe.written else code.run
     return laid_out(run, code.layouts, layouts_of(recipe.lowered.graph))
 

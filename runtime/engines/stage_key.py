@@ -25,9 +25,15 @@ from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.version import __version__
 
-_COMPILES = [  # hand graphs to Inductor
-    Path(__file__).with_name("private").joinpath(f"{name}.py")
-    for name in ("inductor", "inductor_compile_time")
+_COMPILES = [  # hand graphs to Inductor, and kernels to a compiler
+    Path(__file__).parent.joinpath(f"{name}.py")
+    for name in (
+        "kernel_source",
+        "private/inductor",
+        "private/inductor_compile_time",
+        "private/promised_kernels",
+        "private/vector_instructions",
+    )
 ]
 _KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of known versions
 

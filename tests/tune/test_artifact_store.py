@@ -20,7 +20,7 @@ def store(tmp_path):
 def entry(tmp_path, content=b"machine code", code=b"how to call it"):
     library = tmp_path / "made.so"
     library.write_bytes(content)
-    return Entry(code, {"source": library})
+    return Entry(code, {"source": (library, "kernel")})
 
 
 def files(store):
@@ -31,8 +31,10 @@ def test_an_entry_comes_back(store, tmp_path):
     store.write("key", entry(tmp_path))
     found = StageStore(store.folder).read("key")
     assert found.code == b"how to call it"
-    assert found.kernels["source"].read_bytes() == b"machine code"
-    assert found.kernels["source"].parent.parent == store.folder
+    library, name = found.kernels["source"]
+    assert library.read_bytes() == b"machine code"
+    assert library.parent.parent == store.folder
+    assert name == "kernel"
     assert store.read("other") is None
 
 
@@ -58,7 +60,8 @@ def test_a_damaged_file_is_a_miss_and_can_be_replaced(store, tmp_path, caplog, d
     assert store.read("key") is None
     assert "the stage is compiled again" in caplog.text
     store.write("key", entry(tmp_path))
-    assert store.read("key").kernels["source"].read_bytes() == b"machine code"
+    library, _ = store.read("key").kernels["source"]
+    assert library.read_bytes() == b"machine code"
 
 
 def test_a_lost_library_is_a_miss(store, tmp_path):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from inspect import CO_VARARGS
 from pathlib import Path
 from types import FunctionType
@@ -18,19 +17,24 @@ from typing import Any
 
 import torch
 import torch._inductor
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 from ipu_dynamo.ops.private.native import custom_pass_names
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
+from ipu_dynamo.runtime.engines.kernel_source import Kernel
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import shortened_compiling
+from ipu_dynamo.runtime.engines.private.promised_kernels import (
+    function_of,
+    kernels_made_by,
+    kernels_promised,
+    load_function,
+    origin_of,
+)
 
 Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 Layout = tuple[int, ...] | None
-_MakeKernel = Callable[[list[str], str], object]
 _INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable
 
 
@@ -54,55 +58,70 @@ class MachineCode:
     layouts: tuple[Layout, ...] | None = None
 
 
-def compile_artifact(
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What Inductor has made of a graph, before its kernels are compiled.
+
+    Args:
+        code: runs once the kernels are compiled.
+        kernels: by the digest of their source; promises among them.
+        saved: what `load_artifact` makes it from in another process; None: PyTorch cannot save it.
+    """
+
+    code: MachineCode
+    kernels: Mapping[str, Any]
+    saved: bytes | None
+
+    def libraries(self) -> dict[str, tuple[Path, str]]:
+        """The library of each compiled kernel, and its name there."""
+        return {digest: origin_of(function_of(made)) for digest, made in self.kernels.items()}
+
+
+def lower_artifact(
     graph: torch.fx.GraphModule,
     examples: list[torch.Tensor],
     settings: Mapping[str, object],
     results: int,
-) -> tuple[MachineCode, tuple[bytes, dict[str, Path]] | None]:
-    """Compile a flat graph for tensors laid out as `examples`; shapes and strides are fixed.
+) -> Lowered:
+    """Generate code of a flat graph for tensors as `examples` are; shapes and strides are fixed.
 
     The result checks shapes and strides when called, but no dtypes.
 
     Args:
         results: how many the graph has.
-
-    Returns:
-        The code, and what `load_artifact` makes it from in another process: None when PyTorch
-        cannot save it.
     """
     bare = copy.deepcopy(graph)
     for node in bare.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
     on_cpu = any(example.device.type == "cpu" for example in examples)
     with (
-        _kernels_noted() as kernels,
+        kernels_promised() as kernels,
         _graphs_noted() as graphs,
         shortened_compiling() if on_cpu else nullcontext(),
     ):
         artifact = _compile(bare, examples, settings)
     if not isinstance(artifact, AOTCompiledArtifact):
-        return _unwrapped(_taking_a_list(artifact._compiled_fn), graphs, results), None
+        code = _unwrapped(_taking_a_list(artifact._compiled_fn), graphs, results)
+        return Lowered(code, kernels, None)
     code = _unwrapped(_within(artifact.inner_fn.compiled_fn), graphs, results)
     if torch.compiler.config.force_disable_caches:  # nothing was made to be saved
-        return code, None
-    libraries = {source: _library(kernel) for source, kernel in kernels.items()}
-    return code, (artifact.serialize(), libraries)
+        return Lowered(code, kernels, None)
+    return Lowered(code, kernels, artifact.serialize())
 
 
-def load_artifact(code: bytes, kernels: Mapping[str, Path], results: int) -> MachineCode:
+def load_artifact(
+    code: bytes, kernels: Mapping[str, tuple[Path, str]], results: int
+) -> MachineCode:
     """The code of an artifact with so many results, with its kernels from shared libraries.
 
     `code` holds a pickle: it must come from a file that nobody else can write.
     """
 
-    def load(original: _MakeKernel, argtypes: list[str], source: str) -> object:
-        library = kernels.get(_digest(argtypes, source))
-        if library is None:
-            return original(argtypes, source)
-        return CppPythonBindingsCodeCache._load_library(str(library), library.stem).kernel
+    def load(original: Callable[..., Any], argtypes: list[str], source: str) -> Any:
+        origin = kernels.get(Kernel(tuple(argtypes), source).digest)
+        return original(argtypes, source) if origin is None else load_function(*origin)
 
-    with _kernels_made_by(load), _graphs_noted() as graphs, torch.no_grad():
+    with kernels_made_by(load), _graphs_noted() as graphs, torch.no_grad():
         artifact = AOTCompiledArtifact.deserialize(code)
     return _unwrapped(_within(artifact.inner_fn.compiled_fn), graphs, results)
 
@@ -184,41 +203,3 @@ def _within(compiled: Any) -> Run:
 
 def _takes_separately(compiled: object) -> bool:
     return isinstance(compiled, FunctionType) and bool(compiled.__code__.co_flags & CO_VARARGS)
-
-
-@contextmanager
-def _kernels_noted() -> Iterator[dict[str, Any]]:
-    """The kernels that Inductor makes meanwhile, by the digest of their source."""
-    made: dict[str, Any] = {}
-
-    def note(original: _MakeKernel, argtypes: list[str], source: str) -> object:
-        kernel = made[_digest(argtypes, source)] = original(argtypes, source)
-        return kernel
-
-    with _kernels_made_by(note):
-        yield made
-
-
-@contextmanager
-def _kernels_made_by(make: Callable[[_MakeKernel, list[str], str], object]) -> Iterator[None]:
-    """Call `make` where generated code asks for a kernel of C++; it gets the original, too.
-
-    Other threads get their kernels as before.
-    """
-    original = AsyncCompile.cpp_pybinding
-
-    def cpp_pybinding(compiler: AsyncCompile, argtypes: list[str], source_code: str) -> object:
-        return make(partial(original, compiler), argtypes, source_code)
-
-    with replaced(AsyncCompile, "cpp_pybinding", in_this_thread(cpp_pybinding, original)):
-        yield
-
-
-def _digest(argtypes: Sequence[str], source: str) -> str:
-    return sha256(repr((list(argtypes), source)).encode()).hexdigest()
-
-
-def _library(kernel: Any) -> Path:
-    """The file that a kernel, or a promise of one, was loaded from."""
-    function: Any = kernel.result() if isinstance(kernel, LambdaFuture) else kernel
-    return Path(function.__self__.__file__)

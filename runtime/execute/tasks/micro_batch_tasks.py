@@ -7,7 +7,6 @@ from ipu_dynamo.program import HostProgram, Plain, Program
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
-from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
@@ -23,12 +22,9 @@ _ARGUMENTS = "r, k, received, sent"
 
 def stages_of(host: HostProgram, engine: Engine) -> Stages:
     """Recipe and callable of every function."""
-    stages = {}
-    for number, (name, recipe) in enumerate(host.recipes.items(), 1):
-        begin("functions", number, len(host.recipes))
-        recipe = keyed(recipe)
-        stages[name] = recipe, engine.compile(recipe)
-    return stages
+    recipes = {name: keyed(recipe) for name, recipe in host.recipes.items()}
+    stages = engine.compile([*recipes.values()])
+    return dict(zip(recipes, zip(recipes.values(), stages, strict=True), strict=True))
 
 
 def failure_of(program: Program) -> Failed:

@@ -11,4 +11,5 @@ from ipu_dynamo.runtime.engines.stage_key import keyed
 
 def stage_of(function: Function, engine: Engine) -> Stage:
     """What `engine` runs for a function."""
-    return engine.compile(keyed(recipe_of(function, Options(), Machine(engine.name))))
+    (stage,) = engine.compile([keyed(recipe_of(function, Options(), Machine(engine.name)))])
+    return stage

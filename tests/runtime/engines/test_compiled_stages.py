@@ -264,14 +264,14 @@ def test_keys_name_a_users_passes_or_are_none(folder):
 def test_kernels_of_other_threads_are_not_noted(monkeypatch):
     from torch._inductor.async_compile import AsyncCompile
 
-    from ipu_dynamo.runtime.engines.private.inductor import _kernels_noted
+    from ipu_dynamo.runtime.engines.private.promised_kernels import kernels_promised
 
     def kernel(compiler, argtypes, source):
         return source
 
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", kernel)
     compiler = AsyncCompile()
-    with _kernels_noted() as noted:
+    with kernels_promised() as noted:
         made = [compiler.cpp_pybinding([], "ours")]
         other = threading.Thread(target=lambda: made.append(compiler.cpp_pybinding([], "theirs")))
         other.start()

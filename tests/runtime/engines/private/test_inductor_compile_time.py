@@ -1,23 +1,18 @@
 """Check that compiling takes the same decisions as without shortcuts."""
 
-import platform
-
 import pytest
 import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._inductor import config, cpu_vec_isa, sizevars
+from torch._inductor import sizevars
+from torch._inductor.cpu_vec_isa import VecISA
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from ipu_dynamo.runtime.engines.private.inductor import compile_artifact
-from ipu_dynamo.runtime.engines.private.inductor_compile_time import (
-    polynomial_indices_kept,
-    vector_sets_tried,
-)
+from ipu_dynamo.runtime.engines.private.inductor import lower_artifact
+from ipu_dynamo.runtime.engines.private.inductor_compile_time import polynomial_indices_kept
 
 pytestmark = pytest.mark.inductor
-CAPABILITY = "ATEN_CPU_CAPABILITY"
 VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
 TERMS = st.one_of(
     st.sampled_from(VARIABLES),
@@ -30,39 +25,6 @@ TERMS = st.one_of(
     ),
 )
 INDICES = st.lists(st.tuples(st.integers(1, 99), TERMS), min_size=1, max_size=4)
-
-
-@pytest.fixture(autouse=True)
-def without_setting(monkeypatch):
-    monkeypatch.delenv(CAPABILITY, raising=False)
-
-
-def test_the_same_set_is_chosen():
-    with vector_sets_tried():
-        chosen = cpu_vec_isa.pick_vec_isa()
-    assert chosen == cpu_vec_isa.pick_vec_isa()
-
-
-def test_only_one_set_is_tried():
-    with vector_sets_tried():
-        assert cpu_vec_isa.valid_vec_isa_list()[1:] == [] or platform.machine() != "x86_64"
-
-
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_the_set_that_the_user_names_is_chosen(monkeypatch, capability):
-    with vector_sets_tried():
-        cpu_vec_isa.pick_vec_isa()
-    monkeypatch.setenv(CAPABILITY, capability)
-    with vector_sets_tried():
-        chosen = cpu_vec_isa.pick_vec_isa()
-    assert chosen == cpu_vec_isa.pick_vec_isa()
-
-
-def test_the_set_of_the_width_in_the_settings_is_chosen():
-    with config.patch({"cpp.simdlen": 256}):
-        with vector_sets_tried():
-            chosen = cpu_vec_isa.pick_vec_isa()
-        assert chosen == cpu_vec_isa.pick_vec_isa()
 
 
 def test_polynomials_are_not_simplified(monkeypatch):
@@ -82,19 +44,19 @@ def test_polynomials_are_not_simplified(monkeypatch):
 
 
 def test_what_is_compiled_is_shortened(monkeypatch):
-    before = cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range
+    before = VecISA.check_build, sizevars.simplify_index_in_vec_range
     seen = []
 
     def compile_for(*arguments, **settings):
-        seen.extend([cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range])
+        seen.extend([VecISA.check_build, sizevars.simplify_index_in_vec_range])
         raise ZeroDivisionError
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", compile_for)
     graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
     with pytest.raises(ZeroDivisionError):
-        compile_artifact(graph, [torch.ones(3)], {}, 1)
+        lower_artifact(graph, [torch.ones(3)], {}, 1)
     assert not set(seen) & set(before)
-    assert before == (cpu_vec_isa.valid_vec_isa_list, sizevars.simplify_index_in_vec_range)
+    assert before == (VecISA.check_build, sizevars.simplify_index_in_vec_range)
 
 
 @given(INDICES, st.integers(-99, 99), st.sampled_from(VARIABLES))

@@ -102,9 +102,10 @@ def test_a_value_is_there_until_its_last_reader_and_no_longer(kind):
 def binding_of(program, **changed):
     registers = number_registers(program)
     stages = {
-        f.name: (recipe, EagerEngine().compile(recipe))
+        f.name: (recipe, stage)
         for f in program.functions
         for recipe in [MakeRecipes().recipe(f)]
+        for stage in EagerEngine().compile([recipe])
     }
     kept = {registers[v.name] for v in program.variables}
     given = {"program": program, "registers": registers, "kept": kept, "stages": stages}

@@ -1,0 +1,1 @@
+"""Time first calls: fresh processes, empty caches, side by side with another checkout and peers."""
