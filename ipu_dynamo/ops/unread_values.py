@@ -34,12 +34,13 @@ def _cov(
     weights = fweights if aweights is None else aweights
     if fweights is not None and aweights is not None:
         weights = fweights * aweights
+    total: Tensor | int = rows.shape[1]
     if weights is None:
-        total: Tensor | int = rows.shape[1]
         mean = rows.sum(1) / total
     else:
         total = weights.sum()
         mean = (rows * weights).sum(1) / total
+    divisor: Tensor | int
     if weights is not None and aweights is not None and correction:
         divisor = total - correction * (weights * aweights).sum() / total
     else:
