@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ipu_dynamo.optimum.errors import IncompatibleIPUConfigError
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 
 if TYPE_CHECKING:
     from ipu_dynamo.optimum.config import IPUConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ipu_dynamo.optimum import pod_types
 from ipu_dynamo.optimum.coherence import check_coherence, layer_count
-from ipu_dynamo.optimum.errors import IncompatibleIPUConfigError
+from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME
 from ipu_dynamo.optimum.fields import OUTPUT_MODES, Field, field, fields_of, plain
-from ipu_dynamo.optimum.files import BASE_KEYS, GONE, IPU_CONFIG_NAME
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 from ipu_dynamo.optimum.stored import Stored
 from ipu_dynamo.optimum.update_text import read_update
 
