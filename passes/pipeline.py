@@ -62,6 +62,7 @@ from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatm
 from ipu_dynamo.passes.joint.precision.upcast_norms import UpcastNorms
 from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
+from ipu_dynamo.passes.joint.random_numbers.number_replicas import NumberReplicas
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
@@ -189,6 +190,7 @@ def joint_passes(options: Options) -> list[Pass]:
         SerializeMatmul(),
         RoundScalars(),
         CounterRandom(),
+        NumberReplicas(),
         AssignGradientStages(),
         ScaleLoss(
             options.has_variable_loss_scale,

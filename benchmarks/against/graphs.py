@@ -45,10 +45,10 @@ class Recorder:
         def record(engine: object, *args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return compile_(engine, *args, **kwargs)
-            text = graph_text(_graph([*args, *kwargs.values()]))  # before the engine changes it
-            key = sha256(text.encode()).hexdigest()[:16]
-            self.counts[key] += 1
-            self.texts[key] = text
+            for text in map(graph_text, _graphs(*args, **kwargs)):  # before the engine changes it
+                key = sha256(text.encode()).hexdigest()[:16]
+                self.counts[key] += 1
+                self.texts[key] = text
             self._inside = True
             try:
                 return compile_(engine, *args, **kwargs)
@@ -152,6 +152,13 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f": ({', '.join(_value(v).removeprefix(': ') for v in value)})"
     return "" if value is None else f": {type(value).__name__} {value}"
+
+
+def _graphs(*args: Any, **kwargs: Any) -> list[fx.Graph]:
+    """The graphs that an engine is given: a list of what has one each, or one."""
+    if args and isinstance(args[0], list | tuple):
+        return [_graph([given, *args[1:], *kwargs.values()]) for given in args[0]]
+    return [_graph([*args, *kwargs.values()])]
 
 
 def _graph(arguments: Sequence[object]) -> fx.Graph:

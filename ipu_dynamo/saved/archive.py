@@ -23,7 +23,7 @@ from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, places
 
 MANIFEST = "manifest.json"
-FORMAT, FORM = "ipu_dynamo saved program", 3
+FORMAT, FORM = "ipu_dynamo saved program", 4
 UNSIGNED = "0" * 64  # the signature, in the list that is signed
 _LARGEST_MANIFEST = 1 << 24
 _CHUNK = 1 << 22  # bytes in memory at once

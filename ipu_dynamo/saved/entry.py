@@ -54,6 +54,7 @@ class Entry:
         loss_scale: the first one.
         devices: of the IPUs.
         decided: by which figures functions were compiled, and where; not checked here.
+        free_rows: it is called with any number of rows.
     """
 
     arguments: Arguments
@@ -70,6 +71,7 @@ class Entry:
     loss_scale: float
     devices: tuple[str, ...]
     decided: Mapping[str, Any]
+    free_rows: bool = False
 
 
 def write_entry(entry: Entry) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def write_entry(entry: Entry) -> dict[str, Any]:
         "loss_scale": entry.loss_scale,
         "devices": list(entry.devices),
         "decided": dict(entry.decided),
+        "free_rows": entry.free_rows,
     }
 
 
@@ -115,11 +118,12 @@ def read_entry(written: Any) -> Entry:
     """
     (
         positional, keywords, names, results, inputs, values, anchors, options, own_weights, groups,
-        variables, seed, step, loss_scale, devices, decided,
+        variables, seed, step, loss_scale, devices, decided, free,
     ) = fields_of(
         written, "the entry", positional=list, keywords=list, names=list, results=_ANY, inputs=list,
         values=list, anchors=dict, options=dict, own_weights=bool, groups=list, variables=dict,
         seed=(int, type(None)), step=int, loss_scale=float, devices=list, decided=dict,
+        free_rows=bool,
     )  # fmt: skip
     arguments = _arguments(positional, keywords, names)
     structure, read = _structure(results), read_options(options)
@@ -144,6 +148,7 @@ def read_entry(written: Any) -> Entry:
         loss_scale=loss_scale,
         devices=_strings(devices, "devices"),
         decided=decided,
+        free_rows=free,
     )
 
 

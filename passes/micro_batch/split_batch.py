@@ -80,7 +80,7 @@ def plan(
         CompileError: an operator is not in the table; a layer needs the rows of different
             micro-batches at once; or nothing can be split.
     """
-    planner = _Planner(n, seeds, deferred if capture.alone == "backward" else ())
+    planner = Planner(n, seeds, deferred if capture.alone == "backward" else ())
     for node in capture.graph.graph.nodes:
         if node.op != "output":
             planner.place(node)
@@ -90,7 +90,7 @@ def plan(
     return planner.split
 
 
-class _Planner:
+class Planner:
     """Walk through the graph; `meetings` are operators that need all rows at once."""
 
     def __init__(

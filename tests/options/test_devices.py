@@ -288,8 +288,8 @@ class Following:
     def __init__(self, program, devices):
         self.calls, self.devices = iter(program.calls), devices
 
-    def compile(self, recipe):
-        return self.look
+    def compile(self, recipes):
+        return [self.look for _ in recipes]
 
     def look(self, arguments):
         call = next(self.calls)

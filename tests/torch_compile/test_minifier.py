@@ -19,12 +19,12 @@ if "ipu" not in torch._dynamo.list_backends():  # the package is not installed
 compile_right = EagerEngine.compile
 
 
-def compile_wrong(self, recipe):
+def compile_wrong(self, recipes):
     """Fail where there is a tanh."""
-    operators = recipe.function.operators
+    operators = [node for recipe in recipes for node in recipe.function.operators]
     if any(node.target is torch.ops.aten.tanh.default for node in operators):
         raise ValueError("planted")
-    return compile_right(self, recipe)
+    return compile_right(self, recipes)
 
 
 EagerEngine.compile = compile_wrong

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Engine, Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import (
@@ -30,6 +31,7 @@ from ipu_dynamo.whole_step.anchored_values import UnknownValue
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compile_model import Compiled, fused_again
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.free_rows import FreeRows
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
 from ipu_dynamo.whole_step.saving.decided import read_decided
@@ -331,7 +333,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         for replica, key in enumerate(keys[1:], 1):
             executable.tensor(name, replica).copy_(placed.tensors[key])
     own = {entry.variables[name][0]: tensor for name, tensor in held.items()}
-    return LoadedModel(
+    loaded = LoadedModel(
         compiled,
         executable,
         options,
@@ -345,3 +347,9 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
             for name, (key, persistent) in table.items()
         },
     )
+    if entry.free_rows:
+        try:
+            loaded.rows = FreeRows(loaded)
+        except CompileError as error:
+            raise SavedProgramError(Reason.CONTENT, f"its rows are not free: {error}") from error
+    return loaded

@@ -333,3 +333,30 @@ def test_random_numbers_go_on(path):
     loaded = load(path)
     assert torch.equal(run(torch.ones(50)), loaded(torch.ones(50)))
     assert not torch.equal(loaded(torch.ones(50)), loaded(torch.ones(50)))
+
+
+def test_free_rows_are_saved_and_proven_again(path):
+    """What a file says of its rows is believed of a program that allows it only."""
+    layer, mixed = (
+        compile_inference(nn.Linear(3, 2), EAGER),
+        compile_inference(lambda x: x + 1, EAGER),
+    )
+    norms = compile_inference(lambda x: x - x.mean(0), EAGER)
+    for one in (layer, mixed, norms):
+        one(torch.randn(4, 3))
+    save({"layer": layer, "fixed": mixed}, path, free_rows=["layer"])
+    save(load_entries(path), path)  # it stays
+    entries = load_entries(path)
+    x = torch.randn(9, 3)
+    torch.testing.assert_close(entries["layer"](x), layer.model(x))
+    with pytest.raises(InputError, match="Shape mismatch"):
+        entries["fixed"](x)
+    with pytest.raises(ipu_dynamo.CompileError, match="may mix rows"):
+        save(norms, path, free_rows=True)
+    with pytest.raises(SavedProgramError, match="names 'other'"):
+        save(layer, path, free_rows=["other"])
+    save(norms, path)
+    changed(path, "entries/program/entry.json", b'"free_rows": false', b'"free_rows": true')
+    with pytest.raises(SavedProgramError, match="its rows are not free") as error:
+        load(path)
+    assert error.value.reason is Reason.CONTENT

@@ -44,9 +44,10 @@ class Watching(EagerEngine):
         super().__init__()
         self.made, self.alive = {}, []
 
-    def compile(self, recipe):
-        run = super().compile(recipe)
+    def compile(self, recipes):
+        return [*map(self.watched, super().compile(recipes))]
 
+    def watched(self, run):
         def stage(arguments):
             self.alive.append({key for key, ref in self.made.items() if ref() is not None})
             results = run(arguments)
