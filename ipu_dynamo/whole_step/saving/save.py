@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import named_tensors
+from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Streamed, write_archive
@@ -81,13 +82,11 @@ def contents(
     for name in sorted(entries):
         one = entries[name]
         entry = replace(saver.entry(one, random_state=random_state), free_rows=name in free)
-        try:
-            text = one.program.text()
-        except ValueError as error:
-            raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
-        members[f"entries/{name}/program.txt"] = text.encode("ascii")
+        members[f"entries/{name}/program.txt"] = _text(one.program)
+        for number, variant in enumerate(one.variants):
+            members[f"entries/{name}/variant{number}.txt"] = _text(variant)
         members[f"entries/{name}/entry.json"] = write_json(write_entry(entry))
-    programs = [one.program for one in entries.values()]
+    programs = [program for one in entries.values() for program in (one.program, *one.variants)]
     members["operators.json"] = write_json(write_operators(programs))
     return members | saver.finish(), _head(sorted(entries))
 
@@ -102,6 +101,13 @@ def _free(entries: Mapping[str, CompiledModel], chosen: bool | Collection[str]) 
     for name in names:
         FreeRows(entries[name])
     return names
+
+
+def _text(program: Program) -> bytes:
+    try:
+        return program.text().encode("ascii")
+    except ValueError as error:
+        raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
 
 
 def _head(names: list[str]) -> dict[str, Any]:
@@ -171,6 +177,7 @@ class _Saver:
             step=executable.step if random_state else 0,
             loss_scale=float(parts.compiled.loss_scale),
             devices=tuple(map(str, parts.compiled.devices)),
+            variants=len(compiled.variants),
             decided=write_decided(
                 parts.compiled.host.inlined.functions, parts.engine, parts.figures
             ),
