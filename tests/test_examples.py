@@ -1,6 +1,6 @@
 """Run the examples, and hold them to what they print."""
 
-from examples import digits
+from examples import digits, huggingface_bert
 
 
 def test_digits_are_learnt_as_in_plain_pytorch(monkeypatch, capsys):
@@ -12,3 +12,12 @@ def test_digits_are_learnt_as_in_plain_pytorch(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "program training: 4 stages on 4 IPUs" in printed
     assert f"{figures['accuracy']:.2%}" in printed
+
+
+def test_bert_learns_on_two_ipus_as_in_plain_pytorch(monkeypatch, capsys):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    figures = huggingface_bert.main(steps=3)
+    assert figures["difference"] <= 1e-3
+    assert figures["last"] < figures["first"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["step", "0", "1", "2"]

@@ -22,13 +22,15 @@ def to_core_options(config: "IPUConfig", *, inference: bool) -> Options:
     twin = "inference_" if inference else ""
     replicas = getattr(config, f"{twin}replication_factor")
     partials: Literal["half", "float"] = "half" if config.enable_half_partials else "float"
+    mode = "final" if config.output_mode == "default" else config.output_mode
+    mode = "all" if inference else mode
     scaled = config.auto_loss_scaling and not inference
     return Options(
         replicas=replicas,
         device_iterations=getattr(config, f"{twin}device_iterations"),
         gradient_accumulation=1 if inference else config.gradient_accumulation_steps,
         reduction="mean",
-        output_mode="all" if inference else config.output_mode,  # type: ignore[arg-type]
+        output_mode=mode,  # type: ignore[arg-type]
         automatic_loss_scaling=AutomaticLossScaling() if scaled else None,
         seed=None if config.seed is None else int(config.seed),
         locations=Locations(

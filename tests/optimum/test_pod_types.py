@@ -21,9 +21,13 @@ def configs(draw):
         "inference_device_iterations": st.integers(1, 5),
         "layers_per_ipu": st.sampled_from([[1], [1, 2], [-1]]),
         "matmul_proportion": st.sampled_from([0.1, 0.2, [0.3]]),
-        "output_mode": st.sampled_from(["all", "sum"]),
+        "output_mode": st.sampled_from(["all", "sum", "final", "default"]),
         "seed": st.integers(0, 9),
         "optimizer_state_offchip": st.booleans(),
+        "auto_loss_scaling": st.booleans(),
+        "replicated_tensor_sharding": st.booleans(),
+        "sharded_execution_for_inference": st.booleans(),
+        "enable_half_partials": st.booleans(),
         "executable_cache_dir": st.sampled_from(["", "disabled"]),
     }
     values = {}
