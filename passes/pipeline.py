@@ -65,6 +65,7 @@ from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
 from ipu_dynamo.passes.joint.random_numbers.number_replicas import NumberReplicas
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
+from ipu_dynamo.passes.joint.recomputation.repeat_lstms import RepeatLstms
 from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
 from ipu_dynamo.passes.joint.scale_loss import ScaleLoss
 from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolutionGroups
@@ -204,6 +205,7 @@ def joint_passes(options: Options) -> list[Pass]:
         StochasticRounding(options.stochastic_rounding),
         _rewrite_bodies(options),
         Recompute(options.recomputes, options.recompute_budget),
+        RepeatLstms(),
         DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
         SeparateAnchors(),
@@ -363,6 +365,8 @@ def cutting_passes(
         KeepDraws(),
         KeepPrinted(),
         KeepChanged(),
+        RepeatLstms(apart=True),
+        DropUnreadGates(),
         SplitDirections(cutting, results, tuple(lasting)),
     ]
     return left_out(steps, options)
@@ -448,6 +452,8 @@ def all_passes() -> list[Pass]:
         KeepDraws(),
         KeepPrinted(),
         KeepChanged(),
+        RepeatLstms(apart=True),
+        DropUnreadGates(),
         SplitDirections(),
         RemoveNumbers(),
         *split_passes(),

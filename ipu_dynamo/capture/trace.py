@@ -15,6 +15,7 @@ from ipu_dynamo.capture.control_flow.vectorised import vectorised_calls
 from ipu_dynamo.capture.custom.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.custom.host_functions import HostCalls, host_calls
 from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_unread_marks
+from ipu_dynamo.capture.layers.checked_losses import CheckedLosses
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
@@ -155,6 +156,7 @@ def trace(
                 host_calls(HostCalls(training, own_tensors, host_functions)),
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
+                CheckedLosses(),
                 CtcLosses(),
                 RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),

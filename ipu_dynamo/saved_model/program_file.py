@@ -47,7 +47,7 @@ def load_program(
     return program_of_bytes(content, os.fspath(path), trust=trust)
 
 
-def program_of_bytes(content: bytearray, source: str, *, trust: bool = False) -> ExportedProgram:
+def program_of_bytes(content: memoryview, source: str, *, trust: bool = False) -> ExportedProgram:
     """The same for bytes in memory; errors name `source`."""
     try:
         if is_trusted(trust):

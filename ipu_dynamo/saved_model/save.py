@@ -50,7 +50,9 @@ def save(
             program = _program(key, value)
             content = program_bytes(program)
             # the reader's opinion of it, before anybody relies on the file
-            again = program_of_bytes(bytearray(content), f"signature {key!r}", trust=trust)
+            again = program_of_bytes(
+                memoryview(bytearray(content)), f"signature {key!r}", trust=trust
+            )
             interface = interface_of(again)
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_bytes(content)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import ipu_dynamo.ops.unread_values  # noqa: F401 - before Dynamo looks at a model
+
 if TYPE_CHECKING:
     from torch import fx
 

@@ -42,7 +42,7 @@ class Canary:
 
 
 def read(content):
-    return read_program(bytearray(content))
+    return read_program(memoryview(bytearray(content)))
 
 
 def read_or_refused(content):
@@ -217,7 +217,8 @@ CHANGES = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_programs_that_are_more_than_data_are_refused(content, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refusal):
+    part = r"model\.json: operator '" if kind.startswith(("operator", "extension")) else None
+    with pytest.raises(Refusal, match=part):  # by the gate, and not by what PyTorch does later
         read(with_program(content, CHANGES[kind]))
     assert not list(tmp_path.iterdir())
 

@@ -64,7 +64,7 @@ def module(function):
 def test_training_is_that_of_plain_pytorch(engine):
     torch.manual_seed(0)
     options = Options(engine, device_iterations=2, gradient_accumulation=2, replicas=2)
-    assert_same_training(Net(), [batch(16, seed) for seed in range(3)], options, rtol=1e-4)
+    assert_same_training(Net(), [batch(64, seed) for seed in range(3)], options, rtol=1e-4)
 
 
 @pytest.mark.parametrize("train", [False, True])

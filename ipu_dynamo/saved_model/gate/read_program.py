@@ -28,17 +28,18 @@ _KINDS = {
 _FIXED = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little"}
 
 
-def read_program(content: bytearray) -> ExportedProgram:
+def read_program(content: memoryview) -> ExportedProgram:
     """The program in the bytes of a `.pt2` file; its tensors are views of them.
+
+    Args:
+        content: may be written, for programs that write their buffers do so.
 
     Raises:
         Refusal: it is damaged, or more than data. Nothing of it was run.
     """
-    members = in_one_folder(read_members(memoryview(content)))
+    members = in_one_folder(read_members(content))
     _check_members(members)
-    tables = {
-        folder: _tensors(members, folder, *kinds, content) for folder, kinds in _KINDS.items()
-    }
+    tables = {folder: _tensors(members, folder, *kinds) for folder, kinds in _KINDS.items()}
     state, constants = tables["data/weights/"], tables["data/constants/"]
     examples = None
     if len(members.get(_SAMPLES, b"")):
@@ -97,7 +98,6 @@ def _tensors(
     folder: str,
     config: str,
     numbered: re.Pattern[str],
-    content: bytearray,
 ) -> dict[str, Tensor]:
     """The tensors that a list names; those of one member share its bytes."""
     name = folder + config
@@ -129,15 +129,16 @@ def _storage(member: memoryview) -> Tensor:
     return storage.clone() if storage.data_ptr() % 64 else storage
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytearray:
-    """The bytes of a file, read once.
+def read_bytes(path: str | os.PathLike[str]) -> memoryview:
+    """The bytes of a file, read once, where tensors may lie that are aligned in the file.
 
     Raises:
         ValueError: it cannot be read.
     """
     try:
         with open(path, "rb") as file:
-            content = bytearray(os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size
+            content: memoryview = torch.empty(size, dtype=torch.uint8).numpy().data
             size = file.readinto(content)
             if size != len(content) or file.read(1):
                 raise ValueError(f"{os.fspath(path)} changed while it was read")

@@ -70,7 +70,9 @@ class VariableTable:
             raise ValueError(f"{where}: damaged: the sum of {name!r}")
         if not entry.size:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        view = torch.frombuffer(data, dtype=torch.uint8)
+        aligned = view if view.data_ptr() % dtype.itemsize == 0 else view.clone()
+        return aligned.view(dtype).reshape(shape)
 
     def object_graph(self) -> Any:
         """The message that pairs names of variables with keys; None in TensorFlow 1's files."""
@@ -111,7 +113,7 @@ class VariableTable:
         if entry.shard_id not in self._maps:
             with path.open("rb") as file:
                 empty = not os.fstat(file.fileno()).st_size
-                mapped = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._maps[entry.shard_id] = mapped
         whole = memoryview(self._maps[entry.shard_id])
         end = entry.offset + entry.size

@@ -5,8 +5,8 @@ Before   %l = ipu.lstm(%x, %h, %c, ..., True);  %gates = getitem(%l, 3)
 After    %l = ipu.onednn_lstm(%x, %h, %c, ..., 819200);  %workspace = getitem(%l, 3)
          %b = ipu.onednn_lstm_backward(%x, ..., %workspace, %d, ...)
 Keeps    source lines, shapes; values but for the order of sums. Where the gates leave the function,
-         as between the stages of a pipeline, the layer stays as it is: a workspace is of this
-         machine alone. So do layers of other types, with projections, or with lengths.
+         the layer stays as it is: a workspace is of this machine alone (`RepeatLstms` sees to it
+         that they do not). So do layers of other types, with projections, or with lengths.
 Source   PyTorch's own LSTM on the CPU; `python -m benchmarks recurrent_lstm` compares them.
 """
 
@@ -27,6 +27,7 @@ from ipu_dynamo.ops.recurrent.onednn_lstm import (
 from ipu_dynamo.ops.recurrent.pairs import SAVED
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
+from ipu_dynamo.passes.joint.recomputation.repeat_lstms import has_onednn_layer
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Decision, HostProgram
 
@@ -62,7 +63,7 @@ def plan(graph: fx.Graph) -> list[Layer]:
     for node in graph.find_nodes(op="call_function", target=lstm):
         saved = [part for part in node.users if part.args[1] in SAVED[lstm]]
         readers = {reader for part in saved for reader in part.users}
-        if not _fits(node) or len(readers) > 1:
+        if not has_onednn_layer(node) or len(readers) > 1:
             continue
         (reader,) = readers or (None,)
         if reader is None or reader.target is lstm_backward:
@@ -75,16 +76,6 @@ def apply(graph: fx.Graph) -> None:
     for layer in plan(graph):
         _replace(graph, layer)
     graph.lint()
-
-
-def _fits(node: fx.Node) -> bool:
-    """Whether oneDNN has a layer for it."""
-    x, *_, wp, lengths, _, _ = node.args
-    assert isinstance(x, fx.Node)
-    value = x.meta["val"]
-    if wp is not None or lengths is not None:
-        return False
-    return bool(value.dtype == torch.float32 and value.device.type == "cpu" and value.numel())
 
 
 def _replace(graph: fx.Graph, layer: Layer) -> None:
