@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ipu_dynamo.blocks import BlockStart
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.optimum.block_placement import place
@@ -33,7 +33,7 @@ class _Summed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         result = self.model(*args, **kwargs)
         loss = getattr(result, "loss", None)
-        tensors = [loss] if loss is not None else tree_leaves(result)
+        tensors = [loss] if loss is not None else pytree.tree_leaves(result)
         values = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
         total: Tensor = torch.stack([value.float().sum() for value in values]).sum()
         return total

@@ -35,5 +35,6 @@ def test_the_next_process_only_decides_its_form_and_starts_no_compiler(tmp_path)
     assert first["started"]
     # Only what depends on the process: its threads, tensors and figures.
     assert second["passes"] == [step.name for step in form_passes(Options(), Machine())]
-    assert second["started"] == []
+    # A build of PyTorch with CUDA asks where libraries lie.
+    assert [process for process in second["started"] if "ldconfig" not in process] == []
     assert second["losses"] == first["losses"]
