@@ -183,13 +183,13 @@ def _example(dtype: torch.dtype) -> Tensor:
 
 
 def _arguments(positional: list[Any], keywords: list[Any], names: list[Any]) -> Arguments:
-    args = tuple(read_value(one, _example) for one in positional)
+    args = tuple(read_value(argument, _example) for argument in positional)
     kwargs: dict[str, Any] = {}
     for pair in keywords:
-        name, one = pair if type(pair) is list and len(pair) == 2 else (None, None)
+        name, argument = pair if type(pair) is list and len(pair) == 2 else (None, None)
         if type(name) is not str or name in kwargs:
             raise SavedProgramError(Reason.CONTENT, "keyword arguments that cannot be")
-        kwargs[name] = read_value(one, _example)
+        kwargs[name] = read_value(argument, _example)
     leaves, spec = flatten((args, kwargs))
     if len(names) != len(leaves):
         raise SavedProgramError(Reason.CONTENT, "it has other names than arguments")

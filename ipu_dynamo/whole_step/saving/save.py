@@ -91,13 +91,6 @@ def contents(
     return members | saver.finish(), _head(sorted(entries))
 
 
-def _text(program: Program) -> bytes:
-    try:
-        return program.text().encode("ascii")
-    except ValueError as error:
-        raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
-
-
 def _free(entries: Mapping[str, CompiledModel], chosen: bool | Collection[str]) -> set[str]:
     """The entry points that are called with any number of rows; each is proven to allow it."""
     names = set(entries if chosen is True else chosen or ())
@@ -108,6 +101,13 @@ def _free(entries: Mapping[str, CompiledModel], chosen: bool | Collection[str]) 
     for name in names:
         FreeRows(entries[name])
     return names
+
+
+def _text(program: Program) -> bytes:
+    try:
+        return program.text().encode("ascii")
+    except ValueError as error:
+        raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
 
 
 def _head(names: list[str]) -> dict[str, Any]:

@@ -50,12 +50,12 @@ def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
     """For every position, the bytes that operators before it make and later ones read."""
     position = {node: i for i, node in enumerate(operators)}
     change = [0] * (len(operators) + 1)
-    for node, made in position.items():
-        read = max((position[user] for user in node.users if user in position), default=made)
+    for node, place in position.items():
+        read = max((position[user] for user in node.users if user in position), default=place)
         value = node.meta.get("val")
-        if read > made and isinstance(value, Tensor):
+        if read > place and isinstance(value, Tensor):
             nbytes = value.numel() * value.element_size()
-            change[made + 1] += nbytes
+            change[place + 1] += nbytes
             change[read + 1] -= nbytes
     return list(accumulate(change))
 

@@ -1,6 +1,7 @@
 """Check what is saved of a compiled model, what is refused, and how a loaded one is used."""
 
 import collections
+import copy
 import zipfile
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from ipu_dynamo import (
     load_entries,
     save,
 )
+from ipu_dynamo.ops.operators import operator_named
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.saved.archive import Archive, write_archive
 from ipu_dynamo.saved.operator_list import check_operators
@@ -304,12 +306,50 @@ def test_parts_that_do_not_fit_are_refused(model, path, member, old, new, reason
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system.x", "aten.set_.source_Tensor", "aten.from_file.default", "others.x.y", "x"]
+    "name",
+    [
+        "os.system.x",
+        "aten.set_.source_Tensor",
+        "aten.from_file.default",
+        "others.x.y",
+        "x",
+        "aten._sparse_coo_tensor_unsafe.default",
+        "aten.mkldnn_rnn_layer.default",
+        "aten.mkldnn_rnn_layer_backward.default",
+        "ipu.onednn_lstm.default",
+        "ipu.onednn_lstm_backward.default",
+        "mkl._mkl_linear.default",
+        "mkldnn._linear_pointwise.default",
+    ],
 )
 def test_no_file_names_other_operators(name):
+    try:
+        schema = str(operator_named(name)._schema)  # not refused because of another schema
+    except ValueError:
+        schema = ""
     with pytest.raises(SavedProgramError) as caught:
-        check_operators({name: ""})
+        check_operators({name: schema})
     assert caught.value.reason is Reason.OPERATOR
+
+
+def test_what_only_this_machine_calls_is_in_no_file(tmp_path):
+    """oneDNN computes the layer here, in a program that is saved without it, and in a cache."""
+    options = {"engine": "eager", "program_cache": str(tmp_path / "programs")}
+    run, x = compile_inference(nn.LSTM(3, 4), options), torch.randn(2, 3, 3)
+    expected = run(x)[0]
+    save(run, tmp_path / "lstm.ipu")
+    again = compile_inference(copy.deepcopy(run.model), options)
+    assert torch.equal(again(x)[0], expected)
+    loaded = load(tmp_path / "lstm.ipu")
+    assert torch.equal(loaded(x)[0], expected)
+    for each in (run, again, loaded):
+        functions = each.executable.host_program.inlined.functions
+        targets = {str(node.target) for function in functions for node in function.operators}
+        assert "ipu.onednn_lstm.default" in targets
+    (kept,) = (tmp_path / "programs").glob("*.program")
+    for path in (kept, tmp_path / "lstm.ipu"):
+        assert b"ipu.lstm" in path.read_bytes()
+        assert b"onednn_lstm" not in path.read_bytes()
 
 
 def test_a_machine_that_differs_decides_by_itself(model, path, caplog):
