@@ -12,6 +12,7 @@ from benchmarks import (
     loader,
     pipeline,
     recurrent,
+    traced_updates,
     training_step,
 )
 from benchmarks.measure import Maker
@@ -60,5 +61,6 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "half_training": half.distances,
     "loader": loader.epochs,
     "ctc_decoder": ctc_decoder.batches,
+    "traced_updates": traced_updates.seconds,
     "recurrent": recurrent.first_calls,
 }  # what else is to be known, by name: figures by what they say

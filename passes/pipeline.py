@@ -36,6 +36,7 @@ from ipu_dynamo.passes.host.functions.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.functions.accumulate_matmuls import AccumulateMatmuls
 from ipu_dynamo.passes.host.functions.call_onednn_lstms import CallOnednnLstms
 from ipu_dynamo.passes.host.functions.fuse_loss import FuseLoss
+from ipu_dynamo.passes.host.functions.join_updates import joined
 from ipu_dynamo.passes.host.functions.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.host.functions.write_updates import writing
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
@@ -261,14 +262,21 @@ def update_recipe(
     keep_weight: bool,
     once: bool,
     writes: bool = True,
-) -> Recipe:
-    """How the function of a traced update becomes a callable.
+    elements: int | None = None,
+) -> Recipe | None:
+    """How the function of a traced update becomes a callable; None: it cannot be joined.
 
     Args:
         keep_weight: it returns the new weight, and does not write it.
         once: it runs operator by operator, as it runs once: to compile it would take longer.
         writes: it writes weight and states; else it returns what the function gives.
+        elements: of parameters that are updated together, in a row; None: one has its own shape.
     """
+    if elements is not None:
+        together = joined(function, elements)
+        if together is None:
+            return None
+        function = together
     written = writing(function, keep_weight=keep_weight) if writes else function
     return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
 

@@ -11,6 +11,7 @@ from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import (
     CompleteGradient,
+    JoinedUpdate,
     Run,
     TracedParameter,
     TracedParameterUpdate,
@@ -34,8 +35,15 @@ class RunUpdate(Protocol):
             once: it is called once only.
         """
 
+    def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
+        """One that writes, for parameters of so many elements in a row; None: there is none."""
+
     def computing(self, function: Function) -> Run:
         """One that returns what the function gives."""
+
+
+_SMALL = 8192  # elements of a parameter: to copy them takes less time than a call
+_FEW = 8  # parameters: for fewer the calls do not matter
 
 
 class TracedStep:
@@ -96,9 +104,35 @@ class TracedEnd:
         divided = self._to_divide(keys, [one.gradient for one in parameters], scale_of)
         weight = parameters[0].weight
         at_random = update.rounding == "stochastic" and weight.dtype == torch.float16
-        run = self._run.updating(function, weight.device, at_random, update.once)
+        together: list[JoinedUpdate] = []
+        if not at_random and not update.once:
+            together, parameters = self._joined(function, parameters)
+        run = None
+        if parameters:
+            run = self._run.updating(function, weight.device, at_random, update.once)
         rounding = self._rounding if at_random else None
-        return TracedStep(divided, TracedParameterUpdate(run, parameters, rounding))
+        step = TracedParameterUpdate(run, parameters, rounding, together)
+        return TracedStep(divided, step)
+
+    def _joined(
+        self, function: Function, parameters: Sequence[TracedParameter]
+    ) -> tuple[list[JoinedUpdate], list[TracedParameter]]:
+        """Updates of many small parameters together, and the parameters that are left."""
+        assert self._run is not None
+        alike: dict[tuple[int, ...], list[TracedParameter]] = {}
+        for one in parameters:
+            alike.setdefault(tuple(map(id, one.numbers)), []).append(one)
+        together, left = [], []
+        for group in alike.values():
+            weight, run = group[0].weight, None
+            if len(group) >= _FEW and weight.numel() <= _SMALL:
+                elements = sum(one.weight.numel() for one in group)
+                run = self._run.joined(function, weight.device, elements)
+            if run is None:
+                left += group
+            else:
+                together.append(JoinedUpdate(run, group))
+        return together, left
 
     def part(self, part: UpdatePart, scale_of: ScaleOf) -> Callable[[], None]:
         """What computes of a parameter what others need."""

@@ -125,25 +125,75 @@ class TracedParameter:
     numbers: tuple[Tensor, ...]
 
 
+class JoinedUpdate:
+    """The update of many small parameters by one call: their elements are copied into a row.
+
+    Args:
+        run: the function for so many elements, which writes what it is given.
+        parameters: with the same numbers.
+    """
+
+    def __init__(self, run: Run, parameters: Sequence[TracedParameter]) -> None:
+        self._run, self._numbers = run, list(parameters[0].numbers)
+        columns = [[p.weight, p.gradient, *p.states] for p in parameters]
+        sizes = [p.weight.numel() for p in parameters]
+        self._rows: list[Tensor] = []
+        self._dense: list[tuple[list[Tensor], Tensor]] = []  # flat views of a column, and its row
+        self._other: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._parts: list[Tensor] = []  # of the rows, in the shapes of what they are copies of
+        self._whole: list[Tensor] = []
+        for own in zip(*columns, strict=True):
+            row = torch.empty(sum(sizes), dtype=own[0].dtype, device=own[0].device)
+            parts = [p.view(t.shape) for p, t in zip(row.split(sizes), own, strict=True)]
+            self._rows.append(row)
+            if all(tensor.is_contiguous() for tensor in own):
+                self._dense.append(([tensor.detach().view(-1) for tensor in own], row))
+            else:
+                self._other[0].extend(parts)
+                self._other[1].extend(own)
+            self._parts += parts
+            self._whole += own
+        count = len(parameters)
+        changed = [*range(count), *range(2 * count, len(self._whole))]  # all but the gradients
+        self._new = [self._parts[i] for i in changed]
+        self._targets = [self._whole[i] for i in changed]
+
+    def write(self) -> None:
+        """Write weights and states."""
+        for flat, row in self._dense:
+            torch.cat(flat, out=row)
+        if self._other[0]:
+            foreach_copy_(*self._other)
+        self._run([*self._rows, *self._numbers])
+        foreach_copy_(self._targets, self._new)
+
+
 class TracedParameterUpdate:
     """The update of parameters by one function, which writes them and their states in place.
 
     Args:
-        run: the function. It returns the weight, in float32, where `rounding` is to write it.
+        run: the function. It returns the weight, in float32, where `rounding` is to write it. None:
+            there are no such parameters.
         rounding: writes weights in half precision.
+        together: updates of others.
     """
 
     def __init__(
         self,
-        run: Run,
+        run: Run | None,
         parameters: Sequence[TracedParameter],
         rounding: StochasticRounding | None,
+        together: Sequence[JoinedUpdate] = (),
     ) -> None:
         self._run, self._parameters, self._rounding = run, tuple(parameters), rounding
+        self._together = tuple(together)
 
     def write(self) -> None:
         """Write weights and states."""
+        for joined in self._together:
+            joined.write()
         for one in self._parameters:
+            assert self._run is not None
             made = self._run([one.weight, one.gradient, *one.states, *one.numbers])
             if self._rounding is not None:
                 (new,) = made

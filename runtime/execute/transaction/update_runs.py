@@ -15,7 +15,8 @@ class UpdateRecipe(Protocol):
     """Says how the function of a traced update becomes a callable.
 
     A weight that is kept is returned, and not written; what runs once is not compiled; what does
-    not write returns what the function gives.
+    not write returns what the function gives. With a number of elements it is for parameters in a
+    row, and None where those cannot be updated together.
     """
 
     def __call__(
@@ -27,7 +28,8 @@ class UpdateRecipe(Protocol):
         keep_weight: bool,
         once: bool,
         writes: bool,
-    ) -> Recipe: ...
+        elements: int | None,
+    ) -> Recipe | None: ...
 
 
 class UpdateRuns:
@@ -52,6 +54,20 @@ class UpdateRuns:
             self._runs[key] = self._compile(function, keep_weight=keep_weight, once=once)
         return self._runs[key]
 
+    def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
+        """One that writes what a function gives, for parameters of so many elements in a row; None:
+        they cannot be updated together."""
+        assert self._recipe is not None, "the program has traced updates"
+        recipe = self._recipe(
+            function, self._threads, keep_weight=False, once=False, writes=True, elements=elements
+        )
+        if recipe is None:
+            return None
+        key = recipe.function.key, device, False
+        if key not in self._runs:
+            (self._runs[key],) = self._engine.compile([keyed(recipe)])
+        return self._runs[key]
+
     def computing(self, function: Function) -> Run:
         """One that returns what a function gives. What is computed of numbers alone runs operator
         by operator: it takes less time than to compile it would."""
@@ -66,8 +82,14 @@ class UpdateRuns:
     ) -> Run:
         assert self._recipe is not None, "the program has traced updates"
         recipe = self._recipe(
-            function, self._threads, keep_weight=keep_weight, once=once, writes=writes
+            function,
+            self._threads,
+            keep_weight=keep_weight,
+            once=once,
+            writes=writes,
+            elements=None,
         )
+        assert recipe is not None
         engine = EagerEngine() if once else self._engine
         (run,) = engine.compile([keyed(recipe)])
         return run

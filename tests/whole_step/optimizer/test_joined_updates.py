@@ -1,0 +1,53 @@
+"""Check that many small parameters are updated by one call, as each by its own."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn, optim
+
+from ipu_dynamo import compile_training, identity_loss
+from ipu_dynamo.runtime.update.traced_update import JoinedUpdate
+from tests.whole_step.optimizer import written_optimizers as optimizers
+
+
+class Many(nn.Module):
+    """Ten small weights in two layouts and one large weight; gradients hang on the data alone."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        shapes = [(3, 4)] * 10 + [(100, 100)]
+        self.weights = nn.ParameterList(torch.randn(s, dtype=dtype) for s in shapes)
+        self.weights[3].data = torch.randn(4, 3, dtype=dtype).t()
+
+    def forward(self, x):
+        scaled = [w * (x.mean() + i) for i, w in enumerate(self.weights)]
+        return identity_loss(torch.stack([s.float().sin().sum() for s in scaled]), "sum")
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation": 2}, {"replicas": 2}])
+@pytest.mark.parametrize("kind", [optim.Adamax, optimizers.Lion, optimizers.Centralized])
+def test_they_become_what_they_would_alone(kind, options, monkeypatch):
+    calls = []
+    write = JoinedUpdate.write
+    monkeypatch.setattr(JoinedUpdate, "write", lambda self: (calls.append(1), write(self)))
+    model = Many()
+    theirs = copy.deepcopy(model)
+    ours, reference = kind(model.parameters(), lr=0.01), kind(theirs.parameters(), lr=0.01)
+    run = compile_training(model, ours, {"engine": "eager", **options})
+    for x in torch.randn(4, 4, 1):
+        run(x)
+        reference.zero_grad()
+        parts = x.chunk(2) if options else [x]
+        for part in parts:
+            (theirs(part) / len(parts)).backward()
+        reference.step()
+    for mine, expected in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=2e-6)
+    for index, state in reference.state_dict()["state"].items():
+        for name, value in state.items():
+            mine = ours.state_dict()["state"][index][name]
+            torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-5)
+    joins = kind is not optimizers.Centralized  # which takes a mean of each gradient
+    assert len(calls) == (3 if joins else 0)  # not in the first step, which makes the states
