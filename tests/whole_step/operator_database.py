@@ -36,10 +36,11 @@ class NotInEagerError(Exception):
 class Scaled(nn.Module):
     """An operator whose floating-point inputs are scaled, and whose results make the loss."""
 
-    def __init__(self, operator: Any, sample: Any) -> None:
+    def __init__(self, info: Any, sample: Any) -> None:
         super().__init__()
+        self.has_gradient = info.supports_autograd
         self.scale = nn.Parameter(torch.ones(()))
-        self.operator = operator
+        self.operator = info.op
         leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -49,6 +50,7 @@ class Scaled(nn.Module):
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             scale = self.scale.to(tensor.dtype)
+            scale = scale if self.has_gradient else scale.detach()
             leaves[place] = tensor * scale if tensor.is_floating_point() else tensor.clone()
         positional, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         found = pytree.tree_leaves(self.operator(positional, *args, **kwargs))
@@ -85,7 +87,7 @@ def check(name: str, dtype: str, *, count: int = 1) -> None:
     Raises:
         NotInEagerError: there is nothing to compare with.
     """
-    models = [Scaled(OPERATORS[name].op, sample) for sample in samples(name, dtype, count)]
+    models = [Scaled(OPERATORS[name], sample) for sample in samples(name, dtype, count)]
     if not any(model.tensors for model in models):
         raise NotInEagerError("no sample has dense tensors with elements")
     for model in models:
