@@ -31,7 +31,8 @@ import ipu_dynamo.ops.marks.serialized
 import ipu_dynamo.ops.onednn
 import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
-import ipu_dynamo.ops.serialized_loss  # noqa: F401
+import ipu_dynamo.ops.serialized_loss
+import ipu_dynamo.ops.stochastic_rounding  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 
 _PYTHON: dict[str, Callable[..., Any]] = {"getitem": operator.getitem}
