@@ -44,6 +44,7 @@ from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.host.recipes.avoid_inductor_faults import AvoidInductorFaults
 from ipu_dynamo.passes.host.recipes.choose_matmuls import ChooseMatmuls
 from ipu_dynamo.passes.host.recipes.cut_loops import CutLoops
+from ipu_dynamo.passes.host.recipes.expand_rounding import ExpandRounding
 from ipu_dynamo.passes.host.recipes.make_recipes import MakeRecipes
 from ipu_dynamo.passes.host.recipes.prepack_weights import PrepackWeights
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass
@@ -308,6 +309,7 @@ def _recipe_passes(machine: Machine) -> list[RecipePass]:
     """Those that look at one function at a time."""
     figures = machine.figures
     return [
+        ExpandRounding(),
         AvoidInductorFaults(),
         UnfoldConvolutions(figures),
         PrepackWeights(machine.own_tensors, figures),

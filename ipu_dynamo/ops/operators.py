@@ -32,6 +32,7 @@ import ipu_dynamo.ops.onednn
 import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
 import ipu_dynamo.ops.serialized_loss
+import ipu_dynamo.ops.stochastic_rounding
 import ipu_dynamo.ops.unread_values  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 

@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.passes.host.recipes.write_operators import written
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.program.recipe import Recipe
@@ -163,8 +162,8 @@ def _forward(graph: fx.Graph, node: fx.Node, of: Mapping[fx.Node, fx.Node]) -> l
         return [convolution(x, weight, bias, stride, padding)]
 
     if bias is None:
-        return _written(graph, node, plain, [x, weight], of)
-    return _written(graph, node, with_bias, [x, weight, bias], of)
+        return written(graph, node, plain, [x, weight], of)
+    return written(graph, node, with_bias, [x, weight, bias], of)
 
 
 def _backward(
@@ -180,39 +179,7 @@ def _backward(
     def compute(gradient: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
         return gradients(gradient, x, weight, stride, padding, mask)
 
-    return _written(graph, node, compute, [gradient, x, weight], of)
-
-
-def _written(
-    graph: fx.Graph,
-    node: fx.Node,
-    compute: Callable[..., list[Tensor | None]],
-    sources: list[fx.Node],
-    of: Mapping[fx.Node, fx.Node],
-) -> list[fx.Node | None]:
-    """The results of `compute(*given)`, whose operators stand for `node`, with its source line."""
-    values = [source.meta["val"] for source in sources]
-    off = torch.autocast("cpu", enabled=False)
-    with tracing_here(), values[0].fake_mode, torch.no_grad(), off:
-        operators = make_fx(compute)(*values).graph
-    new = dict[fx.Node, fx.Node](
-        zip(operators.find_nodes(op="placeholder"), (of[g] for g in sources), strict=True)
-    )
-    for operator in operators.nodes:
-        if operator.op == "call_function":
-            new[operator] = graph.node_copy(operator, new.__getitem__)
-            new[operator].meta |= {k: v for k, v in node.meta.items() if k != "val"}
-    results: Any = operators.output_node().args[0]
-    expected = node.meta["val"]
-    for result, value in zip(
-        results, [expected] if isinstance(expected, Tensor) else expected, strict=True
-    ):
-        assert result is None or _layout(result.meta["val"]) == _layout(value)
-    return [None if result is None else new[result] for result in results]
-
-
-def _layout(value: Tensor) -> tuple[object, ...]:
-    return value.dtype, value.shape, value.stride()
+    return written(graph, node, compute, [gradient, x, weight], of)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Draw the numbers of distributions with a graph's own operators, from a key and a counter.
 
 Each element mixes the bits of its index, the key and the stream, which is another one for every
-draw of every operator. The 32-bit mixing function is "lowbias32" (C. Wellons, hash-prospector),
-applied twice.
+draw of every operator, as `ipu.round_stochastically` does.
 """
 
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.stochastic_rounding import MULTIPLIERS, SHIFTS, signed
 from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten
 
-_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-_SHIFTS = (16, 15, 16)
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
 STREAM = "ipu.stream"  # key of the meta of `key[word] + offset(word, stream)`: the two numbers
@@ -42,25 +40,31 @@ class Drawing:
 
     def bits(self, shape: tuple[int, ...]) -> fx.Node:
         """Uniform 32-bit integers of `shape`; every call gives others."""
-        stream = 8 * self.number + self.draws  # at most 8 draws for one operator
-        self.draws += 1
         device = self.key.meta["val"].device
         index = self.op(aten.arange.default, prod(shape), dtype=torch.int32, device=device)
         value = self.op(aten.view.default, index, list(shape))
-        for word in range(len(_NUMBER_STEPS)):
-            part = self.op(aten.select.int, self.key, 0, word)
-            part = self.op(aten.add.Tensor, part, offset(word, stream))
-            part.meta[STREAM] = (word, stream)
-            value = self.mix(self.op(aten.add.Tensor, value, part))
+        for word in self.words():
+            value = self.mix(self.op(aten.add.Tensor, value, word))
         return value
 
+    def words(self) -> list[fx.Node]:
+        """The key of the next draw, i32[] each."""
+        stream = 8 * self.number + self.draws  # at most 8 draws for one operator
+        self.draws += 1
+        words = []
+        for word in range(len(_NUMBER_STEPS)):
+            part = self.op(aten.select.int, self.key, 0, word)
+            words.append(self.op(aten.add.Tensor, part, offset(word, stream)))
+            words[-1].meta[STREAM] = (word, stream)
+        return words
+
     def mix(self, value: fx.Node) -> fx.Node:
-        for shift, factor in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
+        for shift, factor in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
             shifted = self.op(aten.bitwise_right_shift.Tensor_Scalar, value, shift)
             shifted = self.op(aten.bitwise_and.Scalar, shifted, (1 << (32 - shift)) - 1)
             value = self.op(aten.bitwise_xor.Tensor, value, shifted)
             if factor != 1:
-                value = self.op(aten.mul.Tensor, value, _signed(factor))
+                value = self.op(aten.mul.Tensor, value, signed(factor))
         return value
 
     def fraction(self, shape: tuple[int, ...], digits: int = 24) -> fx.Node:
@@ -101,9 +105,4 @@ class Drawing:
 def offset(word: int, stream: int) -> int:
     """What a stream adds to a word of the key; of the sum of two streams' offsets one is too much
     by that of stream -1, which is 0."""
-    return _signed(_NUMBER_STEPS[word] * (stream + 1))
-
-
-def _signed(value: int) -> int:
-    """The int32 with the low 32 bits of `value`."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+    return signed(_NUMBER_STEPS[word] * (stream + 1))
