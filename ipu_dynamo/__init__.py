@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.torch_compile.explanation import Explanation, explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
+    from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
     from ipu_dynamo.whole_step.saving.save import save
@@ -62,6 +63,7 @@ __all__ = [
     "SavedProgramError",
     "StageSpec",
     "Strategy",
+    "TracedUpdate",
     "__version__",
     "bisect",
     "compile_inference",
@@ -107,6 +109,7 @@ _HOMES = {
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
+    "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),
     "ipu_dynamo.whole_step.saving.save": ("save",),

@@ -99,6 +99,7 @@ from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
 from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
+from ipu_dynamo.passes.traced.write_under_mask import WriteUnderMask
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import Recipe
 
@@ -160,7 +161,8 @@ def traced_passes(
         *cutting,
         Placement(strategy, count),
         IdentityLoss(loss),
-        PrepareBodies((CheckTypes(), NarrowTypes(options.narrow), *_NESTED)),
+        PrepareBodies((CheckTypes(), WriteUnderMask(), NarrowTypes(options.narrow), *_NESTED)),
+        WriteUnderMask(),
         NarrowTypes(options.narrow),
         SumLoss(),
         RefuseNestedGraphs(),
@@ -255,14 +257,16 @@ def update_recipe(
     *,
     keep_weight: bool,
     once: bool,
+    writes: bool = True,
 ) -> Recipe:
-    """How the function of a traced update becomes a callable that writes.
+    """How the function of a traced update becomes a callable.
 
     Args:
         keep_weight: it returns the new weight, and does not write it.
         once: it runs operator by operator, as it runs once: to compile it would take longer.
+        writes: it writes weight and states; else it returns what the function gives.
     """
-    written = writing(function, keep_weight=keep_weight)
+    written = writing(function, keep_weight=keep_weight) if writes else function
     return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
 
 
@@ -338,6 +342,7 @@ def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
         [
             AvoidReadingValues(),
             FixSizes(),
+            WriteUnderMask("joint"),
             RemoveDetach(),
             ReadStages(),
             *([] if micro_batches else [SerializeLoss()]),

@@ -14,6 +14,7 @@ from ipu_dynamo.capture.control_flow.higher_order import higher_order_recorded
 from ipu_dynamo.capture.control_flow.vectorised import vectorised_calls
 from ipu_dynamo.capture.custom.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.custom.host_functions import HostCalls, host_calls
+from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_unread_marks
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
@@ -35,6 +36,7 @@ from ipu_dynamo.capture.private.tracing import (
     to_fake,
     trace_once,
 )
+from ipu_dynamo.capture.random_states import draws_reported
 from ipu_dynamo.capture.scopes import SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
@@ -152,8 +154,10 @@ def trace(
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
                 CtcLosses(),
+                RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
+                draws_reported(),
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
@@ -187,13 +191,19 @@ def trace(
                     hint="one_hot(x, num_classes=n)",
                     id="value",
                 ) from error
+            example = "torch.where"
             if operator := shape_of_values(error):
                 problem = f"the shape of what {operator} returns depends on the values of its input"
                 hint = "compute with tensors of fixed shapes"
+            if operator == "aten.nonzero":  # PyTorch asks for it where a mask is an index
+                problem = (
+                    "the shape of what a mask selects (x[mask], nonzero) depends on its values"
+                )
+                example = "x.masked_fill(~mask, 0) for sums, torch.where(mask, new, x) for changes"
             raise CompileError(
                 f"{problem}, which is not known when compiling",
                 where=raised_at(error.__traceback__),
-                hint=f"{hint} (torch.where), or move the decision out of the model",
+                hint=f"{hint} ({example}), or move the decision out of the model",
                 id="value",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote
@@ -214,6 +224,7 @@ def trace(
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
     )
     _finish_outputs(capture)
+    remove_unread_marks(capture.graph.graph)
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
         node.meta.setdefault(SCOPE, "")

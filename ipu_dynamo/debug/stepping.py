@@ -28,6 +28,7 @@ from ipu_dynamo.program import (
     Copy,
     Function,
     GradientNorm,
+    JointUpdate,
     Load,
     Program,
     Receive,
@@ -36,6 +37,7 @@ from ipu_dynamo.program import (
     Store,
     Update,
     UpdateFactors,
+    UpdatePart,
     WriteBuffer,
     graph_outputs,
     make_function,
@@ -268,6 +270,8 @@ def _calls(
                 case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                    raise ValueError(f"this belongs to the end of a step: {instruction}")
+                case UpdatePart() | JointUpdate():
                     raise ValueError(f"this belongs to the end of a step: {instruction}")
                 case _:
                     assert_never(instruction)

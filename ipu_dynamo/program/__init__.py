@@ -13,6 +13,7 @@ from ipu_dynamo.program.ir.clipping import (
     ClipValues,
     GradientNorm,
 )
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
@@ -36,7 +37,7 @@ from ipu_dynamo.program.ir.instructions import (
     Update,
 )
 from ipu_dynamo.program.ir.program import Program
-from ipu_dynamo.program.ir.traced_update import Counter, TracedStep
+from ipu_dynamo.program.ir.traced_update import Counter, ParameterPart, Round, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
@@ -72,10 +73,12 @@ __all__ = [
     "HostProgram",
     "Input",
     "Instruction",
+    "JointUpdate",
     "Load",
     "Order",
     "Output",
     "Overlap",
+    "ParameterPart",
     "PhaseNumbers",
     "Plain",
     "Program",
@@ -84,6 +87,7 @@ __all__ = [
     "Repeat",
     "ReplicaGroups",
     "Returns",
+    "Round",
     "Send",
     "Stash",
     "Store",
@@ -92,6 +96,7 @@ __all__ = [
     "Traffic",
     "Update",
     "UpdateFactors",
+    "UpdatePart",
     "Variable",
     "WriteBuffer",
     "graph_outputs",

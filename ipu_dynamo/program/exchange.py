@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -41,6 +42,8 @@ def exchanged(body: Sequence[Instruction]) -> Links:
             case AllReduce() | Update() | AdjustLossScale() | Accumulate() | WriteBuffer():
                 continue
             case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                continue
+            case UpdatePart() | JointUpdate():
                 continue
             case _:
                 assert_never(instruction)

@@ -12,6 +12,7 @@ from ipu_dynamo.errors import CompileError, OptionError
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Clip
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
 from ipu_dynamo.whole_step.optimizer.host_step import describe_host
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe, has_rule
@@ -34,8 +35,9 @@ def compile_training(
     Args:
         model: its forward computes the loss, with a torch loss function or `identity_loss`.
         optimizer: over the model's parameters. The step of torch.optim.SGD, Adam, AdamW and RMSprop
-            is known, that of any other is traced from its Python. Changes of its numbers, by a
-            scheduler for instance, act from the next call on.
+            is known, that of any other is traced from its Python; `TracedUpdate` is one function of
+            all gradients, weights and states. Changes of its numbers, by a scheduler for instance,
+            act from the next call on.
         options: see `ipu_dynamo.Options`.
         loss: index of the returned tensor to minimise, instead of the marked value.
         clip: how the gradients of all trained parameters together are clipped before each update,
@@ -68,6 +70,8 @@ def compile_training(
 
     if update not in ("program", "host"):
         raise OptionError(f"update is {update!r}; choose program or host")
+    if isinstance(optimizer, TracedUpdate):
+        optimizer.use_parameters_of(model)
     on_host = update == "host"
     traced = None if on_host or has_rule(optimizer) else TracedOptimizer()
 

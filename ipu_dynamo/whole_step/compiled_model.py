@@ -1,6 +1,6 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe
+from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import Program
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
@@ -45,6 +46,8 @@ from ipu_dynamo.whole_step.weights.initial_state import (
 from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
 from ipu_dynamo.whole_step.worker_counts import workers_for
+
+OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
 
 
 class Parts(NamedTuple):
@@ -190,12 +193,18 @@ class CompiledModel(Inspection, WeightExchange):
         """Compile for calls with arguments like these; they are not run."""
         self._compile(self._read(args, kwargs))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, on_send: OnSend | None = None, **kwargs: Any) -> Any:
         """Run one call: `device_iterations` steps, or micro-batches when not training.
 
         Args:
             args, kwargs: what the model's forward takes, with as many rows in each tensor as all
                 micro-batches of the call have together.
+            on_send: is called with the number of each device iteration, from 0, and with what the
+                call would return if it were the only one; in order, on this thread, as soon as the
+                iteration is complete: in training with its update. Of a pipeline others run
+                meanwhile. What it raises ends the call behind that iteration: weights are those of
+                the last complete update; in inference buffers are as before the call. It must not
+                call this model, nor exchange weights with it.
 
         Returns:
             What forward returns, with tensors joined by the output mode.
@@ -206,13 +215,14 @@ class CompiledModel(Inspection, WeightExchange):
             tensors = given.tensors
         else:
             tensors = self._expected.tensors(args, kwargs)
-        return self.run(tensors)
+        return self.run(tensors, on_send)
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
+    def run(self, tensors: Sequence[Tensor], on_send: OnSend | None = None) -> Any:
         """Run one call of the compiled program, without comparing Python values.
 
         Args:
             tensors: those of the arguments, in the order in which flattening finds them.
+            on_send: as in a call.
         """
         compiled, executable = self._ready()
         self._check_model()
@@ -232,7 +242,8 @@ class CompiledModel(Inspection, WeightExchange):
         if self._changed_inputs and not synthetic:
             _refuse_shared_inputs(names, tensors, self._changed_inputs)
         with recorded_casts_only():
-            results = executable(fed, [group.values for group in self.groups])
+            sent = None if on_send is None else partial(self._sent, on_send)
+            results = executable(fed, [group.values for group in self.groups], sent)
         if synthetic:
             results = without_contents(results)
         for output in compiled.program.outputs:
@@ -241,6 +252,16 @@ class CompiledModel(Inspection, WeightExchange):
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
             self._anchored |= executable.records.last
+        return self._returned(results)
+
+    def _sent(self, on_send: OnSend, iteration: int, results: dict[str, Tensor]) -> None:
+        """Tell of an iteration."""
+        results = without_contents(results) if self.options.synthetic_data else results
+        on_send(iteration, self._returned(results))
+
+    def _returned(self, results: Mapping[str, Tensor]) -> Any:
+        """What forward returns, of the tensors of the output streams."""
+        compiled, _ = self._ready()
         positions = range(len(compiled.structure.tensors))
         return compiled.structure.rebuild([results[str(i)] for i in positions])
 
@@ -317,17 +338,26 @@ class CompiledModel(Inspection, WeightExchange):
             own_tensors=self._own_weights,
             figures=self._figures,
         )
-        compiled = compile_model(
+        compiling = partial(
+            compile_model,
             self.model,
             example,
             options,
-            groups,
             training=self.training,
             loss=self._loss,
             may_train_nothing=self._may_train_nothing,
             ready=self._ready_made,
             machine=machine,
         )
+        try:
+            compiled = compiling(groups)
+        except WithoutGradient as error:
+            assert link is not None
+            assert link.traced is not None
+            link.traced.leave_out(error.names)  # known only now, where it counts
+            reading = link.read()
+            groups = reading.groups
+            compiled = compiling(groups)
         if not self._own_weights:
             refuse_what_cannot_be_shared(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})

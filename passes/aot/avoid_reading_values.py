@@ -65,12 +65,17 @@ def _sum_under_mask(node: fx.Node) -> bool:
     selected: Any = node.args[0]
     dims = _dims(node)
     if selected.target is aten.index.Tensor:
-        source, (mask, *others) = selected.args
-        if mask is None or others or mask.meta["val"].dtype != torch.bool or 0 not in dims:
+        source, indices = selected.args
+        first, mask = next((i, index) for i, index in enumerate(indices) if index is not None)
+        alone = len(indices) == first + 1 and mask.meta["val"].dtype == torch.bool
+        if not alone or first not in dims:
             return False
         extra = mask.meta["val"].dim() - 1  # one dim of selected elements is so many more here
-        dims = [*range(extra + 1), *(dim + extra for dim in dims if dim)]
-        for _ in range(source.meta["val"].dim() - extra - 1):
+        dims = [
+            *(dim if dim < first else dim + extra for dim in dims if dim != first),
+            *range(first, first + extra + 1),
+        ]
+        for _ in range(source.meta["val"].dim() - first - extra - 1):
             mask = _insert(node, aten.unsqueeze.default, mask, -1)
         hidden = _insert(node, aten.logical_not.default, mask)
     elif selected.target is aten.index_select.default and _is_unique(selected.args[2]):

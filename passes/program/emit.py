@@ -304,8 +304,7 @@ class _Emitter:
                 )
         found += self.end.variables()
         traced = emit_traced(self.end)
-        counters = () if traced is None else (c.name for c in traced.trace.counters)
-        changed = frozenset((*self.changed, *counters))
+        changed = frozenset((*self.changed, *(traced.lasting if traced is not None else ())))
         return locate_variables(found, options.locations, changed, options.replicas)
 
 

@@ -3,12 +3,14 @@
 Before   an update for all parameters of a group on an IPU, by a rule that names its functions
 After    one for those that one function updates; before the micro-batches the numbers that they
          take, and copies of these to the IPUs of their parameters
+         Where parameters hang on each other, what they compute of each other, in rounds
 Keeps    the order of parameters. States are variables, named by their parameter; what a step counts
          is one variable for all that count alike.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from ipu_dynamo.errors import CompileError
@@ -17,14 +19,32 @@ from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (
     Copy,
     Instruction,
+    JointUpdate,
+    ParameterPart,
+    Round,
     TensorType,
     TracedStep,
     Update,
     UpdateFactors,
+    UpdatePart,
     Variable,
 )
 from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.update_rules import Rule
+
+
+class WithoutGradient(CompileError):
+    """Parameters have no gradient, and an update is traced that takes those of all together.
+
+    Args:
+        names: of the parameters.
+    """
+
+    id = "update"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(f"the loss does not depend on {', '.join(names)}")
 
 
 class _Group(Protocol):
@@ -51,6 +71,12 @@ class TracedEnd:
         """Where the counters are, and numbers are computed."""
         return min(self.owners.values())
 
+    @property
+    def lasting(self) -> list[str]:
+        """What belongs to no parameter, and is on the chip: counters and states."""
+        trace = self.trace
+        return [*(counter.name for counter in trace.counters), *(name for name, _ in trace.shared)]
+
     def variables(self, trained: Collection[str]) -> list[Variable]:
         """The states and the counters."""
         trace = self.trace
@@ -60,7 +86,8 @@ class TracedEnd:
             if name in trained
             for key, type_ in own
         ]
-        return states + [Variable(c.name, c.type, "state", self.home) for c in trace.counters]
+        free = [*((c.name, c.type) for c in trace.counters), *trace.shared]
+        return states + [Variable(name, type_, "state", self.home) for name, type_ in free]
 
     def factors(self) -> UpdateFactors:
         """What computes the numbers."""
@@ -114,23 +141,87 @@ class TracedEnd:
         return part
 
     def _known_as(self, number: str, ipu: int) -> str:
-        return number if ipu == self.home else on_ipu(number, ipu)
+        return number if ipu == self._makers.get(number, self.home) else on_ipu(number, ipu)
+
+    @cached_property
+    def _makers(self) -> dict[str, int]:
+        """The IPUs of what parameters compute for others; all other numbers are made at home."""
+        return {
+            value: self.owners[name]
+            for turn in self.trace.rounds
+            for name, part in turn.parts.items()
+            for value in part.results
+        }
 
     def copies(self, updates: Sequence[Update]) -> list[Instruction]:
-        """The copies of numbers to other IPUs."""
+        """The copies to other IPUs of numbers that are known before the step."""
         types = dict(zip(self.trace.results, self.trace.factors.outputs, strict=False))
-        found: dict[tuple[str, int], TensorType] = {}
-        for update in updates:
-            if update.ipu != self.home:
-                for name in update.parameters:
-                    for number in self.trace.arguments[name]:
-                        type_ = types[number]
-                        assert type_ is not None
-                        found[number, update.ipu] = type_
+        readers = [(u.ipu, name) for u in updates if u.ipu != self.home for name in u.parameters]
+        copied: dict[tuple[str, int], TensorType] = {}
+        for ipu, name in readers:
+            parts = [turn.parts[name] for turn in self.trace.rounds if name in turn.parts]
+            for number in (*self.trace.arguments[name], *(n for p in parts for n in p.arguments)):
+                type_ = types.get(number)
+                if type_ is not None:
+                    copied[number, ipu] = type_
         return [
             Copy(number, on_ipu(number, ipu), type_, self.home, ipu, "numbers of the update")
-            for (number, ipu), type_ in found.items()
+            for (number, ipu), type_ in copied.items()
         ]
+
+    def rounds(self, updates: Sequence[Update]) -> list[Instruction]:
+        """What parameters compute of each other, before their updates.
+
+        Raises:
+            CompileError: one of them is in shards.
+        """
+        if not self.trace.rounds:
+            return []
+        update_of = {name: (u, i) for u in updates for i, name in enumerate(u.parameters)}
+        made: list[Instruction] = []
+        for turn in self.trace.rounds:
+            made += [self._part(part, *update_of[name]) for name, part in turn.parts.items()]
+            for name, part in turn.parts.items():
+                ipu = self.owners[name]
+                if ipu != self.home:
+                    types = self.trace.pieces[part.function].outputs
+                    made += _copies(part.results, types, ipu, self.home)
+            made.append(self._joint(turn))
+            types = self.trace.pieces[turn.function].outputs
+            for ipu in sorted({*self.owners.values()} - {self.home}):
+                made += _copies(turn.results, types, self.home, ipu)
+        return made
+
+    def _part(self, part: ParameterPart, update: Update, place: int) -> UpdatePart:
+        name = update.parameters[place]
+        if name in update.sharded:
+            raise CompileError(
+                f"the optimizer computes of the whole of {name} what it updates others by, and "
+                "locations has it, or its state, in shards",
+                hint="leave weights and optimizer_state whole, with sharded=False",
+                id="update",
+            )
+        types = self.trace.pieces[part.function].outputs
+        return UpdatePart(
+            part.function,
+            name,
+            update.gradients[place],
+            tuple(names[place] for _, names in update.states),
+            tuple(self._known_as(number, update.ipu) for number in part.arguments),
+            part.results,
+            _present(types),
+            update.divisor,
+            update.ipu,
+            update.loss_scale,
+            update.clip,
+        )
+
+    def _joint(self, turn: Round) -> JointUpdate:
+        types = self.trace.pieces[turn.function].outputs[: len(turn.results)]
+        arguments = tuple(self._known_as(name, self.home) for name in turn.arguments)
+        return JointUpdate(
+            turn.function, arguments, turn.results, _present(types), turn.written, self.home
+        )
 
     def _check_groups(self, name: str) -> None:
         if name in self.options.replica_groups:
@@ -139,3 +230,18 @@ class TracedEnd:
                 hint="leave it out of replica_groups, or use SGD, Adam, AdamW or RMSprop",
                 id="update",
             )
+
+
+def _copies(
+    names: Sequence[str], types: Sequence[TensorType | None], src: int, dst: int
+) -> list[Instruction]:
+    pairs = zip(names, types, strict=False)
+    return [
+        Copy(name, on_ipu(name, dst), type_, src, dst, "numbers of the update")
+        for name, type_ in pairs
+        if type_ is not None
+    ]
+
+
+def _present(types: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
+    return tuple(type_ for type_ in types if type_ is not None)

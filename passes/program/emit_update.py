@@ -20,7 +20,7 @@ from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.passes.program.emit_clipping import clipping
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
-from ipu_dynamo.passes.program.emit_traced import TracedEnd
+from ipu_dynamo.passes.program.emit_traced import TracedEnd, WithoutGradient
 from ipu_dynamo.passes.program.offload_variables import Located, in_shards
 from ipu_dynamo.program import (
     AllReduce,
@@ -113,7 +113,7 @@ class StepEnd:
                 updates += [update] if traced is None else traced.split(update, located)
         if traced is not None:
             result += traced.copies(updates)
-        result += self._summed_and_clipped(updates, located)
+        result += self._summed_and_clipped(updates, located, traced)
         return result if scale is None else result + scale.adjustment()
 
     def variables(self) -> list[Variable]:
@@ -160,8 +160,11 @@ class StepEnd:
             found[name] = type_
         return found
 
-    def _summed_and_clipped(self, updates: Sequence[Update], located: Located) -> list[Instruction]:
-        """Updates, each behind its sums over replicas; where a norm is clipped, behind all."""
+    def _summed_and_clipped(
+        self, updates: Sequence[Update], located: Located, traced: TracedEnd | None
+    ) -> list[Instruction]:
+        """Updates, each behind its sums over replicas; where a norm is clipped, or parameters are
+        updated by each other's gradients, behind all."""
         gradients: dict[int, dict[str, str]] = {}
         types: dict[str, TensorType] = {}
         for update in updates:
@@ -172,10 +175,11 @@ class StepEnd:
         rule = next((group.clip for group in self.groups), None)
         clip = clipping(rule, gradients, types, _divisor(self.options), scales)
         sums = [self._sums(update, located) for update in updates]
-        if not clip.instructions:
-            return [i for of, update in zip(sums, updates, strict=True) for i in (*of, update)]
         clipped = [replace(update, clip=clip.factor.get(update.ipu)) for update in updates]
-        return [*(i for of in sums for i in of), *clip.instructions, *clipped]
+        rounds = [] if traced is None else traced.rounds(clipped)
+        if not clip.instructions and not rounds:
+            return [i for of, update in zip(sums, updates, strict=True) for i in (*of, update)]
+        return [*(i for of in sums for i in of), *clip.instructions, *rounds, *clipped]
 
     def _sums(self, update: Update, located: Located) -> list[Instruction]:
         """The sums over the replicas that share a parameter, if several do: whole or in shards."""
@@ -226,11 +230,18 @@ class StepEnd:
 
 
 def emit_traced(end: StepEnd) -> TracedEnd | None:
-    """What the end of a step has to do for a traced update, if it is one."""
+    """What the end of a step has to do for a traced update, if it is one.
+
+    Raises:
+        WithoutGradient: it takes the gradients of all its parameters together, and some have none.
+    """
     trace = next((group.trace for group in end.groups), None)
     trained = [n for part in end.parts for n in part.gradients]
     if trace is None or not trained:
         return None
+    without = sorted(trace.functions.keys() - {*trained})
+    if trace.rounds and without:
+        raise WithoutGradient(without)
     return TracedEnd(trace, end.groups, {n: end.owners[n] for n in trained}, end.options)
 
 

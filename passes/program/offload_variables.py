@@ -15,7 +15,16 @@ from itertools import compress
 from math import prod
 
 from ipu_dynamo.options import Location, Locations
-from ipu_dynamo.program import AllGather, Call, Instruction, Load, Store, Update, Variable
+from ipu_dynamo.program import (
+    AllGather,
+    Call,
+    Instruction,
+    Load,
+    Store,
+    Update,
+    UpdatePart,
+    Variable,
+)
 
 Located = Mapping[str, Variable]
 
@@ -78,18 +87,23 @@ def move_after_step(body: Iterable[Instruction], located: Located) -> list[Instr
     """Load before every update the weights and states that it changes; after it gather what it
     changed in shards and every replica holds whole, and store what was loaded; store the
     accumulators at the end."""
-    moved: list[Instruction] = []
-    for instruction in body:
-        if not isinstance(instruction, Update):
-            moved.append(instruction)
-            continue
+    moved = [step for instruction in body for step in move_around(instruction, located)]
+    return moved + [s for v in located.values() if v.kind == "accumulator" for s in _store(v)]
+
+
+def move_around(instruction: Instruction, located: Located) -> list[Instruction]:
+    """An instruction of a step's end with the moves of the weights and states that it uses."""
+    if isinstance(instruction, Update):
         states = [name for _, names in instruction.states for name in names]
         used = [located[name] for name in dict.fromkeys((*instruction.parameters, *states))]
-        moved += [load for v in used for load in _load(v, instruction.ipu)]
-        moved.append(instruction)
-        moved += _gather_updated(instruction, located)
-        moved += [store for v in used for store in _store(v)]
-    return moved + [s for v in located.values() if v.kind == "accumulator" for s in _store(v)]
+        gathers = _gather_updated(instruction, located)
+    elif isinstance(instruction, UpdatePart):
+        names = dict.fromkeys((instruction.parameter, *instruction.states))
+        used, gathers = [located[name] for name in names], []
+    else:
+        return [instruction]
+    loads = [load for v in used for load in _load(v, instruction.ipu)]
+    return [*loads, instruction, *gathers, *(store for v in used for store in _store(v))]
 
 
 def in_shards(update: Update, located: Located) -> Update:

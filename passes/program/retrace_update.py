@@ -5,12 +5,25 @@ After    updates by those of another one: the same parameters, states and counte
 Keeps    the loop over micro-batches, variables, and where updates stand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.program.emit_traced import TracedEnd
-from ipu_dynamo.program import Copy, Instruction, Program, Repeat, TracedStep, Update, UpdateFactors
+from ipu_dynamo.passes.program.offload_variables import move_around
+from ipu_dynamo.program import (
+    Copy,
+    Instruction,
+    JointUpdate,
+    Load,
+    Program,
+    Repeat,
+    Store,
+    TracedStep,
+    Update,
+    UpdateFactors,
+    UpdatePart,
+)
 from ipu_dynamo.program.ir.verify.program import verify
 
 
@@ -25,24 +38,23 @@ def with_trace(
     (loop,) = program.body
     assert isinstance(loop, Repeat)
     updates = [i for i in loop.body if isinstance(i, Update)]
-    old = {name for i in loop.body if isinstance(i, UpdateFactors) for name in i.results}
     owners = {name: update.ipu for update in updates for name in update.parameters}
     end = TracedEnd(trace, groups, owners, options)  # type: ignore[arg-type]
     located = {variable.name: variable for variable in program.variables}
+    split = [part for update in updates for part in end.split(update, located)]
+    added: list[Instruction] = [*end.copies(updates)]
+    added += [step for i in end.rounds(split) for step in move_around(i, located)]
     body: list[Instruction] = []
-    copied = False
-    for instruction in loop.body:
+    loop_body = _without_rounds(loop.body)
+    first = next(i for i, step in enumerate(loop_body) if _begins_updates(step, loop_body[i:]))
+    for number, instruction in enumerate(loop_body):
+        if number == first:
+            body += added
         match instruction:
             case UpdateFactors():
                 body.append(end.factors())
-            case Copy(value=name) if name in old:
-                continue
             case Update():
-                split = end.split(instruction, located)
-                if not copied:
-                    body += end.copies(updates)
-                    copied = True
-                body += split
+                body += end.split(instruction, located)
             case _:
                 body.append(instruction)
     made = replace(
@@ -52,3 +64,38 @@ def with_trace(
     )
     verify(made)
     return made
+
+
+def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
+    """A step without what its updates computed before, the moves for that, and all copies of it."""
+    kept: list[Instruction] = []
+    made: set[str] = set()
+    moved_for: Collection[str] = ()  # what the last part has, in turn, loaded
+    for instruction in body:
+        match instruction:
+            case UpdateFactors(results=results):
+                made |= {*results}
+                kept.append(instruction)
+            case UpdatePart(results=results):
+                made |= {*results}
+                moved_for = {instruction.parameter, *instruction.states}
+                while kept and isinstance(last := kept[-1], Load) and last.value in moved_for:
+                    kept.pop()
+            case JointUpdate(results=results):
+                made |= {*results}
+            case Copy(value=name) if name in made:
+                continue
+            case Store(value=name) if name in moved_for:
+                continue
+            case _:
+                moved_for = ()
+                kept.append(instruction)
+    return kept
+
+
+def _begins_updates(instruction: Instruction, rest: Sequence[Instruction]) -> bool:
+    """Whether the updates of a step begin here, with what is loaded for the first of them."""
+    if isinstance(instruction, Update):
+        return True
+    following = next((i for i in rest if not isinstance(i, Load)), None)
+    return isinstance(instruction, Load) and isinstance(following, Update)

@@ -34,6 +34,7 @@ from ipu_dynamo.capture.private.tracing import (
     TangentAOTInput,
     export_joint,
     fake_mode_of,
+    shape_of_values,
 )
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import hold_bodies
@@ -42,6 +43,7 @@ from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.lower_control_flow import FlowInterpreter
+from ipu_dynamo.passes.traced.write_under_mask import refuse_rows
 
 
 class _Replay(nn.Module):
@@ -177,6 +179,8 @@ def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
         try:
             joint = export_joint(replay, examples, mode)
         except RuntimeError as error:
+            if shape_of_values(error):
+                refuse_rows(capture.graph.graph)
             raise CompileError(
                 f"PyTorch cannot differentiate the model: {error}",
                 node=capture.loss,

@@ -33,9 +33,16 @@ from ipu_dynamo.ops.control_flow import (
     loop_op,
     while_loop_op,
 )
+from ipu_dynamo.ops.marks.inner_gradients import (
+    HOOK,
+    hook_op,
+    require_gradient_op,
+    take_gradients_op,
+)
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.body_gradient import CutBody, cut_body, read_joint
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.traced.take_gradients import take_gradients
 from ipu_dynamo.program import TensorType
 from ipu_dynamo.program.ir.function import body_of
 
@@ -45,13 +52,27 @@ Run = Callable[..., Sequence[Tensor]]
 
 
 class FlowInterpreter(fx.Interpreter):
-    """Run a traced graph; loops and branches in it become operators."""
+    """Run a traced graph; loops and branches in it become operators, and hooks act."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is control_flow_op:
             flow = self.running.meta[FLOW]
             return run_flow(flow, args[0])
+        if target is require_gradient_op:
+            return self._require_gradient(*args)
+        if target is hook_op:
+            hook = self.running.meta[HOOK]
+            return args[0].register_hook(lambda g: _flat(hook)(g, *args[1])[0])
+        if target is take_gradients_op:
+            return take_gradients(args, self.running)
         return super().call_function(target, args, kwargs)
+
+    def _require_gradient(self, value: Tensor, required: bool) -> None:
+        """Go on with a leaf, of which a gradient is required or not, in place of `value`."""
+        node = self.running.args[0]
+        assert isinstance(node, fx.Node)
+        if value.requires_grad != required:
+            self.env[node] = value.detach().requires_grad_(required)
 
     def run_node(self, n: fx.Node) -> Any:
         self.running = n
@@ -103,7 +124,11 @@ def _forward_bodies(flow: ControlFlow) -> list[Body]:
 
 
 def _runs(body: Capture) -> Run:
-    module = module_of(body.graph.graph, body.graph)
+    return _flat(body.graph)
+
+
+def _flat(graph: fx.GraphModule) -> Run:
+    module = module_of(graph.graph, graph)
     return lambda *tensors: FlowInterpreter(module).run(*tensors)
 
 

@@ -20,7 +20,7 @@ from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
-from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
@@ -30,11 +30,11 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
-from ipu_dynamo.runtime.execute.transaction.transactional_steps import (
-    TransactionalSteps,
-    UpdateRecipe,
-)
+from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
+from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
+
+Sent = Callable[[int, dict[str, Tensor]], None]  # a device iteration, and its results by stream
 
 
 class Executable:
@@ -249,13 +249,19 @@ class Executable:
         self._steps.end.reload_states()
 
     def __call__(
-        self, inputs: Mapping[str, Tensor], hyperparameters: Hyperparameters = ()
+        self,
+        inputs: Mapping[str, Tensor],
+        hyperparameters: Hyperparameters = (),
+        sent: Sent | None = None,
     ) -> dict[str, Tensor]:
         """Run one call.
 
         Args:
             inputs: the caller's tensor for every input stream of the host.
             hyperparameters: for each update group, the values of its rule's hyperparameters.
+            sent: is called with each device iteration and what it has sent, in order, on this
+                thread, as soon as it is complete: in training its update, too. What it raises ends
+                the call behind that iteration.
 
         Returns:
             The joined tensor of every output stream that is not printed.
@@ -274,10 +280,19 @@ class Executable:
                 "  try:  one call after the other, or an executable for each thread"
             )
         with self._one_call:  # whose thread waits, should another have come between
-            return self._call(inputs, hyperparameters)
+            if sent is None:
+                return self._call(inputs, hyperparameters, None)
+            self._link.keep(every_iteration=True)
+            try:
+                return self._call(inputs, hyperparameters, sent)
+            finally:
+                self._link.keep(every_iteration=False)
 
     def _call(
-        self, inputs: Mapping[str, Tensor], hyperparameters: Hyperparameters
+        self,
+        inputs: Mapping[str, Tensor],
+        hyperparameters: Hyperparameters,
+        sent: Sent | None,
     ) -> dict[str, Tensor]:
         self._settle()
         self._transaction.check()
@@ -286,11 +301,19 @@ class Executable:
             self.records.begin()
         times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
         streams = self._link.open(inputs, seed=self.seed, step=self.step, times=times)
+        complete = None if sent is None else self._reporting(sent, streams, inputs)
         with torch.no_grad():
             try:
                 self._storage.expect_changes()
                 if self.fused:
-                    self.fused(hyperparameters, self._rounds, streams, self.timeline, self.records)
+                    self.fused(
+                        hyperparameters,
+                        self._rounds,
+                        streams,
+                        self.timeline,
+                        self.records,
+                        complete,
+                    )
                 elif self._loop:
                     first, seed = self._first_step, self.seed
                     self._steps(
@@ -299,6 +322,7 @@ class Executable:
                         streams,
                         self.timeline,
                         self.records,
+                        complete,
                         seed=seed,
                         first=first,
                     )
@@ -310,3 +334,16 @@ class Executable:
         if self.transfers and times:
             self.transfers.last = times
         return self._link.returned(streams, inputs)
+
+    def _reporting(
+        self, sent: Sent, streams: HostStreams, inputs: Mapping[str, Tensor]
+    ) -> Callable[[int], None]:
+        """What is called behind each iteration."""
+        gradients = torch.is_grad_enabled()
+
+        def complete(iteration: int) -> None:
+            results = self._link.of_iteration(streams, iteration, inputs)
+            with torch.set_grad_enabled(gradients):
+                sent(iteration, results)
+
+        return complete

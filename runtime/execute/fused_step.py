@@ -122,12 +122,14 @@ class FusedStep:
         streams: HostStreams,
         timeline: Timeline | None,
         records: StepRecords | None = None,
+        complete: Callable[[int], None] | None = None,
     ) -> None:
         """Run `steps` steps.
 
         Args:
             timeline: records every step as a task, whose name is the fused function's.
             records: keeps what variables hold before and after each step.
+            complete: is called with the number of each step, once it is complete.
 
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
@@ -162,6 +164,8 @@ class FusedStep:
                     times.sent[step] = perf_counter(), perf_counter()
                 if records is not None:
                     records.note("after", step, read)
+                if complete is not None:
+                    complete(step)
         finally:
             try:
                 storage.write_home()

@@ -2,6 +2,7 @@
 replicas, and update the parameters; what lies off the chip is loaded and stored."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -17,8 +18,8 @@ from ipu_dynamo.program import (
     ClipFactor,
     ClipValues,
     Copy,
-    Function,
     GradientNorm,
+    JointUpdate,
     Load,
     Plain,
     Program,
@@ -29,29 +30,23 @@ from ipu_dynamo.program import (
     Store,
     Update,
     UpdateFactors,
+    UpdatePart,
     WriteBuffer,
 )
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.traced_end import RunUpdate, TracedEnd
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.host_update import HostGradients, HostStepper, HostUpdate
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
-from ipu_dynamo.runtime.update.traced_update import (
-    Run,
-    TracedFactors,
-    TracedParameter,
-    TracedParameterUpdate,
-)
+from ipu_dynamo.runtime.update.traced_update import TracedFactors
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
 Hyperparameters = Sequence[Sequence[float]]
-# Makes a callable that updates a parameter: of a function, for a device; whether it leaves the
-# weight to be rounded at random, and whether it is called once only.
-RunUpdate = Callable[[Function, torch.device, bool, bool], Run]
 
 
 class StepEnd:
@@ -87,15 +82,15 @@ class StepEnd:
     ) -> None:
         self._replicas = program.replicas
         self._variables = {variable.name: variable for variable in program.variables}
-        self._functions = {function.name: function for function in program.update_functions}
         self._tensors = dict(tensors)
         self._devices, self._rounding, self._memory = devices, rounding, memory
-        self._run, self.factors = run, factors
+        self.factors = factors
         self._host = HostUpdate(host) if host is not None else None
         if factors is not None:
             (made,) = (i for i in sections(program).before if isinstance(i, UpdateFactors))
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
+        self._traced = TracedEnd(program, self._tensors, devices, rounding, run)
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
         self._updates: list[ParameterUpdate] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
@@ -118,6 +113,10 @@ class StepEnd:
                     self._clip_factor(instruction)
                 case ClipValues():
                     self._clip_values(instruction)
+                case UpdatePart():
+                    self._part(instruction)
+                case JointUpdate():
+                    self._joint(instruction)
                 case Update(rule=HostStep()):
                     self._host_update(instruction)
                 case Update() if instruction.function is not None:
@@ -244,40 +243,32 @@ class StepEnd:
             self._clear.append(lambda: foreach_zero_(cleared))
 
     def _traced_update(self, update: Update) -> None:
-        assert self._run is not None
-        assert update.function is not None
-        places = self._distinct_copies(update.parameters)
-        columns = [update.parameters, *(names for _, names in update.states)]
-        for names in columns:
+        for names in (update.parameters, *(names for _, names in update.states)):
             self._lasts(names)
-        function = self._functions[update.function]
-        dtype = function.inputs[1].dtype
-        parameters = []
-        for place, replica in places:
-            weight, *states = (self._tensors[names[place]][replica] for names in columns)
-            total = self._tensors[update.gradients[place]][replica]
-            same = total.dtype == dtype and total.stride() == weight.stride()
-            gradient = total if same else torch.empty_like(weight, dtype=dtype)
-            numbers = tuple(self._tensors[name][0] for name in update.numbers[place])
-            parameters.append(TracedParameter(weight, total, gradient, tuple(states), numbers))
-            self._rounding.name(weight, f"{update.parameters[place]} {replica}")
-        scale = self._scale(update, clipped=[one.gradient for one in parameters])
-        halves = parameters[0].weight.dtype == torch.float16
-        at_random = update.rounding == "stochastic" and halves
-        run = self._run(function, parameters[0].weight.device, at_random, update.once)
-        rounding = self._rounding if at_random else None
-        step = TracedParameterUpdate(run, parameters, scale, rounding)
+        places = self._distinct_copies(update.parameters)
+        step = self._traced.update(update, places, partial(self._scale, update))
         self._prepare.append(lambda _: step.prepare())
         self._write.append(step.write)
         if update.clear:
             cleared = self._accumulators(update.gradients)
             self._clear.append(lambda: foreach_zero_(cleared))
 
+    def _part(self, part: UpdatePart) -> None:
+        compute = self._traced.part(part, partial(self._scale, part))
+        self._prepare.append(lambda _: compute())
+
+    def _joint(self, joint: JointUpdate) -> None:
+        values = self._traced.joint(joint)
+        self._prepare.append(lambda _: values.compute())
+        if joint.written:
+            self._lasts(joint.written)
+            self._write.append(values.write)
+
     def _scale(
-        self, by: Update | GradientNorm | ClipValues, clipped: Sequence[Tensor]
+        self, by: Update | UpdatePart | GradientNorm | ClipValues, clipped: Sequence[Tensor]
     ) -> GradientScale | None:
         """What an instruction divides gradients by; None for 1."""
-        clip = by.clip if isinstance(by, Update) else None
+        clip = by.clip if isinstance(by, Update | UpdatePart) else None
         names = [name for name in (by.loss_scale, clip) if name]
         if by.divisor == 1 and not names:
             return None

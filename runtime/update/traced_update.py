@@ -57,16 +57,67 @@ class TracedFactors:
             foreach_copy_(self._counters, self._next)
 
 
-@dataclass(frozen=True)
-class TracedParameter:
-    """What one call takes and writes.
+class CompleteGradient:
+    """A gradient once it is summed, of which the functions of an update take the quotient.
 
     Args:
-        gradient: what the function takes; `total` is divided into it, or is it.
+        total: what was summed.
+        gradient: what functions take; `total` is divided into it, or is it.
+        scale: what it is divided by; None for 1.
     """
 
+    def __init__(self, total: Tensor, gradient: Tensor, scale: GradientScale | None) -> None:
+        self._total, self.gradient, self._scale = total, gradient, scale
+
+    def divide(self) -> None:
+        """Divide it."""
+        if self.gradient is not self._total:
+            self.gradient.copy_(self._total)
+        if self._scale is not None:
+            self._scale.follow()
+            self.gradient.div_(self._scale.tensor)
+
+
+class TracedValues:
+    """What a function makes for others to take, at the end of a step: nothing that lasts.
+
+    Args:
+        run: the function.
+        arguments: what it takes.
+        results: what takes its results; those of lasting variables are written by `write`.
+        lasting: the last results are these variables' next values.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        arguments: Sequence[Tensor],
+        results: Sequence[Tensor],
+        lasting: Sequence[Tensor] = (),
+    ) -> None:
+        self._run, self._arguments = run, list(arguments)
+        self._results, self._lasting = list(results), list(lasting)
+        self._next: list[Tensor] = []
+
+    def compute(self) -> None:
+        """Compute all."""
+        values = [value for value in self._run(list(self._arguments)) if value is not None]
+        count = len(self._results)
+        if count:
+            foreach_copy_(self._results, values[:count])
+        self._next = values[count:]
+
+    def write(self) -> None:
+        """Write what lasts."""
+        if self._lasting:
+            foreach_copy_(self._lasting, self._next)
+
+
+@dataclass(frozen=True)
+class TracedParameter:
+    """What one call takes and writes."""
+
     weight: Tensor
-    total: Tensor
     gradient: Tensor
     states: tuple[Tensor, ...]
     numbers: tuple[Tensor, ...]
@@ -77,7 +128,6 @@ class TracedParameterUpdate:
 
     Args:
         run: the function. It returns the weight, in float32, where `rounding` is to write it.
-        scale: what the gradients are divided by; None for 1.
         rounding: writes weights in half precision.
     """
 
@@ -85,21 +135,9 @@ class TracedParameterUpdate:
         self,
         run: Run,
         parameters: Sequence[TracedParameter],
-        scale: GradientScale | None,
         rounding: StochasticRounding | None,
     ) -> None:
-        self._run, self._parameters = run, tuple(parameters)
-        self._scale, self._rounding = scale, rounding
-
-    def prepare(self) -> None:
-        """Divide the gradients."""
-        if self._scale is not None:
-            self._scale.follow()
-        for one in self._parameters:
-            if one.gradient is not one.total:
-                one.gradient.copy_(one.total)
-            if self._scale is not None:
-                one.gradient.div_(self._scale.tensor)
+        self._run, self._parameters, self._rounding = run, tuple(parameters), rounding
 
     def write(self) -> None:
         """Write weights and states."""

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ipu_dynamo.capture.custom.inner_gradients import gradient_and_value, unrecorded_gradients
 from ipu_dynamo.capture.private.tracing import (
     called_again,
     flatten,
@@ -26,12 +28,13 @@ from ipu_dynamo.errors import CompileError, called_from
 
 @contextmanager
 def vectorised_calls() -> Iterator[None]:
-    """While tracing, record calls of `torch.vmap`; in this thread only. Gradients that the model
-    takes by `torch.func` are refused."""
-    inside = False
+    """While tracing, record calls of `torch.vmap` and gradients that the model takes by
+    `torch.func.grad`; in this thread only. `jvp`, `vjp` and what is made of them are refused."""
+    inside = trained = False  # whether what is vectorised may be differentiated
+    where = ""  # the line that vectorises
 
     def vectorised(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
+        nonlocal inside, trained, where
         if inside:
             return original(*args, **kwargs)
         leaves, spec = flatten((args, kwargs))
@@ -47,7 +50,7 @@ def vectorised_calls() -> Iterator[None]:
             structure.append((found, found_spec))
             return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
-        inside = True
+        inside, trained, where = True, torch.is_grad_enabled(), called_from()
         try:
             results = iter(called_again(call, [leaves[i] for i in positions]))
         finally:
@@ -56,12 +59,22 @@ def vectorised_calls() -> Iterator[None]:
         rebuilt = [next(results) if isinstance(leaf, Tensor) else leaf for leaf in found]
         return pytree.tree_unflatten(rebuilt, found_spec)
 
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise CompileError(
-            "the model takes a gradient in forward by torch.func, and a trace has no autograd",
-            where=called_from(),
-            hint="write that part as a torch.autograd.Function",
-        )
+    def differentiated(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if inside and not trained:
+            with unrecorded_gradients():
+                return original(*args, **kwargs)
+        if name not in ("grad_impl", "grad_and_value_impl") or inside:
+            raise CompileError(
+                "the model takes a gradient in forward by torch.func.jvp or vjp, or for several "
+                "rows at once",
+                where=where if inside else called_from(),
+                hint="use torch.func.grad or torch.autograd.grad, of a sum over rows",
+            )
+        found, value = gradient_and_value(*args, **kwargs)
+        has_aux: bool = args[2]
+        if name == "grad_and_value_impl":
+            return found, value
+        return (found, value[1]) if has_aux else found
 
-    with functional_transforms_replaced(vectorised, refused):
+    with functional_transforms_replaced(vectorised, differentiated):
         yield

@@ -1,1 +1,4 @@
-"""Record what users define themselves: autograd functions, custom operators, calls of the host."""
+"""Record what users define themselves: autograd functions, custom operators, calls of the host.
+
+Gradients that a model takes in forward and hooks on its tensors are among them.
+"""

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from ipu_dynamo.capture.custom.host_functions import on_host
+from ipu_dynamo.capture.custom.inner_gradients import record_gradients, record_hook
 from ipu_dynamo.capture.private.function_apply import apply_replaced
-from ipu_dynamo.capture.private.tracing import flatten, pytree, run_backward
-from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.capture.private.tracing import flatten, is_fake, pytree, run_backward
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import CustomCall, register_function
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
@@ -27,7 +28,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
 
     Gives the list of what these operators call: the graph works while the list is kept.
 
-    Tensor hooks and gradients that the model computes itself are refused. What is replaced is
+    Tensor hooks and gradients that the model takes itself are recorded, too. What is replaced is
     below the public functions, which models may have taken before: `steep = Steep.apply`.
     """
     inside = False
@@ -63,27 +64,19 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
         rebuilt = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in out_leaves]
         return pytree.tree_unflatten(rebuilt, out_spec)
 
-    def refused(self: Tensor, hook: Any) -> Any:
-        if on_host():
+    def hooked(self: Tensor, hook: Any) -> Any:
+        if inside or on_host() or not is_fake(self):
             return register_hook(self, hook)
-        raise CompileError(
-            "a hook on a tensor inside the model would not run in the compiled program",
-            where=called_from(),
-            hint="write the change of the gradient as a torch.autograd.Function",
-        )
+        return record_hook(self, hook)
 
-    def refused_gradient(*args: Any, **kwargs: Any) -> Any:
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
         if inside or on_host():
             return run_backward(*args, **kwargs)
-        raise CompileError(
-            "the model computes a gradient in forward, and a trace has no autograd",
-            where=called_from(),
-            hint="write that part as a torch.autograd.Function",
-        )
+        return record_gradients(*args, **kwargs)
 
     register_hook: Callable[[Tensor, Any], Any] = torch.Tensor.register_hook
-    hook = in_this_thread(refused, register_hook)
-    gradient = in_this_thread(refused_gradient, run_backward)
+    hook = in_this_thread(hooked, register_hook)
+    gradient = in_this_thread(differentiated, run_backward)
     with (
         apply_replaced(recorded, unless=lambda: inside or on_host()),
         replaced(torch.Tensor, "register_hook", hook),

@@ -91,6 +91,7 @@ __all__ = [
     "moved",
     "outside_function_modes",
     "outside_modes",
+    "outside_recording",
     "outside_tracing",
     "pytree",
     "quote_source_of",
@@ -121,6 +122,7 @@ def shape_of_values(error: BaseException | None) -> str:
 
 
 outside_function_modes = torch._C.DisableTorchFunction
+outside_recording = disable_proxy_modes_tracing  # operators run, and no graph gets them
 key_text = pytree.keystr
 flatten = pytree.tree_flatten
 flatten_with_path = pytree.tree_flatten_with_path
@@ -200,7 +202,7 @@ def functional_transforms_replaced(
 
     Args:
         vectorised: takes the function that it replaces, and its arguments.
-        differentiated: takes what that takes.
+        differentiated: takes the name of what it replaces, that, and its arguments.
     """
     apis, transforms = torch._functorch.apis, torch._functorch.eager_transforms
     original = vars(apis)["vmap_impl"]
@@ -208,8 +210,9 @@ def functional_transforms_replaced(
         replacement = in_this_thread(partial(vectorised, original), original)
         stack.enter_context(replaced(apis, "vmap_impl", replacement))
         for name in ("grad_impl", "grad_and_value_impl", "_vjp_with_argnums", "_jvp_with_argnums"):
-            refusal = in_this_thread(differentiated, getattr(transforms, name))
-            stack.enter_context(replaced(transforms, name, refusal))
+            before = getattr(transforms, name)
+            recorded = in_this_thread(partial(differentiated, name, before), before)
+            stack.enter_context(replaced(transforms, name, recorded))
         yield
 
 

@@ -13,6 +13,8 @@ from ipu_dynamo.capture.update.number_tensors import Number, NumbersAsTensors, i
 from ipu_dynamo.capture.update.trace_step import HOST, TracedGraph, UntraceableUpdate
 from ipu_dynamo.capture.update.world import Leaf, World
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -83,6 +85,7 @@ def lower(traced: TracedGraph) -> Lowered:
         for path in others:
             by_path[path].replace_all_uses_with(by_path[first])
     _write_constants(module)
+    _drop_copies(graph)
     join_equal(graph)
     (output,) = graph.find_nodes(op="output")
     values = list(output.args[0])
@@ -170,6 +173,21 @@ def _write_constants(module: fx.GraphModule) -> None:
                 full.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype)
         node.replace_all_uses_with(full)
         graph.erase_node(node)
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    """Let the value of a copy be that of what is copied: nothing in the graph is written."""
+    for node in list(graph.nodes):
+        if node.target is aten.copy.default:
+            source = node.args[1]
+        elif node.target is aten.clone.default and not node.kwargs:
+            source = node.args[0]
+        else:
+            continue
+        before, after = source.meta["val"], node.meta["val"]
+        if before.dtype == after.dtype and before.shape == after.shape:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def alike_counters(world: World) -> list[list[str]]:

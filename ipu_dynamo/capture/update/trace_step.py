@@ -6,8 +6,6 @@ the graph; a number was read as a value.
 """
 
 import os
-import random
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from ipu_dynamo.capture.private.update_symbols import (
     symbol_of,
     without_writes,
 )
+from ipu_dynamo.capture.random_states import random_states
 from ipu_dynamo.capture.update.world import Leaf, World
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -263,21 +262,13 @@ _LIBRARIES = (os.path.dirname(torch.__file__), f"{os.sep}ipu_dynamo{os.sep}", "<
 @contextmanager
 def _random_states_stay(world: World) -> Iterator[None]:
     """Refuse a step that draws random numbers in Python: they would be drawn once."""
-    before = _random_states()
+    before = random_states()
     yield
-    if _random_states() != before:
+    if random_states() != before:
         raise UntraceableUpdate(
             f"{_name(world)} draws random numbers in Python",
             hint=f"draw them with torch, or: {HOST}",
         )
-
-
-def _random_states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state() if numpy is not None else ()
-    return random.getstate(), tuple(
-        part if isinstance(part, int | float | str) else bytes(part) for part in drawn
-    )
 
 
 def _name(world: World) -> str:

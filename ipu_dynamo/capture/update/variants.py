@@ -1,6 +1,6 @@
 """Trace an optimiser's step from its first on, until what it keeps stays the same."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipu_dynamo.capture.update.cut_step import Plan, cut, plan
+from ipu_dynamo.capture.update.cut_step import cut
 from ipu_dynamo.capture.update.lower_step import lower
+from ipu_dynamo.capture.update.plan_step import Plan, plan
 from ipu_dynamo.capture.update.trace_step import (
     HOST,
     UntraceableUpdate,
@@ -42,16 +43,19 @@ class Variants:
         return self.worlds[0]
 
 
-def trace_variants(optimizer: Optimizer, names: Mapping[int, str]) -> Variants:
+def trace_variants(
+    optimizer: Optimizer, names: Mapping[int, str], without: Collection[str] = ()
+) -> Variants:
     """Trace the steps of an optimiser.
 
     Args:
         names: of the model's parameters, by identity.
+        without: parameters that have no gradient.
 
     Raises:
         UntraceableUpdate: with the line of the optimiser.
     """
-    worlds = [world_of(optimizer, names)]
+    worlds = [world_of(optimizer, names, without)]
     while True:
         following = after_step(worlds[-1])
         if following.tree == worlds[-1].tree:

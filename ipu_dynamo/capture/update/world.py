@@ -6,7 +6,7 @@ before each step.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ipu_dynamo.capture.private.tracing import flatten_with_path, key_text, pytr
 
 # Attributes that say nothing of what a step computes, or that are taken apart by themselves.
 _LEFT = {"state", "param_groups", "defaults", "_opt_called", "_step_count"}
+_PARAMETERS = ("params", "param_names")  # of a group
 _PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 
 
@@ -59,6 +60,7 @@ class World:
     Args:
         names: of the parameters, by index.
         members: indices of the parameters of each group.
+        called: the names that each group has for them, where it has any.
     """
 
     optimizer: Optimizer
@@ -67,6 +69,7 @@ class World:
     members: tuple[tuple[int, ...], ...]
     leaves: tuple[Leaf, ...]
     spec: Any
+    called: tuple[tuple[str, ...], ...] = ()
 
     @property
     def tree(self) -> tuple[Any, ...]:
@@ -107,6 +110,8 @@ class World:
             {**numbers, **_plain(numbers), "params": [parameters[i] for i in members]}
             for numbers, members in zip(world["groups"], self.members, strict=True)
         ]
+        for group, called in zip(vars(own)["param_groups"], self.called, strict=False):
+            group["param_names"] = list(called)
         state = {
             parameters[key] if type(key) is int else key[1]: held
             for key, held in world["state"].items()
@@ -120,14 +125,14 @@ class World:
         """What a shadow holds after its step: paths and values, and how they are nested."""
         index = {id(parameter): i for i, parameter in enumerate(parameters)}
         originals = [
-            {key: value for key, value in group.items() if key != "params"}
+            {key: value for key, value in group.items() if key not in _PARAMETERS}
             for group in self.optimizer.param_groups
         ]
         groups = [
             {
                 key: original.get(key) if key in _plain(original) else value
                 for key, value in group.items()
-                if key != "params"
+                if key not in _PARAMETERS
             }
             for group, original in zip(shadow.param_groups, originals, strict=True)
         ]
@@ -141,23 +146,34 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in _PLAIN.items() if key in group}
 
 
-def world_of(optimizer: Optimizer, names: Mapping[int, str]) -> World:
+def world_of(
+    optimizer: Optimizer, names: Mapping[int, str], without: Collection[str] = ()
+) -> World:
     """The world of an optimiser.
 
     Args:
         names: of the model's parameters, by identity.
+        without: parameters that have no gradient.
     """
     members: list[tuple[int, ...]] = []
+    called: list[tuple[str, ...]] = []
     parameters: list[Tensor] = []
     group_of: list[int] = []
     for number, group in enumerate(optimizer.param_groups):
-        trained = [p for p in group["params"] if p.requires_grad]
+        places = [
+            place
+            for place, p in enumerate(group["params"])
+            if p.requires_grad and names.get(id(p)) not in without
+        ]
+        trained = [group["params"][place] for place in places]
+        if "param_names" in group:
+            called.append(tuple(group["param_names"][place] for place in places))
         members.append(tuple(range(len(parameters), len(parameters) + len(trained))))
         parameters += trained
         group_of += [number] * len(trained)
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     groups = [
-        {key: value for key, value in group.items() if key != "params"}
+        {key: value for key, value in group.items() if key not in _PARAMETERS}
         for group in optimizer.param_groups
     ]
     tree = _tree(optimizer.state, groups, _attributes(optimizer), index)
@@ -177,6 +193,7 @@ def world_of(optimizer: Optimizer, names: Mapping[int, str]) -> World:
         tuple(members),
         leaves,
         spec,
+        tuple(called),
     )
 
 
@@ -218,8 +235,10 @@ def _leaf(path: Any, value: Any, group_of: Sequence[int]) -> Leaf:
     text = key_text(path)
     if kind == "state":
         owner, *inner = rest
-        name = ".".join(map(str, inner)) or "value"
         parameter = owner if type(owner) is int else None
+        if type(owner) is tuple and isinstance(owner[1], str):
+            inner = [owner[1], *inner]  # a state under a name of its own
+        name = ".".join(map(str, inner)) or "value"
         return Leaf(
             text, value, parameter, None if parameter is None else group_of[parameter], name
         )

@@ -6,6 +6,7 @@ from typing import Literal
 from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.update_rules import Rule
@@ -257,7 +258,7 @@ class Update:
         clip: another one, which clips them.
         function: of a traced rule, what updates one parameter: takes weight, gradient, states and
             `numbers`, gives weight and states.
-        numbers: for each parameter, what its call takes from `UpdateFactors`.
+        numbers: for each parameter, what its call takes from `UpdateFactors` and `JointUpdate`.
         once: it is for one step only, the first.
     """
 
@@ -364,6 +365,8 @@ Plain = (  # every instruction but a loop
     | ClipFactor
     | ClipValues
     | UpdateFactors
+    | UpdatePart
+    | JointUpdate
     | Update
     | AdjustLossScale
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program.exchange import exchanged
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
@@ -226,6 +227,8 @@ def _traffic(body: tuple[Instruction, ...]) -> Traffic:
                 | ClipFactor()
                 | ClipValues()
                 | UpdateFactors()
+                | UpdatePart()
+                | JointUpdate()
             ):
                 continue
             case _:
@@ -245,6 +248,8 @@ def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = Fal
             case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
                 lines.append(text)
             case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                lines.append(text)
+            case UpdatePart() | JointUpdate():
                 lines.append(text)
             case Repeat(body=inner):
                 lines += [text, *_body_lines(inner, indent + "  ", short=short)]

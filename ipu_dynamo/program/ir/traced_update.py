@@ -22,6 +22,37 @@ class Counter:
     initial: float | int
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterPart:
+    """What others need of a parameter.
+
+    Args:
+        function: takes weight, gradient, states and `arguments`.
+        arguments, results: names of values.
+    """
+
+    function: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the parameters of a step compute of each other, before their updates.
+
+    Args:
+        parts: by parameter; those of which nothing is needed are left out.
+        function: takes `arguments`; gives `results`, and what `written` become.
+        written: states that belong to no parameter.
+    """
+
+    parts: Mapping[str, ParameterPart]
+    function: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    written: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class TracedStep:
     """One step of an optimiser for all its parameters.
@@ -30,13 +61,15 @@ class TracedStep:
         factors: takes hyperparameters and counters; gives `results`, the counters' next values,
             and whether the trace holds for these numbers.
         hyperparameters: by group and name, in the function's order.
-        pieces: the functions that update a parameter, by name.
+        pieces: the functions that update a parameter, and those of `rounds`, by name.
         functions: by parameter, the name of its function.
         states: by parameter, name and type of what is kept for it.
-        arguments: by parameter, which of `results` its function takes behind weight, gradient and
-            states.
+        arguments: by parameter, which of `results`, and of those of rounds, its function takes
+            behind weight, gradient and states.
         elementwise: pieces that compute element by element, so that a shard can be updated alone.
         once: it is for one step only, the first.
+        rounds: what parameters compute of each other, in order; empty where each is by itself.
+        shared: name and type of what is kept and belongs to no parameter.
     """
 
     factors: Function
@@ -49,3 +82,5 @@ class TracedStep:
     arguments: Mapping[str, tuple[str, ...]]
     elementwise: frozenset[str]
     once: bool = False
+    rounds: tuple[Round, ...] = ()
+    shared: tuple[tuple[str, TensorType], ...] = ()

@@ -6,6 +6,7 @@ from typing import assert_never
 import torch
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -68,7 +69,9 @@ def number_registers(
                 continue
             case GradientNorm(result=name) | ClipFactor(result=name):
                 made = (name,)
-            case UpdateFactors(results=results):
+            case UpdateFactors(results=results) | UpdatePart(results=results):
+                made = results
+            case JointUpdate(results=results):
                 made = results
             case _:
                 assert_never(instruction)

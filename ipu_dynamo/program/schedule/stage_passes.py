@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import assert_never
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -74,6 +75,8 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+            case UpdatePart() | JointUpdate():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

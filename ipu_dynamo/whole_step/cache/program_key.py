@@ -15,6 +15,7 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.library.host_call import host_call
+from ipu_dynamo.ops.marks.inner_gradients import hook_op
 from ipu_dynamo.ops.marks.markers import autograd_function_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Options
@@ -63,7 +64,8 @@ def program_key(
         more: what else the passes are told. Whatever they are told has to be here.
     """
     nodes = list(capture.graph.graph.nodes)
-    if any(node.target in (autograd_function_op, host_call) for node in nodes):  # Python of others
+    python = (autograd_function_op, hook_op, host_call)  # of others
+    if any(node.target in python for node in nodes):
         return None
     numbers = {node: str(index) for index, node in enumerate(nodes)}
     try:

@@ -1,6 +1,6 @@
 """Keep a torch optimiser and the updates of a program in step with each other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.program.retrace_update import with_trace
-from ipu_dynamo.program import Program, UpdateFactors
+from ipu_dynamo.program import JointUpdate, Program, UpdateFactors
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.host_step import HostOptimizer
@@ -141,7 +141,7 @@ class OptimizerLink:
         fresh = initial_tensors(compiled, known, private=True, loss_scale=scale)
         states = [name for update in updates(program) for _, names in update.states
                   for name in names]  # fmt: skip
-        counters = [n for i in program.walk() if isinstance(i, UpdateFactors) for n in i.counters]
+        counters = list(_of_no_parameter(program))
         for name in (*states, *counters, *loss_scale_states(program).values()):
             executable.whole(name).copy_(fresh[name])
         executable.reload_states()
@@ -152,8 +152,9 @@ class OptimizerLink:
         numbers = _numbers_of(optimizer)
         if self.traced is None:
             return numbers
-        plain = (v for v in vars(optimizer).values() if isinstance(v, int | float | Tensor))
-        return [*numbers, [_present(value) for value in plain]]
+        plain = [v for v in vars(optimizer).values() if isinstance(v, int | float | Tensor)]
+        named = [v for k, v in optimizer.state.items() if isinstance(k, str) and not v.dim()]
+        return [*numbers, [_present(value) for value in (*plain, *named)]]
 
     def trace_next(self, program: Program, executable: Executable, options: Options) -> Program:
         """The program with the update for the numbers of the next step."""
@@ -173,9 +174,8 @@ class OptimizerLink:
 def states_of(program: Program, executable: Executable) -> States:
     """The tensors of the optimiser's state on the IPUs, by parameter and name."""
     states: States = {}
-    for instruction in program.walk():
-        if isinstance(instruction, UpdateFactors):
-            states[COUNTERS] = {name: executable.whole(name) for name in instruction.counters}
+    if any(isinstance(instruction, UpdateFactors) for instruction in program.walk()):
+        states[COUNTERS] = {n: executable.whole(n) for n in _of_no_parameter(program)}
     for update in updates(program):
         if update.function is not None:
             states |= {name: {} for name in update.parameters}
@@ -183,6 +183,16 @@ def states_of(program: Program, executable: Executable) -> States:
             for parameter, name in zip(update.parameters, names, strict=True):
                 states.setdefault(parameter, {})[state] = executable.whole(name)
     return states
+
+
+def _of_no_parameter(program: Program) -> Iterator[str]:
+    """The variables of traced updates that belong to no parameter: counters, and states."""
+    for instruction in program.walk():
+        match instruction:
+            case UpdateFactors(counters=names) | JointUpdate(written=names):
+                yield from names
+            case _:
+                continue
 
 
 _PLAIN = frozenset({bool, float, int, type(None)})  # of what most numbers are: this is every call's

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipu_dynamo.capture.update.cut_step import EPOCH, cut
+from ipu_dynamo.capture.update.cut_factors import EPOCH
+from ipu_dynamo.capture.update.cut_step import cut
 from ipu_dynamo.capture.update.lower_step import lower
 from ipu_dynamo.capture.update.trace_step import trace_step
 from ipu_dynamo.capture.update.variants import Variants, trace_variants
@@ -37,6 +38,11 @@ class TracedOptimizer:
     def __init__(self) -> None:
         self._variants: Variants | None = None
         self.steps: list[TracedStep] = []
+        self._without: frozenset[str] = frozenset()
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Trace steps, from now on, in which these parameters have no gradient."""
+        self._without |= {*names}
 
     @property
     def variants(self) -> Variants:
@@ -61,7 +67,7 @@ class TracedOptimizer:
                     f"parameter group {index} asks for a differentiable step",
                     hint="construct the optimizer with differentiable=False",
                 )
-        self._variants = trace_variants(optimizer, _names(optimizer, parameters))
+        self._variants = trace_variants(optimizer, _names(optimizer, parameters), self._without)
         self.steps = list(self._variants.steps)
         self._note_counts(optimizer)
         return self._groups(self._variants, self.steps[-1])
@@ -143,6 +149,7 @@ class TracedOptimizer:
 
     def _states(self, world: World, epoch: int) -> States:
         plan = self.variants.plan
+        owners, shared = plan.owners, plan.shared_names
         found: States = {}
         counters = {c.name: torch.tensor(c.initial, dtype=c.type.dtype) for c in self._counters()}
         for leaf in world.leaves:
@@ -150,8 +157,11 @@ class TracedOptimizer:
                 counter = plan.counters[leaf.path]
                 value = torch.as_tensor(leaf.value)
                 counters[counter.name] = value.detach().to(counter.type.dtype, copy=True)
-            elif leaf.is_tensor and leaf.parameter is not None:
-                found.setdefault(world.names[leaf.parameter], {})[leaf.key] = leaf.value.detach()
+            elif leaf.path in owners:
+                place, key = owners[leaf.path]
+                found.setdefault(world.names[place], {})[key] = leaf.value.detach()
+            elif leaf.path in shared:
+                counters[shared[leaf.path]] = torch.as_tensor(leaf.value).detach()
         if EPOCH in counters:
             counters[EPOCH] = torch.tensor(epoch)
         return {**found, COUNTERS: counters}
@@ -170,7 +180,7 @@ class TracedOptimizer:
         Raises:
             InputError: it keeps other things than the program.
         """
-        world = world_of(optimizer, _names(optimizer, parameters))
+        world = world_of(optimizer, _names(optimizer, parameters), self._without)
         for epoch, known in enumerate(self.variants.worlds):
             if _kinds(known, trained) == _kinds(world, trained):
                 self._check_counts(world)
@@ -205,8 +215,10 @@ class TracedOptimizer:
         epoch = int(counters[EPOCH]) if EPOCH in counters else last
         world = self.variants.worlds[epoch]
         plan = self.variants.plan
+        owners, shared = plan.owners, plan.shared_names
         for leaf in world.leaves:
-            name = None if leaf.parameter is None else world.names[leaf.parameter]
+            place, key = owners.get(leaf.path, (leaf.parameter, leaf.key))
+            name = None if place is None else world.names[place]
             if name is not None and name not in held:
                 continue  # the loss does not hang on it, so it is not updated
             if leaf.path in plan.counters:
@@ -214,13 +226,16 @@ class TracedOptimizer:
                 value = value.clone() if leaf.is_tensor else value.item()
                 if leaf.is_tensor:
                     value = value.to(leaf.value.dtype)
+            elif leaf.path in shared:
+                value = counters[shared[leaf.path]].detach().cpu()
+                value = value.clone() if leaf.is_tensor else value.item()
             elif leaf.is_tensor and name is not None:
-                value = held[name][leaf.key].detach().to(leaf.value.device, copy=True)
+                value = held[name][key].detach().to(leaf.value.device, copy=True)
             elif leaf.parameter is not None and not leaf.is_number:
                 value = leaf.value
             else:
                 continue
-            parameter = None if name is None else parameters[name]
+            parameter = None if leaf.parameter is None else parameters[world.names[leaf.parameter]]
             _put(optimizer, leaf, parameter, value)
         self._note_counts(optimizer)
 
@@ -238,7 +253,7 @@ class TracedOptimizer:
                 hint='compile_training(..., update="host") runs its step in Python',
                 id="update",
             )
-        world = world_of(optimizer, _names(optimizer, parameters))
+        world = world_of(optimizer, _names(optimizer, parameters), self._without)
         lowered = lower(trace_step(world))
         self._lines = [line for _, line in lowered.conditions]
         step = cut(lowered, self.variants.plan, self.variants.plan.epochs)
@@ -279,7 +294,7 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """Hyperparameters and settings of groups and attributes, by path, without looking at states."""
     bare: Any = object.__new__(type(optimizer))
     vars(bare).update(vars(optimizer))
-    vars(bare)["state"] = {}
+    vars(bare)["state"] = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
     vars(bare)["param_groups"] = [{**group, "params": []} for group in optimizer.param_groups]
     return {
         leaf.path: leaf.value.clone() if leaf.is_tensor else leaf.value
@@ -311,6 +326,9 @@ def _put(optimizer: Optimizer, leaf: Leaf, parameter: Tensor | None, value: Any)
     container: Any
     if kind == "state":
         states: Any = optimizer.state
+        if parameter is None:  # a state under a name of its own
+            _put_under_name(states, inner, last, value)
+            return
         container = states[parameter]
         inner = inner[1:]
     elif kind == "groups":
@@ -325,6 +343,22 @@ def _put(optimizer: Optimizer, leaf: Leaf, parameter: Tensor | None, value: Any)
     if isinstance(container, tuple):
         return  # numbers in tuples do not count
     container[last] = value
+
+
+def _put_under_name(states: Any, inner: Sequence[Any], last: Any, value: Any) -> None:
+    """Write a state that belongs to no parameter; a tensor keeps its memory."""
+    (_, name), *rest = [*inner, last]
+    if not rest:
+        container, key = states, name
+    else:
+        container, key = states[name], rest.pop()
+        for step in rest:
+            container = container[step]
+    if isinstance(container.get(key), Tensor) and isinstance(value, Tensor):
+        with torch.no_grad():
+            container[key].copy_(value)
+    else:
+        container[key] = value
 
 
 def extra_programs(

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.ops.narrowing import tell_of_lost_values
-from ipu_dynamo.program import AdjustLossScale, Program, TensorType, Update, UpdateFactors, Variable
+from ipu_dynamo.program import (
+    AdjustLossScale,
+    JointUpdate,
+    Program,
+    TensorType,
+    Update,
+    UpdateFactors,
+    Variable,
+)
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
 
@@ -94,6 +102,10 @@ def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict
         if isinstance(instruction, UpdateFactors):
             for name in instruction.counters:
                 states[name] = torch.zeros((), dtype=types[name].dtype)
+                states[name].copy_(known.get("", {}).get(name, states[name]))
+        elif isinstance(instruction, JointUpdate):
+            for name in instruction.written:
+                states[name] = torch.zeros(types[name].shape, dtype=types[name].dtype)
                 states[name].copy_(known.get("", {}).get(name, states[name]))
     for update in updates(program):
         if update.function is not None:

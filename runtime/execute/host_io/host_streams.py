@@ -1,7 +1,7 @@
 """Bring the tensors of a call to the IPUs and back: what every micro-batch gets, what is kept."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -14,7 +14,7 @@ from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream, PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import CallTimes
 
-Kept = Sequence[Sequence[bool]]  # for each output stream, whether a step's value is wanted
+Kept = Sequence[list[bool]]  # for each output stream, whether a step's value is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class HostLink:
         devices: of the IPUs.
 
     Attributes:
-        kept: for each output, which device iterations and accumulation steps are.
+        kept: for each output, which device iterations and accumulation steps are, in this call.
     """
 
     def __init__(
@@ -53,7 +53,12 @@ class HostLink:
         self._batching, self._devices = batching, devices
         self._outputs = program.outputs
         self._printing = [o.printing for o in program.outputs if o.printing is not None]
-        self.kept: Kept = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
+        self._returned = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
+        self.kept: Kept = [list(flags) for flags in self._returned]
+        self._one = replace(batching, iterations=1)
+        self._alone = [  # outputs of one iteration: of those that are not in every one, all
+            replace(o, returns="all") if o.returns == "every" else o for o in program.outputs
+        ]
 
     def open(
         self, inputs: Mapping[str, Tensor], *, seed: int, step: int, times: CallTimes | None
@@ -87,6 +92,36 @@ class HostLink:
             for output, values in zip(self._outputs, streams.sent, strict=True)
             if not isinstance(values, PrintedStream)
         }
+
+    def keep(self, *, every_iteration: bool) -> None:
+        """Keep, in calls from now on, what each iteration sends, or what a call returns."""
+        for flags, returned in zip(self.kept, self._returned, strict=True):
+            flags[:] = [True] * len(returned) if every_iteration else returned
+
+    def of_iteration(
+        self, streams: HostStreams, number: int, inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What a call of one device iteration would return, for one that has sent all; drop what
+        the call does not return. None of it shares memory with what that returns.
+
+        Args:
+            inputs: the tensors of the call, which say where results go.
+        """
+        host = next((tensor.device for tensor in inputs.values()), self._devices[0])
+        width, replicas = self._one.accumulation * self._one.replicas, self._one.replicas
+        made = {}
+        for output, values, returned in zip(self._alone, streams.sent, self._returned, strict=True):
+            if isinstance(values, PrintedStream):
+                continue
+            (needed,) = self._one.kept(output)
+            own = values[number * width : (number + 1) * width]
+            wanted = [v for i, v in enumerate(own) if needed[i // replicas] and v is not None]
+            joined = join(output, wanted, self._one)
+            made[output.name] = (joined.clone() if len(wanted) == 1 else joined).to(host)
+            for place in range(number * width, (number + 1) * width):
+                if not returned[place // replicas]:
+                    values[place] = None
+        return made
 
     def _received(
         self, inputs: Mapping[str, Tensor], seed: int, step: int

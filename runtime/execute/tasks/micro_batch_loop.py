@@ -1,6 +1,6 @@
 """Run the micro-batches of a step by a schedule."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     failure_of,
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
-from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.tasks.workers import Reports, run_side_by_side
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
@@ -84,8 +84,19 @@ class MicroBatchLoop:
         self._last = _last_of_all(schedule)
         self._ends = {call.ipu: index for index, call in enumerate(schedule.calls)}.values()
 
-    def __call__(self, step: int, streams: HostStreams, timeline: Timeline | None) -> None:
-        """Run the micro-batches of a call's step."""
+    def __call__(
+        self,
+        step: int,
+        streams: HostStreams,
+        timeline: Timeline | None,
+        complete: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run the micro-batches of a call's step.
+
+        Args:
+            complete: is called on this thread with each micro-batch, in order, as soon as all
+                replicas have run it.
+        """
         frames = self._storage.frames
         for frame in frames:
             self._copy_weights(frame, 0, (), ())
@@ -110,6 +121,9 @@ class MicroBatchLoop:
             if times is not None and task.call in self._ends:  # the latest of all IPUs stays
                 times.sent[position] = perf_counter(), perf_counter()
 
+        reports = None
+        if complete is not None:
+            reports = Reports(complete, len(self._schedule.calls) * replicas)
         try:
             with intra_op_threads(self._threads):
                 run_side_by_side(
@@ -118,6 +132,7 @@ class MicroBatchLoop:
                     threads_each=torch.get_num_threads(),
                     timeline=timeline,
                     in_turn=gradients.add if gradients is not None else None,
+                    reports=reports,
                 )
         finally:
             if gradients is not None:

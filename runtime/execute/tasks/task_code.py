@@ -31,6 +31,7 @@ from ipu_dynamo.program import (
     ClipValues,
     Copy,
     GradientNorm,
+    JointUpdate,
     Load,
     Plain,
     Program,
@@ -40,6 +41,7 @@ from ipu_dynamo.program import (
     Store,
     Update,
     UpdateFactors,
+    UpdatePart,
     WriteBuffer,
 )
 from ipu_dynamo.program.recipe import Recipe
@@ -124,6 +126,8 @@ class Binding:
                 case AllGather() | ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                    raise ValueError(f"this is not done for every micro-batch: {instruction}")
+                case UpdatePart() | JointUpdate():
                     raise ValueError(f"this is not done for every micro-batch: {instruction}")
                 case _:
                     assert_never(instruction)
@@ -217,6 +221,8 @@ class TaskWriter:
             case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+            case UpdatePart() | JointUpdate():
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)

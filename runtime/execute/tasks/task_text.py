@@ -13,6 +13,7 @@ from ipu_dynamo.program import (
     ClipValues,
     Copy,
     GradientNorm,
+    JointUpdate,
     Load,
     Plain,
     Receive,
@@ -21,6 +22,7 @@ from ipu_dynamo.program import (
     Store,
     Update,
     UpdateFactors,
+    UpdatePart,
     WriteBuffer,
 )
 from ipu_dynamo.program.recipe import Recipe
@@ -63,6 +65,8 @@ def task_text(
         case Accumulate() | WriteBuffer() | ReduceScatter() | AllReduce() | Update():
             raise ValueError(f"no task does this: {instruction}")
         case AdjustLossScale() | GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
+            raise ValueError(f"no task does this: {instruction}")
+        case UpdatePart() | JointUpdate():
             raise ValueError(f"no task does this: {instruction}")
         case _:
             assert_never(instruction)

@@ -21,6 +21,49 @@ _LOOK = 1.0  # seconds after which a worker that waits looks whether the others 
 _START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
 
 
+class Reports:
+    """What is told of complete micro-batches, to the thread that calls.
+
+    Invariant: `_left` has the tasks of those that have begun, and are not complete.
+
+    Args:
+        tell: is called with each micro-batch, in order.
+        tasks: of a micro-batch.
+    """
+
+    def __init__(self, tell: Callable[[int], None], tasks: int) -> None:
+        self._tell, self._tasks = tell, tasks
+        self._left: dict[int, int] = {}
+        self._complete: set[int] = set()
+        self._next = 0
+
+    @property
+    def told(self) -> int:
+        """How many it has told of."""
+        return self._next
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to tell."""
+        return self._next in self._complete
+
+    def note(self, task: Task) -> None:
+        """Notice that a task is done; one thread at a time."""
+        left = self._left.get(task.micro_batch, self._tasks) - 1
+        if left:
+            self._left[task.micro_batch] = left
+        else:
+            self._left.pop(task.micro_batch, None)
+            self._complete.add(task.micro_batch)
+
+    def tell(self) -> None:
+        """Tell what there is to tell."""
+        while self.waiting:
+            number, self._next = self._next, self._next + 1
+            self._complete.discard(number)
+            self._tell(number)
+
+
 @dataclass
 class _Progress:
     """What is done so far.
@@ -30,28 +73,56 @@ class _Progress:
     """
 
     done: dict[tuple[int, int], int]
+    reports: Reports | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
     ended: set[threading.Thread] = field(default_factory=set)  # after their last task
 
-    def wait(self, replica: int, needed: list[tuple[int, int]]) -> bool:
-        """Wait until the calls `needed` are done on their micro-batches; False: give up."""
+    def wait(
+        self, replica: int, needed: list[tuple[int, int]], reports: Reports | None = None
+    ) -> bool:
+        """Wait until the calls `needed` are done on their micro-batches; False: give up.
+
+        Args:
+            reports: what this thread tells meanwhile.
+        """
 
         def ready() -> bool:
             return all(self.done[call, replica] > micro_batch for call, micro_batch in needed)
 
-        if ready() and self.error is None:
-            return True
-        with self.changed:
-            while not self.changed.wait_for(lambda: self.error is not None or ready(), _LOOK):
-                if any(map(self._is_lost, self.threads)):
-                    self.error = RuntimeError(_LOST)
-            return self.error is None
+        return self._until(ready, reports)
+
+    def tell_all(self, micro_batches: int, reports: Reports) -> None:
+        """Tell of all micro-batches, as they become complete."""
+        self._until(lambda: reports.told == micro_batches, reports)
+
+    def _until(self, ready: Callable[[], bool], reports: Reports | None) -> bool:
+        """Wait, and tell meanwhile; False: give up."""
+
+        def news() -> bool:
+            return reports is not None and reports.waiting
+
+        while True:
+            if news() and self.error is None:
+                assert reports is not None
+                reports.tell()
+            if ready() and self.error is None:
+                return True
+            with self.changed:
+                while not self.changed.wait_for(
+                    lambda: self.error is not None or ready() or news(), _LOOK
+                ):
+                    if any(map(self._is_lost, self.threads)):
+                        self.error = RuntimeError(_LOST)
+                if self.error is not None:
+                    return False
 
     def finish(self, task: Task) -> None:
         with self.changed:
             self.done[task.call, task.replica] = task.micro_batch + 1
+            if self.reports is not None:
+                self.reports.note(task)
             self.changed.notify_all()
 
     def stop(self, error: BaseException) -> None:
@@ -103,6 +174,7 @@ def run_side_by_side(
     threads_each: int,
     timeline: Timeline | None = None,
     in_turn: Work | None = None,
+    reports: Reports | None = None,
 ) -> None:
     """Run every task of `schedule`, each worker's in its order, after what they wait for.
 
@@ -113,6 +185,7 @@ def run_side_by_side(
         threads_each: intra-op threads of each worker.
         timeline: records when each task ran.
         in_turn: what follows each task, in the order of micro-batches.
+        reports: told of complete micro-batches on the calling thread. What that raises stops all.
 
     Raises:
         The first error that a worker met, after all workers have stopped.
@@ -122,15 +195,22 @@ def run_side_by_side(
             work(task)
             if in_turn is not None:
                 in_turn(task)
+            if reports is not None:
+                reports.note(task)
+                reports.tell()
         return
     replicas = {task.replica for tasks in schedule.workers for task in tasks}
-    progress = _Progress({(c, r): 0 for c in range(len(schedule.calls)) for r in replicas})
+    done = {(c, r): 0 for c in range(len(schedule.calls)) for r in replicas}
+    progress = _Progress(done, reports)
     arguments = (schedule, work, progress, timeline, in_turn)
     try:
         caller = _caller(threads_each)
         for index in range(1, len(schedule.workers)):
             _start(index, caller, arguments)
         _run_worker(0, *arguments)
+        if reports is not None:
+            every = {task.micro_batch for tasks in schedule.workers for task in tasks}
+            progress.tell_all(len(every), reports)
         _end(progress)
     except BaseException as error:  # also Ctrl-C: the others must stop before it goes on
         try:
@@ -206,8 +286,9 @@ def _run_worker(
     timeline: Timeline | None,
     in_turn: Work | None,
 ) -> None:
+    reports = progress.reports if index == 0 else None  # of the calling thread
     for task in schedule.workers[index]:
-        if not progress.wait(task.replica, schedule.needs(task)):
+        if not progress.wait(task.replica, schedule.needs(task), reports):
             return
         start = perf_counter()
         work(task)

@@ -1,17 +1,15 @@
 """Run the steps of a call, each of which happens as a whole or not at all."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, UpdateNotTraced
-from ipu_dynamo.program import Copy, Function, Program, Update, UpdateFactors
+from ipu_dynamo.program import Copy, Program, Update, UpdateFactors
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
-from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
@@ -21,20 +19,10 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
+from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
-
-
-class UpdateRecipe(Protocol):
-    """Says how the function of a traced update becomes a callable that writes.
-
-    A weight that is kept is returned, and not written; what runs once is not compiled.
-    """
-
-    def __call__(
-        self, function: Function, threads: int | None, /, *, keep_weight: bool, once: bool
-    ) -> Recipe: ...
 
 
 def cannot_trace() -> Program:
@@ -103,13 +91,13 @@ class TransactionalSteps:
         update_recipe: UpdateRecipe | None = None,
         others: Sequence[Program] = (),
     ) -> None:
-        self._update_recipe = update_recipe
         self.program, self.another = program, cannot_trace
         self.host: HostStepper = no_optimizer
         self._engine, self._threads, self._devices, self._memory = engine, threads, devices, memory
-        self._runs: dict[tuple[str, torch.device, bool], Run] = {}
+        self._runs = UpdateRuns(engine, threads, update_recipe)
         cut, self._rounding = sections(program), StochasticRounding()
         self._storage = storage
+        self._trains = program.kind == "training"
         self._steps, self._iterations = cut.steps, iterations // cut.steps
 
         moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
@@ -158,7 +146,7 @@ class TransactionalSteps:
             self._devices,
             self._rounding,
             self._memory,
-            self._run_update,
+            self._runs,
             hyperparameters,
             lambda gradients: self.host(gradients),
         )
@@ -179,20 +167,6 @@ class TransactionalSteps:
             counters,
             [torch.zeros((), dtype=type_.dtype, device=device) for type_ in factors.types],
         )
-
-    def _run_update(
-        self, function: Function, device: torch.device, keep_weight: bool, once: bool
-    ) -> Run:
-        """A callable that writes what a function gives."""
-        key = function.key, device, keep_weight
-        if key not in self._runs:
-            assert self._update_recipe is not None, "the program has traced updates"
-            recipe = self._update_recipe(
-                function, self._threads, keep_weight=keep_weight, once=once
-            )
-            engine = EagerEngine() if once else self._engine
-            (self._runs[key],) = engine.compile([keyed(recipe)])
-        return self._runs[key]
 
     def _choose(self, hyperparameters: Hyperparameters) -> None:
         """Take the updates that were traced for the hyperparameters of the next step."""
@@ -215,6 +189,7 @@ class TransactionalSteps:
         streams: HostStreams,
         timeline: Timeline | None,
         records: StepRecords | None = None,
+        complete: Callable[[int], None] | None = None,
         *,
         seed: int,
         first: int,
@@ -224,6 +199,7 @@ class TransactionalSteps:
         Args:
             loop: the micro-batches.
             records: keeps what variables hold before and after each update.
+            complete: is called with each device iteration, once it is complete.
             seed: of the random streams.
             first: number of the first device iteration that `transaction` counts.
         """
@@ -232,12 +208,14 @@ class TransactionalSteps:
             try:
                 self.transaction.begin()
                 self._begin.prepare(hyperparameters)
-                loop(step, streams, timeline)
+                loop(step, streams, timeline, None if self._trains else complete)
                 if records is not None:
                     records.note("before", step, self._storage.tensor)
                 self._commit(hyperparameters, seed, first)
                 if records is not None:
                     records.note("after", step, self._storage.tensor)
+                if self._trains and complete is not None:
+                    complete(step)
             except BaseException:
                 with self._signals:
                     self.transaction.recover()

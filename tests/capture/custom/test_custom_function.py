@@ -169,26 +169,6 @@ def compiling(model):
     return compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
 
 
-def test_tensor_hook_in_forward_is_refused_with_its_line():
-    def hooked(h):
-        h.register_hook(lambda gradient: gradient * 2)
-        return h
-
-    with pytest.raises(CompileError, match=r"hook on a tensor[\s\S]*in hooked: h.register_hook"):
-        compiling(Model(hooked))(*batch())
-
-
-def test_gradient_taken_in_forward_is_refused_with_its_line():
-    """A gradient penalty would lose its own gradient without a word."""
-
-    def penalised(h):
-        (slope,) = torch.autograd.grad(h.sum(), h, create_graph=True)
-        return h + slope
-
-    with pytest.raises(CompileError, match=r"computes a gradient in forward[\s\S]*in penalised"):
-        compiling(Model(penalised))(*batch())
-
-
 @pytest.mark.parametrize(
     ("add_hook", "message"),
     [

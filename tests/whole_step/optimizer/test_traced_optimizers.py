@@ -143,6 +143,10 @@ WRITTEN = [
     (optimizers.Centralized, {}, "pipeline"),
     (optimizers.SkipsByDtype, {}, "one"),
     (optimizers.ScheduledByNumbers, {"warm": 2}, "one"),
+    (optimizers.Coupled, {}, "pipeline"),
+    (optimizers.EstimatesItsRate, {}, "pipeline"),
+    (optimizers.EstimatesItsRate, {}, "several steps"),
+    (optimizers.KeepsLists, {}, "off the chip"),
 ]
 
 
@@ -182,7 +186,6 @@ REFUSED = [
     (optimizers.CountsOutside, "does not do the same twice"),
     (optimizers.DrawsInPython, "draws random numbers in Python"),
     (optimizers.ReadsOutside, r"reads a tensor of shape \[\]"),
-    (optimizers.Coupled, r"updates first\.weight by what hangs on first\.bias"),
 ]
 
 

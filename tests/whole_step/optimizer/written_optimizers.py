@@ -167,3 +167,43 @@ class Coupled(Base):
         total = sum(p.grad.square().sum() for _, p in self.each())
         for group, p in self.each():
             p.sub_(p.grad / total * group["lr"])
+
+
+class EstimatesItsRate(Base):
+    """Keeps, in its group, a number that hangs on the gradients of all parameters."""
+
+    def __init__(self, params):
+        super().__init__(params, d=torch.full((), 1e-2))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        top, norm = torch.zeros(()), torch.zeros(())
+        for _, p in self.each():
+            state = self.state[p]
+            if not state:
+                state["s"], state["first"] = torch.zeros_like(p), p.clone()
+            top += (p.grad * (state["first"] - p)).sum()
+            state["s"].mul_(0.9).add_(p.grad * group["d"])
+            norm += state["s"].abs().sum()
+        group["d"] = torch.maximum(group["d"], top / norm.clamp(min=1e-3))
+        for group, p in self.each():
+            p.sub_(self.state[p]["s"] * group["d"] / (norm + 1) * group["lr"])
+
+
+class KeepsLists(Base):
+    """Keeps tensors in lists of its own, and a table that belongs to no parameter."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.means = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+        self.norms = torch.zeros(4)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        pairs = list(zip(self.means, self.each(), strict=True))
+        sizes = torch.stack([p.grad.norm() for _, (_, p) in pairs])
+        self.norms.copy_(torch.cat([self.norms[1:], sizes.max().reshape(1)]))
+        for mean, (group, p) in pairs:
+            mean.mul_(0.9).add_(p.grad)
+            p.sub_(mean / (1 + self.norms.mean()) * group["lr"])

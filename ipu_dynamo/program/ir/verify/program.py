@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -31,6 +32,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify.clipping import ClipChecks
+from ipu_dynamo.program.ir.verify.coupled import check_joint, check_part
 from ipu_dynamo.program.ir.verify.memory import MemoryChecks
 from ipu_dynamo.program.ir.verify.residence import Residence
 from ipu_dynamo.program.ir.verify.shape import check_loops, check_tables, sharing
@@ -132,6 +134,10 @@ class _Verifier:
                 self.clips.check(instruction)
             case UpdateFactors():
                 check_factors(instruction, self.has, self.update_functions)
+            case UpdatePart():
+                check_part(instruction, self.has, self.update_functions)
+            case JointUpdate():
+                check_joint(instruction, self.has, self.update_functions)
             case Update():
                 if instruction.function is not None:
                     check_traced(instruction, self.has, self.update_functions)

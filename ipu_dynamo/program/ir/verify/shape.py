@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.instructions import (
     AdjustLossScale,
     AllGather,
@@ -31,7 +32,17 @@ _BEFORE = Load | AllGather | Copy | UpdateFactors
 _WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
 _CLIP = GradientNorm | ClipFactor | ClipValues
 _AFTER = (
-    Copy | Load | Store | AllGather | AllReduce | ReduceScatter | _CLIP | Update | AdjustLossScale
+    UpdatePart
+    | JointUpdate
+    | Copy
+    | Load
+    | Store
+    | AllGather
+    | AllReduce
+    | ReduceScatter
+    | _CLIP
+    | Update
+    | AdjustLossScale
 )
 
 

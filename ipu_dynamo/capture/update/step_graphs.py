@@ -1,0 +1,89 @@
+"""Build the graphs of a step's functions: what they need, and results that are their own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+
+aten = torch.ops.aten
+
+
+def needed_for(results: Sequence[fx.Node]) -> set[fx.Node]:
+    """All nodes that some hang on, and these."""
+    pending, found = list(results), set[fx.Node]()
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether it is a tensor without dimensions."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def call_on(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Append an operator, with its fake value."""
+    node = graph.call_function(target, args, kwargs)
+    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+    node.meta["val"] = target(*values, **kwargs)
+    return node
+
+
+def full_like(graph: fx.Graph, value: float, like: fx.Node) -> fx.Node:
+    """Append a tensor of one value, of the shape and type of another."""
+    return call_on(graph, aten.full_like.default, like, value)
+
+
+def all_hold(graph: fx.Graph, conditions: Sequence[fx.Node], like: Tensor) -> fx.Node:
+    """Append whether all of some b8[] hold."""
+    if not conditions:
+        node = graph.call_function(aten.ones.default, ([],), {"dtype": torch.bool})
+        with fake_mode_of([like]):
+            node.meta["val"] = torch.ones([], dtype=torch.bool)
+        return node
+    total, *others = conditions
+    for other in others:
+        total = call_on(graph, aten.logical_and.default, total, other)
+    return total
+
+
+def owned_results(graph: fx.Graph, results: Sequence[Any]) -> tuple[fx.Node, ...]:
+    """Results of which none shares memory with an argument or another one.
+
+    Raises:
+        UntraceableUpdate: one is no tensor.
+    """
+    found: list[fx.Node] = []
+    for node in results:
+        if not isinstance(node, fx.Node):
+            raise UntraceableUpdate(
+                f"the optimizer puts {node!r} in the place of a state", hint=HOST
+            )
+        alone = node.op == "call_function" and not _is_view(node) and node not in found
+        found.append(node if alone else call_on(graph, aten.clone.default, node))
+    return tuple(found)
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(
+        arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments
+    )
+
+
+def is_elementwise(node: fx.Node, shape: torch.Size) -> bool:
+    """Whether each element of a result of this shape hangs on one element of each argument."""
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    copies = node.target in (aten._to_copy.default, aten.clone.default, aten.full_like.default,
+                             aten.zeros_like.default, aten.ones_like.default, aten.detach.default,
+                             aten.alias.default, aten.empty_like.default)  # fmt: skip
+    value = node.meta.get("val")
+    return (pointwise or copies) and isinstance(value, Tensor) and value.shape == shape

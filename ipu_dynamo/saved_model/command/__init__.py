@@ -1,0 +1,1 @@
+"""The command `ipu-saved-model`: what it prints, and how it ends. It computes nothing itself."""

@@ -1,0 +1,54 @@
+"""Run `ipu-saved-model`: exit 0, 1 with one line for an error, 2 for a wrong usage."""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ipu_dynamo.saved_model.command.run_command import add_run
+from ipu_dynamo.saved_model.command.show_command import add_show
+
+_TOO_FEW = "too few arguments"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say.
+
+    Returns:
+        The exit status; wrong usage ends the process with 2, as argparse does.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.error(_TOO_FEW)
+    if problem := options.check(options):
+        parser.error(problem)
+    try:
+        options.do(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read the output has enough of it
+        return 1
+    except Exception as error:
+        if options.traceback:
+            traceback.print_exc()
+        text = " ".join(str(error).split()) or type(error).__name__
+        print(f"error: {text}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--dir", required=True, help="the saved program")
+    common.add_argument(
+        "--trust", action="store_true", help="read it as PyTorch does, which may run what it says"
+    )
+    common.add_argument("--traceback", action="store_true", help="print where an error comes from")
+    parser = argparse.ArgumentParser(
+        prog="ipu-saved-model", description="Show and run saved programs.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command")
+    add_show(commands, common)
+    add_run(commands, common)
+    return parser

@@ -1,0 +1,113 @@
+"""Find out what a path holds: an index, one archive, or what TensorFlow saved."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, read_index
+from ipu_dynamo.saved_model.program_file import load_program
+from ipu_dynamo.saved_model.program_interface import interface_of
+from ipu_dynamo.saved_model.signature import Signature
+
+TAGS, KEY = frozenset({"serve"}), "serving_default"
+
+
+class SavedPrograms:
+    """What is at a path: tag sets, the signatures of each, and the programs behind them.
+
+    Args:
+        path: a saved program directory, a `.pt2` file, or a folder with one such file.
+        trust: whether programs are read without the gate.
+
+    Raises:
+        ValueError: there is no saved program, or its index is wrong.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, trust: bool = False) -> None:
+        self.path, self._trust = Path(path), trust
+        self._alone: Path | None = None
+        if (self.path / FILE).is_file():
+            self._graphs = read_index(self.path / FILE)
+        elif self.path.is_dir() and list(self.path.glob("saved_model.pb*")):
+            raise NotImplementedError(
+                f"{self.path} is a SavedModel of TensorFlow, which this version does not read yet"
+            )
+        else:
+            self._alone = _archive(self.path)
+            self._graphs = []
+
+    def tag_sets(self) -> list[list[str]]:
+        """The tag sets, sorted."""
+        if self._alone:
+            return [sorted(TAGS)]
+        return sorted(sorted(graph.tags) for graph in self._graphs)
+
+    def keys(self, tags: Iterable[str]) -> list[str]:
+        """The keys of the signatures of a tag set, sorted.
+
+        Raises:
+            RuntimeError: there is no such tag set.
+        """
+        graph = self._graph(tags)
+        return [KEY] if graph is None else sorted(graph.signatures)
+
+    def signature(self, tags: Iterable[str], key: str) -> Signature:
+        """A signature, read from its file.
+
+        Raises:
+            RuntimeError: there is no such tag set.
+            ValueError: there is no such signature, or its program is refused.
+        """
+        keys = self.keys(tags)
+        if key not in keys:
+            valid = ", ".join(map(repr, keys)) or "none"
+            raise ValueError(f"{self.path} has no signature {key!r}; available are {valid}")
+        graph = self._graph(tags)
+        if graph is None:
+            return _of_archive(self._alone or self.path, self._trust)
+        entry = graph.signatures[key]
+        path = _inside(self.path, entry.program)
+        program = load_program(path, digest=entry.sha256, trust=self._trust)
+        return Signature(program, entry, f"{self.path / FILE}: signature {key!r}")
+
+    def _graph(self, tags: Iterable[str]) -> MetaGraph | None:
+        wanted = frozenset(tags)
+        for graph in self._graphs:
+            if graph.tags == wanted:
+                return graph
+        if self._alone and wanted == TAGS:
+            return None
+        available = "; ".join(",".join(tags) for tags in self.tag_sets()) or "none"
+        raise RuntimeError(
+            f"{self.path} has no meta graph with the tags {','.join(sorted(wanted))}; "
+            f"available are {available}"
+        )
+
+
+def _archive(path: Path) -> Path:
+    """The one archive at a path."""
+    if path.is_file() and path.suffix == ".pt2":
+        return path
+    found = sorted(path.glob("*.pt2")) if path.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    there = f" ({len(found)} .pt2 files and no {FILE})" if found else ""
+    raise ValueError(f"no saved program found in {path}{there}")
+
+
+def _of_archive(path: Path, trust: bool) -> Signature:
+    program = load_program(path, trust=trust)
+    try:
+        interface = interface_of(program)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    entry = SignatureEntry(path.name, "", interface.inputs, interface.outputs)
+    return Signature(program, entry, str(path))
+
+
+def _inside(folder: Path, program: str) -> Path:
+    """The path of a program, which no link leads out of the folder."""
+    path = folder / program
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{path} leads out of {folder}")
+    return path

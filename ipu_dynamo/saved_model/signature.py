@@ -1,0 +1,157 @@
+"""Hold a signature of a saved program as an object that is called with tensors by name."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from ipu_dynamo.saved_model.fair_lock import FairLock
+from ipu_dynamo.saved_model.flat_program import FlatProgram, Watch
+from ipu_dynamo.saved_model.index import SignatureEntry
+from ipu_dynamo.saved_model.node_names import Group, groups
+from ipu_dynamo.saved_model.program_interface import (
+    tensor_inputs,
+    tensor_outputs,
+    user_inputs,
+    user_output_nodes,
+)
+from ipu_dynamo.saved_model.size_check import check_sizes, least_sizes
+from ipu_dynamo.saved_model.tensor_spec import DTYPES, TensorSpec
+
+
+class Signature:
+    """A program with named inputs and outputs.
+
+    One call runs at a time; other threads wait in the order in which they came. Arguments are not
+    changed, and results are new tensors. A call that raises leaves the object usable.
+
+    Attributes:
+        inputs: name to type and shape, as in the index.
+        outputs: the same of results.
+        method_name: what the index says that the program does.
+
+    Raises:
+        ValueError: the entry of the index does not fit the program.
+    """
+
+    def __init__(self, program: ExportedProgram, entry: SignatureEntry, what: str) -> None:
+        self.inputs: Mapping[str, TensorSpec] = dict(entry.inputs)
+        self.outputs: Mapping[str, TensorSpec] = dict(entry.outputs)
+        self.method_name = entry.method_name
+        _compare(self.inputs, tensor_inputs(program), f"{what}: input")
+        _compare(self.outputs, tensor_outputs(program), f"{what}: output")
+        self._parameter_names = dict(entry.parameter_names)
+        self._program: ExportedProgram | None = program
+        self._flat: FlatProgram | None = None
+        self._lock = FairLock()
+
+    def __call__(self, **tensors: Tensor) -> dict[str, Tensor]:
+        """Compute the outputs.
+
+        Args:
+            tensors: all inputs, by name. Types that go into those of the signature are converted.
+
+        Raises:
+            ValueError: an input is missing or unknown, or has another shape.
+            TypeError: an input has another type.
+            RuntimeError: the object is closed.
+        """
+        return self._run(tensors, None)
+
+    def watched(self, tensors: Mapping[str, Tensor], watch: Watch) -> dict[str, Tensor]:
+        """Compute the outputs, and tell `watch` each node of the graph with its value."""
+        return self._run(tensors, watch)
+
+    def warm_up(self) -> None:
+        """Do what the first call would do beside its own work, and run once on zeros.
+
+        A size that calls choose is 2, or the least that the program takes.
+        """
+        self._run({name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in self._least()})
+
+    def close(self) -> None:
+        """Wait for a running call, and free the memory. Later calls raise."""
+        with self._lock:
+            self._program = self._flat = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def groups(self) -> list[Group]:
+        """The nodes of the program by their canonical names, in the order of the graph."""
+        program = self._open()
+        by_position = {spec.position: name for name, spec in self.inputs.items()}
+        names = {
+            node: by_position[position]
+            for position, (node, _) in enumerate(user_inputs(program))
+            if position in by_position
+        }
+        return groups(program, names, self._parameter_names)
+
+    def border_nodes(self) -> dict[tuple[str, str], str]:
+        """The canonical names of the nodes of inputs and outputs, by `("input", name)`."""
+        owners = {node.name: group.name for group in self.groups() for node in group.nodes}
+        nodes = user_output_nodes(self._open())
+        return {
+            **{("input", name): name for name in self.inputs},
+            **{("output", name): owners[nodes[s.position]] for name, s in self.outputs.items()},
+        }
+
+    def _run(self, tensors: Mapping[str, Tensor], watch: Watch | None = None) -> dict[str, Tensor]:
+        if unknown := [name for name in tensors if name not in self.inputs]:
+            valid = ", ".join(map(repr, self.inputs))
+            raise ValueError(f"unknown input {unknown[0]!r}; valid are {valid}")
+        with self._lock:
+            program = self._open()
+            flat: list[Any] = [
+                None if isinstance(value, Tensor) else value for _, value in user_inputs(program)
+            ]
+            for name, spec in self.inputs.items():
+                if name not in tensors:
+                    raise ValueError(f"no value for input {name!r}")
+                flat[spec.position] = spec.fitted(name, tensors[name]).detach()
+            check_sizes(program, self.inputs, flat)
+            if self._flat is None:
+                self._flat = FlatProgram(program)
+            results = self._flat.run(flat, watch)
+            return {name: results[spec.position] for name, spec in self.outputs.items()}
+
+    def _open(self) -> ExportedProgram:
+        if self._program is None:
+            raise RuntimeError("the signature is closed")
+        return self._program
+
+    def _least(self) -> list[tuple[str, list[int], torch.dtype]]:
+        program = self._open()
+        values = [value for _, value in user_inputs(program)]
+        return [
+            (name, least_sizes(program, values[spec.position]), DTYPES[spec.dtype])
+            for name, spec in self.inputs.items()
+        ]
+
+
+def _compare(named: Mapping[str, TensorSpec], real: Mapping[int, TensorSpec], what: str) -> None:
+    """Raise ValueError where an index does not say what a program has."""
+    positions: dict[int, str] = {}
+    for name, spec in named.items():
+        expected = real.get(spec.position)
+        if expected is None or spec.position in positions:
+            raise ValueError(f"{what} {name!r} has position {spec.position}, which does not fit")
+        if spec != expected:
+            raise ValueError(
+                f"{what} {name!r} is {spec} in the index, and {expected} in the program"
+            )
+        positions[spec.position] = name
+    if missing := sorted(real.keys() - positions.keys()):
+        raise ValueError(f"{what}: position {missing[0]} has no name in the index")

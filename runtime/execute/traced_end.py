@@ -1,0 +1,161 @@
+"""Prepare the instructions of updates that were traced from Python."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Function, JointUpdate, Program, TensorType, Update, UpdatePart
+from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.traced_update import (
+    CompleteGradient,
+    Run,
+    TracedParameter,
+    TracedParameterUpdate,
+    TracedValues,
+)
+
+# What gradients, which are given, are divided by.
+ScaleOf = Callable[[Sequence[Tensor]], GradientScale | None]
+
+
+class RunUpdate(Protocol):
+    """Makes callables of the functions of updates."""
+
+    def updating(
+        self, function: Function, device: torch.device, keep_weight: bool, once: bool
+    ) -> Run:
+        """One that writes what the function gives.
+
+        Args:
+            keep_weight: it returns the weight, to be rounded at random.
+            once: it is called once only.
+        """
+
+    def computing(self, function: Function) -> Run:
+        """One that returns what the function gives."""
+
+
+class TracedStep:
+    """An update of several parameters, with the division of their gradients."""
+
+    def __init__(self, divided: Sequence[CompleteGradient], update: TracedParameterUpdate) -> None:
+        self._divided, self.write = tuple(divided), update.write
+
+    def prepare(self) -> None:
+        """Divide the gradients that nothing before has divided."""
+        for gradient in self._divided:
+            gradient.divide()
+
+
+class TracedEnd:
+    """Makes of instructions what runs them.
+
+    Args:
+        tensors: for every variable and value, its tensor on each replica; gets what is computed.
+        devices: of the IPUs.
+        rounding: of updates that round at random.
+        run: makes callables; None: there are no such instructions.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: dict[str, list[Tensor]] | dict[str, Sequence[Tensor]],
+        devices: Sequence[torch.device],
+        rounding: StochasticRounding,
+        run: RunUpdate | None,
+    ) -> None:
+        self._functions: Mapping[str, Function] = {f.name: f for f in program.update_functions}
+        self._tensors, self._devices, self._rounding = tensors, devices, rounding
+        self._run = run
+        self._complete: dict[tuple[str, int], CompleteGradient] = {}
+
+    def update(
+        self, update: Update, places: Sequence[tuple[int, int]], scale_of: ScaleOf
+    ) -> TracedStep:
+        """What updates parameters by one function.
+
+        Args:
+            places: of which parameters, and on which replicas.
+        """
+        assert self._run is not None
+        assert update.function is not None
+        columns = [update.parameters, *(names for _, names in update.states)]
+        function = self._functions[update.function]
+        parameters, keys = [], []
+        for place, replica in places:
+            weight, *states = (self._tensors[names[place]][replica] for names in columns)
+            keys.append((update.gradients[place], replica))
+            gradient = self._gradient_for(keys[-1], weight, function)
+            numbers = tuple(self._tensors[name][0] for name in update.numbers[place])
+            parameters.append(TracedParameter(weight, gradient, tuple(states), numbers))
+            self._rounding.name(weight, f"{update.parameters[place]} {replica}")
+        divided = self._to_divide(keys, [one.gradient for one in parameters], scale_of)
+        weight = parameters[0].weight
+        at_random = update.rounding == "stochastic" and weight.dtype == torch.float16
+        run = self._run.updating(function, weight.device, at_random, update.once)
+        rounding = self._rounding if at_random else None
+        return TracedStep(divided, TracedParameterUpdate(run, parameters, rounding))
+
+    def part(self, part: UpdatePart, scale_of: ScaleOf) -> Callable[[], None]:
+        """What computes of a parameter what others need."""
+        assert self._run is not None
+        function, key = self._functions[part.function], (part.gradient, 0)
+        weight = self._tensors[part.parameter][0]
+        gradient = self._gradient_for(key, weight, function)
+        divided = self._to_divide([key], [gradient], scale_of)
+        rest = [self._tensors[name][0] for name in (*part.states, *part.numbers)]
+        results = self._results(part.results, part.types, part.ipu)
+        values = TracedValues(self._run.computing(function), [weight, gradient, *rest], results)
+
+        def compute() -> None:
+            for one in divided:
+                one.divide()
+            values.compute()
+
+        return compute
+
+    def joint(self, joint: JointUpdate) -> TracedValues:
+        """What computes of several parameters together."""
+        assert self._run is not None
+        arguments = [self._tensors[name][0] for name in joint.arguments]
+        lasting = [self._tensors[name][0] for name in joint.written]
+        results = self._results(joint.results, joint.types, joint.ipu)
+        run = self._run.computing(self._functions[joint.function])
+        return TracedValues(run, arguments, results, lasting)
+
+    def _results(self, names: Sequence[str], types: Sequence[TensorType], ipu: int) -> list[Tensor]:
+        device = self._devices[ipu]
+        made = [torch.zeros(type_.shape, dtype=type_.dtype, device=device) for type_ in types]
+        for name, tensor in zip(names, made, strict=True):
+            self._tensors[name] = [tensor]
+        return made
+
+    def _gradient_for(self, key: tuple[str, int], weight: Tensor, function: Function) -> Tensor:
+        """The gradient that a function takes: what was summed, if it fits, or room for it."""
+        if key in self._complete:
+            return self._complete[key].gradient
+        name, replica = key
+        total, dtype = self._tensors[name][replica], function.inputs[1].dtype
+        same = total.dtype == dtype and total.stride() == weight.stride()
+        return total if same else torch.empty_like(weight, dtype=dtype)
+
+    def _to_divide(
+        self,
+        keys: Sequence[tuple[str, int]],
+        gradients: Sequence[Tensor],
+        scale_of: ScaleOf,
+    ) -> list[CompleteGradient]:
+        """Those of some gradients that no instruction before this one divides."""
+        scale = scale_of(gradients)
+        found = []
+        for key, gradient in zip(keys, gradients, strict=True):
+            if key not in self._complete:
+                name, replica = key
+                complete = CompleteGradient(self._tensors[name][replica], gradient, scale)
+                self._complete[key] = complete
+                found.append(complete)
+        return found
