@@ -15,7 +15,7 @@ from torch import Tensor
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
-from ipu_dynamo.progress import begin
+from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.private.inductor import (
     Lowered,
@@ -172,5 +172,6 @@ def _example(value: Tensor) -> Tensor:
 
 def _counted(origin: Origin, function: Function, code: MachineCode) -> MachineCode:
     origins[origin] += 1
+    code_comes_from(origin)
     log.debug("@%s: code from %s", function.name, origin)
     return code
