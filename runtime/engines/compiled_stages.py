@@ -51,6 +51,8 @@ class MachineCodes:
 
     def __init__(self) -> None:
         self._store = None if torch.compiler.config.force_disable_caches else open_store()
+        if self._store:
+            self._store.sweep()
         self._lowered: dict[str | int, tuple[Recipe, Lowered]] = {}
         self._failed: set[str | int] = set()
 

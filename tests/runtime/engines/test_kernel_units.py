@@ -19,8 +19,9 @@ from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_comp
 from ipu_dynamo.runtime.engines.kernel_source import Kernel, unit_source
 from ipu_dynamo.runtime.engines.private import promised_kernels
 from ipu_dynamo.testing import assert_same_bits
-from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
-from ipu_dynamo.tune.scratch_folders import scratch_folder
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF, StageStore
+from ipu_dynamo.tune.scratch_folders import scratch_folder, sweep
+from tests.runtime.engines.kill_rounds import kill_round
 
 SOURCE = """
 #include <torch/csrc/inductor/cpp_prefix.h>
@@ -279,9 +280,28 @@ def test_what_a_killed_process_has_left_is_swept_and_nothing_else(tmp_path):
     left = tmp_path / "left"
     left.mkdir()
     (left / "unit.cpp").write_text("half")
-    with scratch_folder(tmp_path) as first:
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        sweep(tmp_path)
         assert not left.exists()
-        with scratch_folder(tmp_path) as second:
-            assert first.exists()
-            assert second.exists()
+        assert first.exists()
+        assert second.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_unfinished_files_of_killed_processes_are_swept(tmp_path):
+    store = StageStore(tmp_path)
+    old, new = (tmp_path / "kernels" / f".unfinished-{name}" for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 120,) * 2)
+    store.sweep()
+    assert not old.exists()
+    assert new.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_processes_that_are_killed_while_they_compile_leave_nothing():
+    for number in range(5):
+        kill_round(number)
