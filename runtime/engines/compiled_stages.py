@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
@@ -25,7 +26,7 @@ from ipu_dynamo.runtime.engines.private.inductor import (
     lower_artifact,
 )
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
-from ipu_dynamo.tune.artifact_store import Entry, open_store
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, Entry, open_store
 
 log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
@@ -137,12 +138,22 @@ class MachineCodes:
 
 @contextmanager
 def machine_codes() -> Iterator[MachineCodes]:
-    """Compile together what is asked for in the block; other threads that compile wait."""
+    """Compile together what is asked for in the block; other threads that compile wait.
+
+    Raises:
+        IpuError: no file can be written for the compiler.
+    """
     with compile_lock():
         codes = MachineCodes()
-        with inductor_folder(codes._store.scratch if codes._store else None):
-            yield codes
-            codes.complete()
+        try:
+            with inductor_folder(codes._store.scratch if codes._store else None):
+                yield codes
+                codes.complete()
+        except OSError as error:  # a full disk, a folder that may only be read
+            raise IpuError(
+                f"what is compiled cannot be written: {error}\n"
+                f"  try:  free some space, or set {CACHE_DIR} to another folder"
+            ) from error
 
 
 def forget() -> None:

@@ -1,5 +1,6 @@
 """Check that kernels which are compiled together compute what each would, whatever goes wrong."""
 
+import errno
 import logging
 import os
 import signal
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import codecache
 
-from ipu_dynamo import Options, compile_inference
+from ipu_dynamo import IpuError, Options, compile_inference
 from ipu_dynamo.runtime.engines import compiled_stages, kernel_units
 from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_compiler
 from ipu_dynamo.runtime.engines.kernel_source import Kernel, unit_source
@@ -200,6 +202,20 @@ def test_an_interrupted_compilation_leaves_nothing(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             computed()
     assert [path.name for path in (folder / "building").iterdir()] == [".lock"]
+    assert [*(folder / "stages").iterdir()] == []
+    torch.testing.assert_close(computed(), several(X))
+
+
+@pytest.mark.inductor
+def test_a_full_disk_is_an_error_that_says_what_to_do_and_nothing_is_kept(folder, monkeypatch):
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))  # the tests' has files
+        patch.setattr(codecache, "write_atomic", full)
+        with pytest.raises(IpuError, match=r"(?s)No space left on device.*try:.*CACHE_DIR"):
+            computed()
     assert [*(folder / "stages").iterdir()] == []
     torch.testing.assert_close(computed(), several(X))
 
