@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
+    from ipu_dynamo.ops.library.keyed_random import (
+        keyed_bernoulli,
+        keyed_dropout,
+        keyed_normal,
+        keyed_randint,
+        keyed_uniform,
+        replica_index,
+    )
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
     from ipu_dynamo.ops.marks.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.ops.marks.overlap import set_overlap_for_input, set_overlap_for_output
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.torch_compile.explanation import Explanation, explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
+    from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
@@ -51,6 +60,7 @@ __all__ = [
     "Difference",
     "ExecutionError",
     "Explanation",
+    "FreeRows",
     "HostFunction",
     "InputError",
     "IpuError",
@@ -72,7 +82,13 @@ __all__ = [
     "custom_operator",
     "explain",
     "for_loop",
+    "free_rows",
     "identity_loss",
+    "keyed_bernoulli",
+    "keyed_dropout",
+    "keyed_normal",
+    "keyed_randint",
+    "keyed_uniform",
     "load",
     "load_entries",
     "print_tensor",
@@ -80,6 +96,7 @@ __all__ = [
     "recomputation_checkpoint",
     "register_custom_operator",
     "register_named_tuple",
+    "replica_index",
     "save",
     "serialized_matmul",
     "set_overlap_for_input",
@@ -92,6 +109,14 @@ _HOMES = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.custom.custom_operators": ("custom_operator", "register_custom_operator"),
     "ipu_dynamo.capture.custom.host_functions": ("HostFunction",),
+    "ipu_dynamo.ops.library.keyed_random": (
+        "keyed_bernoulli",
+        "keyed_dropout",
+        "keyed_normal",
+        "keyed_randint",
+        "keyed_uniform",
+        "replica_index",
+    ),
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),
@@ -109,6 +134,7 @@ _HOMES = {
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
+    "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),

@@ -14,7 +14,7 @@ with micro_batches                     placed_passes, split_passes, then for eac
 from collections.abc import Sequence
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import Cutting
+from ipu_dynamo.capture.private.aot import Cutting
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
@@ -62,6 +62,7 @@ from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import UpcastHalfMatm
 from ipu_dynamo.passes.joint.precision.upcast_norms import UpcastNorms
 from ipu_dynamo.passes.joint.print_tensors import PrintTensors
 from ipu_dynamo.passes.joint.random_numbers.counter_random import CounterRandom
+from ipu_dynamo.passes.joint.random_numbers.number_replicas import NumberReplicas
 from ipu_dynamo.passes.joint.recomputation.drop_unread_gates import DropUnreadGates
 from ipu_dynamo.passes.joint.recomputation.recompute import Recompute
 from ipu_dynamo.passes.joint.rewrite_bodies import RewriteBodies
@@ -83,14 +84,14 @@ from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradient
 from ipu_dynamo.passes.traced.anchor_values import AnchorValues
 from ipu_dynamo.passes.traced.call_recurrent_layers import CallRecurrentLayers
 from ipu_dynamo.passes.traced.check_types import CheckTypes
+from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
+from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants
 from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
-from ipu_dynamo.passes.traced.prepare_bodies import PrepareBodies
-from ipu_dynamo.passes.traced.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.refuse_nested_graphs import RefuseNestedGraphs
 from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
@@ -189,6 +190,7 @@ def joint_passes(options: Options) -> list[Pass]:
         SerializeMatmul(),
         RoundScalars(),
         CounterRandom(),
+        NumberReplicas(),
         AssignGradientStages(),
         ScaleLoss(
             options.has_variable_loss_scale,
@@ -240,12 +242,11 @@ def _writing_passes(machine: Machine) -> list[Pass]:
         FuseLoss(),
         AccumulateMatmuls(),
         SetStageDevice(tuple(machine.devices)),
-        CallOnednnLstms(),
     ]
 
 
 def form_passes(options: Options, machine: Machine) -> list[Pass]:
-    """From functions that write to the form in which a step runs."""
+    """From functions that write to those that this processor runs, and the form of a step."""
     return left_out(_form_passes(options, machine), options)
 
 
@@ -284,6 +285,7 @@ def recipe_of(
 
 def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
+        CallOnednnLstms(),
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once),
         FuseStep(machine.compiles, machine.hyperparameters),

@@ -22,7 +22,8 @@ BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; after 
 
 RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
 ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
-RESERVED = frozenset({RANDOM_KEY, ACCUMULATION_WEIGHT})  # inputs that passes add
+REPLICA_INDEX = "replica_index"  # input: i64[], the number of the replica
+RESERVED = frozenset({RANDOM_KEY, ACCUMULATION_WEIGHT, REPLICA_INDEX})  # inputs that passes add
 
 PlaceholderKind = Literal[
     "parameter",
@@ -31,10 +32,12 @@ PlaceholderKind = Literal[
     "input",
     "whole",  # the same for all micro-batches of a call
     "random_key",
+    "replica",  # which replica it is
     "loss_scale",  # the factor on the loss, where it may change
     "tangent",
     "token",  # orders operators with an effect; a check needs none
 ]
+STREAMED = ("input", "random_key", "replica")  # kinds that come anew to every micro-batch
 OutputKind = Literal["value", "mutation", "gradient", "count"]
 
 

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
-from ipu_dynamo.capture.private.tracing import (
-    PlainAOTInput,
-    TangentAOTInput,
-    marked_dynamic,
-    source_name,
-)
+from ipu_dynamo.capture.private.aot import PlainAOTInput, TangentAOTInput
+from ipu_dynamo.capture.private.dynamo import marked_dynamic, source_name
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block

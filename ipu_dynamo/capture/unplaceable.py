@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.private.tracing import pytree, unbacked_symbols
+from ipu_dynamo.capture.private.dynamo import unbacked_symbols
+from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator, OpOverload, OpOverloadPacket
 

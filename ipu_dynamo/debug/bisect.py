@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, RANDOM_KEY, STAGE, Capture
+from ipu_dynamo.capture.capture import (
+    ACCUMULATION_WEIGHT,
+    BACKWARD,
+    RANDOM_KEY,
+    REPLICA_INDEX,
+    STAGE,
+    Capture,
+)
 from ipu_dynamo.capture.private.tracing import flatten
 from ipu_dynamo.capture.swap import Model, named_tensors, swapped
 from ipu_dynamo.capture.trace import Arguments, read_arguments, trace
@@ -152,6 +159,7 @@ class _Search:
             seed=0, step=0, iterations=1, accumulation=1, replicas=1
         )
         self.given[ACCUMULATION_WEIGHT] = torch.tensor(1.0)
+        self.given[REPLICA_INDEX] = torch.tensor(0)
         self.start = start_gradient(options)
         self.watcher = Watcher(self.start)
         self.snapshots = self.watcher.snapshots

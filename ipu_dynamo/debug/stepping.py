@@ -241,7 +241,11 @@ def _computed(
 def _calls(
     program: Program, engine: Engine, values: dict[str, Tensor]
 ) -> Iterator[tuple[Call, Function, Stage]]:
-    """Do what moves values, and stop at each call."""
+    """Do what moves values, and stop at each call.
+
+    A program is read here as it says, by names, and not by the runtime's interpreter: that runs
+    only what `InlineWrites` has made of it, and would hide a fault of that pass, or of its own.
+    """
     functions = {f.name: (f, _stage_of(f, engine)) for f in program.functions}
     parts = sections(program)
     with torch.no_grad():

@@ -19,6 +19,7 @@ import ipu_dynamo.ops.half_partial_sums
 import ipu_dynamo.ops.library.ctc_beam_search
 import ipu_dynamo.ops.library.ctc_loss
 import ipu_dynamo.ops.library.host_call
+import ipu_dynamo.ops.library.keyed_random
 import ipu_dynamo.ops.library.points
 import ipu_dynamo.ops.library.suppression
 import ipu_dynamo.ops.marks.convolution_groups

@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ipu_dynamo.optimum.errors import IncompatibleIPUConfigError
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 
 if TYPE_CHECKING:
     from ipu_dynamo.optimum.config import IPUConfig
@@ -35,12 +35,7 @@ def check_coherence(config: "IPUConfig") -> None:
         if isinstance(proportion, list) and not by_pod and len(proportion) not in (1, ipus):
             raise _lengths(f"{twin}matmul_proportion", proportion, ipus_name, ipus)
         layers = getattr(config, f"{twin}layers_per_ipu")
-        if (
-            isinstance(layers, list)
-            and -1 not in layers
-            and not by_pod
-            and len(layers) != ipus
-        ):
+        if isinstance(layers, list) and -1 not in layers and not by_pod and len(layers) != ipus:
             raise _lengths(f"{twin}layers_per_ipu", layers, ipus_name, ipus)
         for kind in ("embedding", "projection"):
             factor = f"{twin}{kind}_serialization_factor"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ipu_dynamo.optimum import pod_types
 from ipu_dynamo.optimum.coherence import check_coherence, layer_count
-from ipu_dynamo.optimum.errors import IncompatibleIPUConfigError
+from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME
 from ipu_dynamo.optimum.fields import OUTPUT_MODES, Field, field, fields_of, plain
-from ipu_dynamo.optimum.files import BASE_KEYS, GONE, IPU_CONFIG_NAME
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 from ipu_dynamo.optimum.stored import Stored
 from ipu_dynamo.optimum.update_text import read_update
 
@@ -81,7 +81,7 @@ class IPUConfig(Stored):
     layers_per_ipu: Layers = field(
         [-1],
         "`parallelize`",
-        "the IPU of each layer; -1 shares out what is left, \"auto\" cuts by cost",
+        'the IPU of each layer; -1 shares out what is left, "auto" cuts by cost',
         lowest=-1,
     )
     inference_layers_per_ipu: Layers | None = field(None, "`parallelize`", "the same", lowest=-1)
@@ -153,10 +153,10 @@ class IPUConfig(Stored):
         False, "Training.setAutomaticLossScaling", "the loss scale follows the gradients"
     )
     executable_cache_dir: str = field(
-        "", "enableExecutableCaching", "programs are kept there; \"disabled\" keeps none"
+        "", "enableExecutableCaching", 'programs are kept there; "disabled" keeps none'
     )
     explicit_ir_inference: bool = field(
-        False, "_Popart.set(\"enableExplicitIR\", True)", "recorded: programs are explicit anyway"
+        False, '_Popart.set("enableExplicitIR", True)', "recorded: programs are explicit anyway"
     )
     parallelize_kwargs: dict[str, Any] | None = field(
         {}, "", "what trainers pass to `model.parallelize`", by_pod=False
@@ -229,7 +229,7 @@ class IPUConfig(Stored):
 
     @property
     def mode(self) -> str:
-        """"training" or "inference": which fields the underscore names mean."""
+        """ "training" or "inference": which fields the underscore names mean."""
         return self._mode
 
     @mode.setter

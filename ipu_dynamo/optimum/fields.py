@@ -114,8 +114,8 @@ class Field:
 
     def _wrong_type(self, value: Any, more: str) -> TypeError:
         return TypeError(
-            f"`IPUConfig` attribute `{self.name}` must be of type {type_text(self.declared)}{more}, "
-            f"got {value!r}, a {type(value).__name__}"
+            f"`IPUConfig` attribute `{self.name}` must be of type {type_text(self.declared)}{more}"
+            f", got {value!r}, a {type(value).__name__}"
         )
 
 

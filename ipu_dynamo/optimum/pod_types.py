@@ -1,6 +1,6 @@
 """Values by the type of the POD that a program runs on, as configurations before 0.7 had them.
 
-    replication_factor={"pod4": 1, "pod16": 4, "default": 1}
+replication_factor={"pod4": 1, "pod16": 4, "default": 1}
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def entry(name: str, values: Mapping[str, Any], pod_type: str | None) -> Any:
     if pod_type is None:
         if DEFAULT not in values:
             raise RuntimeError(
-                f"`{name}` has no entry \"{DEFAULT}\" in {dict(values)!r}: give a pod_type, one of "
+                f'`{name}` has no entry "{DEFAULT}" in {dict(values)!r}: give a pod_type, one of '
                 f"{', '.join(key for key in values if key in IPUS)}"
             )
         return values[DEFAULT]

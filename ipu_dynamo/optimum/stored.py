@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 from ipu_dynamo.optimum import hub
+from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME, read_file, repaired
 from ipu_dynamo.optimum.fields import Field
-from ipu_dynamo.optimum.files import BASE_KEYS, GONE, IPU_CONFIG_NAME, read_file, repaired
 from ipu_dynamo.version import __version__
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Stored:
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> Self:
-        """A configuration from a file; see `from_dict` and `files.read_file`."""
+        """A configuration from a file; see `from_dict` and `config_files.read_file`."""
         config: Self = cls.from_dict(read_file(Path(json_file)))
         return config
 
@@ -107,9 +107,7 @@ class Stored:
         path = _local(name, download.get("subfolder") or "")
         if path is None:
             path = hub.download(str(name), IPU_CONFIG_NAME, **download)
-        return cls.from_dict(
-            read_file(path), return_unused_kwargs=return_unused_kwargs, **kwargs
-        )
+        return cls.from_dict(read_file(path), return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any

@@ -35,9 +35,7 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
 def _value(name: str, written: str, field: Field) -> Any:
     """What a field's text means, by the declared type."""
     forms = _forms(field.declared)
-    wrong = ValueError(
-        f"{name} cannot be {written!r}: its type is {type_text(field.declared)}"
-    )
+    wrong = ValueError(f"{name} cannot be {written!r}: its type is {type_text(field.declared)}")
     try:
         if written.startswith("[") and written.endswith("]"):
             (element,) = (get_args(form)[0] for form in forms if get_origin(form) is list)

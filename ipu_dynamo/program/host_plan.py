@@ -42,11 +42,13 @@ class HostPlan:
         threads = "torch's number of threads" if self.threads is None else f"threads {self.threads}"
         lines = [f"host program: {self.engine} on {', '.join(self.devices)}, {threads} each"]
         names = {recipe.function.name for recipe in self.recipes}
-        lines += [f"  {one}" for one in self.decisions if one.function not in names]
+        lines += [f"  {decision}" for decision in self.decisions if decision.function not in names]
         for recipe in self.recipes:
             lines.append(f"  recipe {recipe}")
-            own = (one for one in self.decisions if one.function == recipe.function.name)
-            lines += [f"    {one}" for one in own]
+            own = (
+                decision for decision in self.decisions if decision.function == recipe.function.name
+            )
+            lines += [f"    {decision}" for decision in own]
         held = (f"{number} {' '.join(of)}" for number, of in enumerate(self.registers))
         lines += _wrapped(f"registers: {', '.join(held)}")
         for title, body in (("before the micro-batches", self.before), *self.passes):

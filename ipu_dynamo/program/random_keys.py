@@ -8,11 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_STEP, _FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xBF58476D1CE4E5B9),
-    np.uint64(0x94D049BB133111EB),
-)
+from ipu_dynamo.ops.key_mixing import mix
 
 
 def random_keys(
@@ -27,17 +23,16 @@ def random_keys(
     """A key of two int32 words for every micro-batch of a call, in the order [D, A, R].
 
     Each word depends on all of seed, step, accumulation step and replica.
-    Source of the mixing function: "splitmix64" (S. Vigna).
 
     Args:
         step: number of the call's first device iteration.
     """
     with np.errstate(over="ignore"):
-        key = _mix(np.uint64(seed % 2**64))
+        key = mix(np.uint64(seed % 2**64))
         steps = np.uint64(step) + np.arange(iterations, dtype=np.uint64)
-        keys = _mix(key + steps)
-        keys = _mix(keys[:, None] + np.arange(accumulation, dtype=np.uint64))
-        keys = _mix(keys[..., None] + np.arange(replicas, dtype=np.uint64))
+        keys = mix(key + steps)
+        keys = mix(keys[:, None] + np.arange(accumulation, dtype=np.uint64))
+        keys = mix(keys[..., None] + np.arange(replicas, dtype=np.uint64))
     words = keys.reshape(-1, 1).view(np.int32)
     return list(torch.from_numpy(words).to(device).unbind(0))
 
@@ -45,14 +40,6 @@ def random_keys(
 def update_seed(*, seed: int, step: int, tensor: int) -> int:
     """A 63-bit seed for what a step's update draws for a tensor, given by a 64-bit number."""
     with np.errstate(over="ignore"):
-        key = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(step))
-        key = _mix(~key + np.uint64(tensor))  # apart from the keys of micro-batches
+        key = mix(mix(np.uint64(seed % 2**64)) + np.uint64(step))
+        key = mix(~key + np.uint64(tensor))  # apart from the keys of micro-batches
     return int(key >> np.uint64(1))
-
-
-def _mix(value: np.ndarray | np.uint64) -> np.ndarray:
-    """Spread every bit of 64-bit integers over all 64."""
-    value = value + _STEP
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    return np.asarray(value ^ (value >> np.uint64(31)))

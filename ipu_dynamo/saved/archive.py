@@ -23,7 +23,7 @@ from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, places
 
 MANIFEST = "manifest.json"
-FORMAT, FORM = "ipu_dynamo saved program", 3
+FORMAT, FORM = "ipu_dynamo saved program", 4
 UNSIGNED = "0" * 64  # the signature, in the list that is signed
 _LARGEST_MANIFEST = 1 << 24
 _CHUNK = 1 << 22  # bytes in memory at once
@@ -71,25 +71,25 @@ def write_archive(
         raise ValueError(f"not names of members: {bad}")
     listed = [Listed(Member(name, _size(members[name])), "0" * 64) for name in names]
     first = Member(MANIFEST, len(_manifest(head, listed)))
-    begins = places([first, *(one.member for one in listed)])
+    begins = places([first, *(entry.member for entry in listed)])
     with replacing(path) as file:
-        for index, (one, begin) in enumerate(zip(listed, begins[1:], strict=True)):
+        for index, (entry, begin) in enumerate(zip(listed, begins[1:], strict=True)):
             file.seek(begin)
             digest, crc = sha256(), 0
-            for piece in _pieces(members[one.member.name]):
+            for piece in _pieces(members[entry.member.name]):
                 file.write(piece)
                 digest.update(piece)
                 crc = zlib.crc32(piece, crc)
-            if file.tell() != begin + one.member.size:
-                raise ValueError(f"{one.member.name} has not the size that it said")
-            listed[index] = Listed(replace(one.member, crc=crc), digest.hexdigest())
+            if file.tell() != begin + entry.member.size:
+                raise ValueError(f"{entry.member.name} has not the size that it said")
+            listed[index] = Listed(replace(entry.member, crc=crc), digest.hexdigest())
         manifest = _manifest(head, listed)
         if sign is not None:
             manifest = _manifest({**head, "signature": sign(manifest)}, listed)
         file.seek(begins[0])
         file.write(manifest)
         first = replace(first, crc=zlib.crc32(manifest))
-        for position, header in around([first, *(one.member for one in listed)]):
+        for position, header in around([first, *(entry.member for entry in listed)]):
             file.seek(position)
             file.write(header)
 
@@ -111,10 +111,10 @@ class Archive:
         self._whole = os.fstat(self._file.fileno()).st_size
         try:
             self.head, listed, manifest = self._read_manifest()
-            self._members = {one.member.name: one for one in listed}
+            self._members = {entry.member.name: entry for entry in listed}
             self.names = tuple(self._members)
             first = Member(MANIFEST, len(manifest), zlib.crc32(manifest))
-            members = [first, *(one.member for one in listed)]
+            members = [first, *(entry.member for entry in listed)]
             self._begins = dict(zip(self.names, places(members)[1:], strict=True))
             self._compare(members)
         except BaseException:
@@ -215,8 +215,10 @@ class Archive:
             if (form := head.pop("form", None)) != FORM:
                 problem = f"it has form {form!r}, and this version reads form {FORM}"
                 raise SavedProgramError(Reason.FORM, problem)
-            listed = [_listed(one) for one in expect(head.pop("members", None), list, "members")]
-            names = [one.member.name for one in listed]
+            listed = [
+                _listed(entry) for entry in expect(head.pop("members", None), list, "members")
+            ]
+            names = [entry.member.name for entry in listed]
             if names != sorted(set(names)):
                 raise SavedProgramError(Reason.DAMAGED, "members are not in their order")
         return head, listed, manifest
@@ -325,12 +327,12 @@ def _listed(value: Any) -> Listed:
 def _manifest(head: Mapping[str, Any], listed: Sequence[Listed]) -> bytes:
     members = [
         {
-            "name": one.member.name,
-            "size": one.member.size,
-            "crc32": f"{one.member.crc:08x}",
-            "sha256": one.sha256,
+            "name": entry.member.name,
+            "size": entry.member.size,
+            "crc32": f"{entry.member.crc:08x}",
+            "sha256": entry.sha256,
         }
-        for one in listed
+        for entry in listed
     ]
     return write_json({**head, "format": FORMAT, "form": FORM, "members": members})
 

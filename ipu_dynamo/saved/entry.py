@@ -18,6 +18,8 @@ from ipu_dynamo.saved.options_json import read_options, write_options
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.values import read_value, write_value
 
+MOST_VARIANTS = 16  # of a traced update
+
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
@@ -53,7 +55,9 @@ class Entry:
         seed, step: where the random numbers go on; None: with a seed of their own.
         loss_scale: the first one.
         devices: of the IPUs.
+        variants: how many programs there are besides, whose updates were traced for other numbers.
         decided: by which figures functions were compiled, and where; not checked here.
+        free_rows: it is called with any number of rows.
     """
 
     arguments: Arguments
@@ -69,7 +73,9 @@ class Entry:
     step: int
     loss_scale: float
     devices: tuple[str, ...]
+    variants: int
     decided: Mapping[str, Any]
+    free_rows: bool = False
 
 
 def write_entry(entry: Entry) -> dict[str, Any]:
@@ -103,7 +109,9 @@ def write_entry(entry: Entry) -> dict[str, Any]:
         "step": entry.step,
         "loss_scale": entry.loss_scale,
         "devices": list(entry.devices),
+        "variants": entry.variants,
         "decided": dict(entry.decided),
+        "free_rows": entry.free_rows,
     }
 
 
@@ -115,11 +123,12 @@ def read_entry(written: Any) -> Entry:
     """
     (
         positional, keywords, names, results, inputs, values, anchors, options, own_weights, groups,
-        variables, seed, step, loss_scale, devices, decided,
+        variables, seed, step, loss_scale, devices, variants, decided, free,
     ) = fields_of(
         written, "the entry", positional=list, keywords=list, names=list, results=_ANY, inputs=list,
         values=list, anchors=dict, options=dict, own_weights=bool, groups=list, variables=dict,
-        seed=(int, type(None)), step=int, loss_scale=float, devices=list, decided=dict,
+        seed=(int, type(None)), step=int, loss_scale=float, devices=list, variants=int,
+        decided=dict, free_rows=bool,
     )  # fmt: skip
     arguments = _arguments(positional, keywords, names)
     structure, read = _structure(results), read_options(options)
@@ -129,6 +138,8 @@ def read_entry(written: Any) -> Entry:
         raise SavedProgramError(Reason.CONTENT, "its loss scale or its step cannot be")
     if seed is not None and not -(1 << 63) <= seed < 1 << 64:
         raise SavedProgramError(Reason.CONTENT, "its seed cannot be")
+    if not 0 <= variants <= MOST_VARIANTS:
+        raise SavedProgramError(Reason.LIMIT, f"its update has {variants} other variants")
     return Entry(
         arguments=arguments,
         results=structure,
@@ -143,7 +154,9 @@ def read_entry(written: Any) -> Entry:
         step=step,
         loss_scale=loss_scale,
         devices=_strings(devices, "devices"),
+        variants=variants,
         decided=decided,
+        free_rows=free,
     )
 
 
@@ -170,13 +183,13 @@ def _example(dtype: torch.dtype) -> Tensor:
 
 
 def _arguments(positional: list[Any], keywords: list[Any], names: list[Any]) -> Arguments:
-    args = tuple(read_value(one, _example) for one in positional)
+    args = tuple(read_value(argument, _example) for argument in positional)
     kwargs: dict[str, Any] = {}
     for pair in keywords:
-        name, one = pair if type(pair) is list and len(pair) == 2 else (None, None)
+        name, argument = pair if type(pair) is list and len(pair) == 2 else (None, None)
         if type(name) is not str or name in kwargs:
             raise SavedProgramError(Reason.CONTENT, "keyword arguments that cannot be")
-        kwargs[name] = read_value(one, _example)
+        kwargs[name] = read_value(argument, _example)
     leaves, spec = flatten((args, kwargs))
     if len(names) != len(leaves):
         raise SavedProgramError(Reason.CONTENT, "it has other names than arguments")

@@ -43,8 +43,8 @@ def expect(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
         names = " or ".join(one.__name__ for one in kinds)
-        found = type(value).__name__
-        raise SavedProgramError(Reason.CONTENT, f"{what} is a JSON {found}, not {names}")
+        actual = type(value).__name__
+        raise SavedProgramError(Reason.CONTENT, f"{what} is a JSON {actual}, not {names}")
     return value
 
 

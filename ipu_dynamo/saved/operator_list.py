@@ -13,7 +13,7 @@ from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
 # Of known versions, and without Python of a user's own behind them.
-_NAMESPACES = frozenset({"aten", "prims", "ipu", "mkldnn", "mkl", "quantized_decomposed"})
+_NAMESPACES = frozenset({"aten", "prims", "ipu", "quantized_decomposed"})
 _PYTHON = "getitem"
 _HOST_CALL = str(host_call)
 # They exchange the memory of a tensor, which a program knows the layout of.
@@ -29,6 +29,10 @@ _REBINDING = frozenset(
         "set_data",
     }
 )
+# Libraries of one processor, which believe the sizes and packed bytes that they are given: host
+# passes call them on the machine that runs a program, so no saved program does.
+_OF_ONE_MACHINE = ("ipu.onednn_", "aten.mkldnn_", "aten._mkldnn_", "aten.to_mkldnn")
+_SPARSE = ("aten._sparse_", "aten.sparse_")  # programs have no sparse tensors; indices go unchecked
 
 
 def write_operators(programs: Iterable[Program]) -> dict[str, str]:
@@ -38,7 +42,7 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
         SavedProgramError: one is not of this package or PyTorch, so that no other process may have
             it.
     """
-    found = {}
+    schemas = {}
     for program in programs:
         for function in (*program.functions, *program.update_functions):
             for node in function.operators:
@@ -50,8 +54,8 @@ def write_operators(programs: Iterable[Program]) -> dict[str, str]:
                         part=source_line(node),
                         hint="compute it with PyTorch's own operators, or outside of the model",
                     )
-                found[name] = _schema(name)
-    return found
+                schemas[name] = _schema(name)
+    return schemas
 
 
 def check_operators(written: Any) -> frozenset[str]:
@@ -103,6 +107,10 @@ def _problem(name: str) -> str | None:
         return f"is none of {', '.join(sorted(_NAMESPACES))}"
     if rest.partition(".")[0] in _REBINDING:
         return "exchanges the memory of a tensor"
+    if name.startswith(_OF_ONE_MACHINE):
+        return "is of a library of one machine, which believes the sizes that it is given"
+    if name.startswith(_SPARSE):
+        return "is one of sparse tensors, which programs do not have"
     return None
 
 

@@ -17,7 +17,7 @@ _STAGE = {"blocks", "ipu"}  # its fields
 
 def write_options(options: Options) -> dict[str, Any]:
     """`options` as JSON."""
-    return {name: one for name, one in _changed(options).items() if name not in _HERE}
+    return {name: value for name, value in _changed(options).items() if name not in _HERE}
 
 
 def _changed(value: Any) -> dict[str, Any]:
@@ -64,8 +64,8 @@ Convert = Callable[[Any], Any]
 
 
 def _read(kind: Callable[..., Any], written: Any, converters: Mapping[str, Convert]) -> Any:
-    given = expect(written, dict, "options")
-    return kind(**{name: converters.get(name, _plain)(one) for name, one in given.items()})
+    entries = expect(written, dict, "options")
+    return kind(**{name: converters.get(name, _plain)(value) for name, value in entries.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -75,11 +75,11 @@ def _plain(value: Any) -> Any:
 
 
 def _stage(written: Any) -> StageSpec:
-    given = expect(written, dict, "a stage")
-    blocks = _plain(given["blocks"]) if given.keys() == _STAGE else None
+    entries = expect(written, dict, "a stage")
+    blocks = _plain(entries["blocks"]) if entries.keys() == _STAGE else None
     if type(blocks) is not tuple or not all(type(block) is str for block in blocks):
         raise ValueError("a stage has other fields")
-    return StageSpec(blocks, expect(given["ipu"], (int, type(None)), "an IPU"))
+    return StageSpec(blocks, expect(entries["ipu"], (int, type(None)), "an IPU"))
 
 
 def _stages(written: Any) -> tuple[StageSpec, ...]:
@@ -92,8 +92,8 @@ def _location(written: Any) -> Location:
 
 
 def _anchors(written: Any) -> dict[str, Anchor]:
-    given = expect(written, dict, "anchors")
-    return {name: _read(Anchor, one, {}) for name, one in given.items()}
+    entries = expect(written, dict, "anchors")
+    return {name: _read(Anchor, anchor, {}) for name, anchor in entries.items()}
 
 
 _STRATEGY: dict[str, Convert] = {

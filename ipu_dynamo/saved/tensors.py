@@ -127,7 +127,7 @@ def _kinds(header: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Dtype and shape of every tensor that a header lists; the rest of it is not looked at."""
     try:
         entries = json.loads(header.decode("ascii"))
-        return {name: _kind(one) for name, one in entries.items()}
+        return {name: _kind(entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SavedProgramError(Reason.DAMAGED, f"its header is no header: {error}") from error
 

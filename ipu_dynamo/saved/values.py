@@ -132,13 +132,13 @@ def _read(written: Any, tensor: Callable[[torch.dtype], Any], depth: int) -> Any
 
 
 def _dictionary(pairs: Any, items: Callable[[Any], list[Any]]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+    entries: dict[Any, Any] = {}
     for pair in expect(pairs, list, "a dictionary"):
         read = items(pair)
-        if len(read) != 2 or type(read[0]) not in (str, int, bool) or read[0] in found:
+        if len(read) != 2 or type(read[0]) not in (str, int, bool) or read[0] in entries:
             raise SavedProgramError(Reason.CONTENT, "a dictionary has a key that cannot be")
-        found[read[0]] = read[1]
-    return found
+        entries[read[0]] = read[1]
+    return entries
 
 
 def _named(name: str, parts: list[Any]) -> Any:

@@ -124,7 +124,7 @@ def with_views(tensors: Mapping[str, Tensor], views: Any) -> dict[str, Tensor]:
     Raises:
         SavedProgramError: the table is none, or reaches out of the memory.
     """
-    found = dict(tensors)
+    by_key = dict(tensors)
     for key, written in expect(views, dict, "views").items():
         view = _read_view(key, written)
         memory = tensors.get(view.of)
@@ -138,13 +138,13 @@ def with_views(tensors: Mapping[str, Tensor], views: Any) -> dict[str, Tensor]:
             view.offset + reach * view.dtype.itemsize > memory.numel()
         ):
             raise SavedProgramError(Reason.CONTENT, f"{key} reaches out of the memory {view.of}")
-        found[key] = torch.empty(0, dtype=view.dtype).set_(
+        by_key[key] = torch.empty(0, dtype=view.dtype).set_(
             memory.untyped_storage(),
             view.offset // view.dtype.itemsize,
             view.shape,
             view.stride,
         )
-    return found
+    return by_key
 
 
 def _read_view(key: str, written: Any) -> View:

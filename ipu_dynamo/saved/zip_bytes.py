@@ -57,12 +57,12 @@ def first_size(header: bytes, name: str) -> int | None:
 
 def places(members: Sequence[Member]) -> list[int]:
     """Where the content of each member begins."""
-    found, position = [], 0
+    begins, position = [], 0
     for member in members:
         begin = _aligned(position + _LOCAL.size + len(member.name) + 24)
-        found.append(begin)
+        begins.append(begin)
         position = begin + member.size
-    return found
+    return begins
 
 
 def around(members: Sequence[Member]) -> Iterator[tuple[int, bytes]]:

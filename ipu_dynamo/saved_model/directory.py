@@ -1,13 +1,18 @@
 """Find out what a path holds: an index, one archive, or what TensorFlow saved."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, read_index
+from ipu_dynamo.saved_model.node_names import operators
 from ipu_dynamo.saved_model.program_file import load_program
 from ipu_dynamo.saved_model.program_interface import interface_of
 from ipu_dynamo.saved_model.signature import Signature
+from ipu_dynamo.saved_model.tf_graphs.meta_graphs import FILE as TF_FILE
+from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TEXT_FILE as TF_TEXT_FILE
+from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TfMetaGraph
+from ipu_dynamo.saved_model.tf_graphs.tf_programs import TfPrograms
 
 TAGS, KEY = frozenset({"serve"}), "serving_default"
 
@@ -16,7 +21,8 @@ class SavedPrograms:
     """What is at a path: tag sets, the signatures of each, and the programs behind them.
 
     Args:
-        path: a saved program directory, a `.pt2` file, or a folder with one such file.
+        path: a saved program directory, a `.pt2` file, a folder with one such file, or what
+            TensorFlow saved.
         trust: whether programs are read without the gate.
 
     Raises:
@@ -26,20 +32,21 @@ class SavedPrograms:
     def __init__(self, path: str | os.PathLike[str], *, trust: bool = False) -> None:
         self.path, self._trust = Path(path), trust
         self._alone: Path | None = None
+        self._tensorflow: TfPrograms | None = None
+        self._graphs: Sequence[MetaGraph] = ()
         if (self.path / FILE).is_file():
             self._graphs = read_index(self.path / FILE)
-        elif self.path.is_dir() and list(self.path.glob("saved_model.pb*")):
-            raise NotImplementedError(
-                f"{self.path} is a SavedModel of TensorFlow, which this version does not read yet"
-            )
+        elif (self.path / TF_FILE).is_file() or (self.path / TF_TEXT_FILE).is_file():
+            self._tensorflow = TfPrograms(self.path)
         else:
             self._alone = _archive(self.path)
-            self._graphs = []
 
     def tag_sets(self) -> list[list[str]]:
         """The tag sets, sorted."""
         if self._alone:
             return [sorted(TAGS)]
+        if self._tensorflow:
+            return self._tensorflow.tag_sets()
         return sorted(sorted(graph.tags) for graph in self._graphs)
 
     def keys(self, tags: Iterable[str]) -> list[str]:
@@ -51,6 +58,20 @@ class SavedPrograms:
         graph = self._graph(tags)
         return [KEY] if graph is None else sorted(graph.signatures)
 
+    def operators(self, tags: Iterable[str], key: str) -> list[str]:
+        """The operators of a signature, sorted; of TensorFlow's graphs by their own names.
+
+        Raises:
+            RuntimeError: there is no such tag set.
+            ValueError: there is no such signature, or its program is refused.
+        """
+        graph = self._graph(tags)
+        if self._tensorflow and isinstance(graph, TfMetaGraph):
+            self._check(tags, key)
+            return self._tensorflow.operators(graph, key)
+        with self.signature(tags, key) as signature:
+            return sorted({name for group in signature.groups() for name in operators(group)})
+
     def signature(self, tags: Iterable[str], key: str) -> Signature:
         """A signature, read from its file.
 
@@ -58,20 +79,27 @@ class SavedPrograms:
             RuntimeError: there is no such tag set.
             ValueError: there is no such signature, or its program is refused.
         """
-        keys = self.keys(tags)
-        if key not in keys:
-            valid = ", ".join(map(repr, keys)) or "none"
-            raise ValueError(f"{self.path} has no signature {key!r}; available are {valid}")
+        self._check(tags, key)
         graph = self._graph(tags)
         if graph is None:
             return _of_archive(self._alone or self.path, self._trust)
+        if isinstance(graph, TfMetaGraph):
+            return (self._tensorflow or TfPrograms(self.path)).signature(graph, key)
         entry = graph.signatures[key]
         path = _inside(self.path, entry.program)
         program = load_program(path, digest=entry.sha256, trust=self._trust)
         return Signature(program, entry, f"{self.path / FILE}: signature {key!r}")
 
-    def _graph(self, tags: Iterable[str]) -> MetaGraph | None:
+    def _check(self, tags: Iterable[str], key: str) -> None:
+        keys = self.keys(tags)
+        if key not in keys:
+            valid = ", ".join(map(repr, keys)) or "none"
+            raise ValueError(f"{self.path} has no signature {key!r}; available are {valid}")
+
+    def _graph(self, tags: Iterable[str]) -> MetaGraph | TfMetaGraph | None:
         wanted = frozenset(tags)
+        if self._tensorflow and (found := self._tensorflow.find(wanted)):
+            return found
         for graph in self._graphs:
             if graph.tags == wanted:
                 return graph

@@ -106,6 +106,14 @@ def is_result_of_tuple(node: fx.Node) -> bool:
     )
 
 
+def operators(group: Group) -> list[str]:
+    """The operators of a group, as `aten.add.Tensor`; those that take results out are none."""
+    if group.kind is not Kind.OP:
+        return []
+    calls = [node.target for node in group.nodes if not is_result_of_tuple(node)]
+    return [str(t) if isinstance(t, OpOverload) else short_name(t) for t in calls]
+
+
 def short_name(target: Any) -> str:
     """`linear` of `aten.linear.default`."""
     if isinstance(target, OpOverload):

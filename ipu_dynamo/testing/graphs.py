@@ -84,7 +84,9 @@ def aten_graphs(
     for line in range(draw(st.integers(0, max_ops))):
         a, b = (draw(st.sampled_from(list(matrices))) for _ in range(2))
         values = a.meta["val"], b.meta["val"]
-        operator = draw(st.sampled_from([one for one in OPERATORS if one.fits(*values)]))
+        operator = draw(
+            st.sampled_from([candidate for candidate in OPERATORS if candidate.fits(*values)])
+        )
         node = append(graph, operator.target, *operator.arguments(a, b), line=line)
         if operator.part is not None:
             node = append(graph, getitem, node, operator.part, line=line)
@@ -94,9 +96,9 @@ def aten_graphs(
         if bound > LIMIT:
             node, bound = append(graph, aten.clamp.default, node, -1, 1, line=line), 1.0
         matrices[node] = bound
-    made = list(matrices)
-    chosen = draw(st.lists(st.sampled_from(made), max_size=3))
-    result = graph.output((*chosen, made[-1]))
+    values_so_far = list(matrices)
+    chosen = draw(st.lists(st.sampled_from(values_so_far), max_size=3))
+    result = graph.output((*chosen, values_so_far[-1]))
     result.meta["val"] = None
     return fx.GraphModule({}, graph), inputs
 

@@ -62,11 +62,13 @@ class Reference:
             sums: list[dict[nn.Parameter, Tensor]] = [{} for _ in group_of]
             for step in range(accumulation):
                 first = (iteration * accumulation + step) * self.options.input_groups
-                given = [micro_batches[first + group] for group in group_of]
+                arguments = [micro_batches[first + group] for group in group_of]
                 for replica, group in enumerate(group_of):
                     if group_of.index(group) != replica:  # the caller's go to the first reader
-                        given[replica] = pytree.tree_map_only(Tensor, torch.clone, given[replica])
-                for replica, (its_args, its_kwargs) in enumerate(given):
+                        arguments[replica] = pytree.tree_map_only(
+                            Tensor, torch.clone, arguments[replica]
+                        )
+                for replica, (its_args, its_kwargs) in enumerate(arguments):
                     with self._replica(replica):
                         returned.append(self._micro_batch(replica, its_args, its_kwargs))
                     self._take_gradients(sums[replica])

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import fx
 
+from ipu_dynamo.capture.private.dynamo import source_name
 from ipu_dynamo.capture.private.saved_aot import (
     SerializableCallable,
     dump_graph,
     load_graph,
     own_cache_off,
 )
-from ipu_dynamo.capture.private.tracing import source_name
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], Callable[..., Any]]
 _KEPT = ("stack_trace", "custom", "example_value")  # keys of node.meta that are saved

@@ -36,7 +36,7 @@ def ipu(
         CompileError: the graph cannot be compiled, with the line of the model.
         OptionError: an option does not exist or has no meaning here.
     """
-    from ipu_dynamo.capture.private.tracing import reset_with_dynamo
+    from ipu_dynamo.capture.private.dynamo import reset_with_dynamo
 
     reset_with_dynamo(ipu)
     return compile_readably(gm, example_inputs, options, mode)
@@ -54,8 +54,8 @@ def compile_readably(
     Args:
         record: gets what is decided.
     """
+    from ipu_dynamo.capture.private.dynamo import RestartAnalysis
     from ipu_dynamo.capture.private.saved_aot import aot_compiling
-    from ipu_dynamo.capture.private.tracing import RestartAnalysis
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
     from ipu_dynamo.torch_compile.compile_graph import compile_graph
     from ipu_dynamo.torch_compile.dynamo_errors import readable

@@ -12,7 +12,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Placeholder
 from ipu_dynamo.capture.dynamo import close_pass, describe_graph, open_pass, specialise
-from ipu_dynamo.capture.private.tracing import (
+from ipu_dynamo.capture.private.aot import (
     Cutting,
     allow_retain_graph,
     aot_cache_forced,
@@ -112,8 +112,8 @@ def _compile_alone(
     record.ended_by = break_reason(gm)
     if options.fallback != "allow":
         tell_of_break(gm, markers)
-    if found := find(gm, examples):
-        return _fall_back(gm, options, UnplaceableError(found), record)
+    if unplaceable := find(gm, examples):
+        return _fall_back(gm, options, UnplaceableError(unplaceable), record)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     blocks = _block_names(gm)

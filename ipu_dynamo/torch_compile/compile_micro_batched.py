@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.dynamo import FlatPass
-from ipu_dynamo.capture.private.tracing import TangentAOTInput
+from ipu_dynamo.capture.private.aot import TangentAOTInput
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.manager import PassManager
@@ -92,19 +92,19 @@ class MicroBatches:
             names[int(r)] if isinstance(r, str) and r not in flat.arguments else r
             for r in flat.results
         ]
-        return _in_order(calls, flat.constants, places, kept), hosts
+        return _chained(calls, flat.constants, places, kept), hosts
 
     def _known(self, capture: Capture) -> dict[fx.Node, Placement]:
         """What the forward pass split; the gradients of what it returned are split likewise."""
-        found: dict[fx.Node, Placement] = {}
+        seeds: dict[fx.Node, Placement] = {}
         for node in capture.placeholder_nodes:
             placement = self.values.get(node.name)
             tangent = node.meta.get("desc")
             if placement is None and isinstance(tangent, TangentAOTInput):
                 placement = self.outputs.get(tangent.output)
             if isinstance(placement, Shard) or placement is Kind.PER_MICRO_BATCH:
-                found[node] = placement
-        return found
+                seeds[node] = placement
+        return seeds
 
     def _bind(
         self, piece: Piece, manager: PassManager
@@ -209,21 +209,29 @@ def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda values: list(take(values))
 
 
-def _in_order(
+def _chained(
     calls: Sequence[tuple[Callable[..., list[Any]], Callable[[list[Any]], Sequence[Any]]]],
     constants: Sequence[Tensor],
     places: Mapping[str, int],
     results: Sequence[str | float | None],
 ) -> Boxed:
-    take = _taker([places[r] for r in results if isinstance(r, str)])
-    tensors = [isinstance(r, str) for r in results]
+    """Call up to three programs one after the other, each with what is there by then.
 
-    def run(given: list[Any]) -> tuple[Any, ...]:
-        values = [*given, *constants]
-        given.clear()
+    Args:
+        calls: what takes the arguments of each out of all values, and what runs it; its results
+            join the values. Each is run by the interpreter of programs.
+        places: among the values: arguments, constants, and results in this order.
+        results: the names of tensors that are returned, and what else is.
+    """
+    take = _taker([places[r] for r in results if isinstance(r, str)])
+    is_tensor = [isinstance(r, str) for r in results]
+
+    def run(arguments: list[Any]) -> tuple[Any, ...]:
+        values = [*arguments, *constants]
+        arguments.clear()
         for pick, call in calls:
             values += call(pick(values))
-        found = iter(take(values))
-        return tuple(next(found) if t else r for t, r in zip(tensors, results, strict=True))
+        tensors = iter(take(values))
+        return tuple(next(tensors) if t else r for t, r in zip(is_tensor, results, strict=True))
 
     return run

@@ -4,7 +4,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from ipu_dynamo.capture.private.tracing import GuardOnDataDependentSymNode, ShortenTraceback
+from ipu_dynamo.capture.private.dynamo import ShortenTraceback
+from ipu_dynamo.capture.private.tracing import GuardOnDataDependentSymNode
 from ipu_dynamo.errors import CompileError, IpuError, raised_at
 
 

@@ -11,7 +11,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.private.tracing import pytree, skipped_frames
+from ipu_dynamo.capture.private.dynamo import skipped_frames
+from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import OptionError, source_line
 from ipu_dynamo.passes.manager import PassRun, summary
@@ -73,7 +74,9 @@ class GraphExplanation:
 
     def __str__(self) -> str:
         lines = [f"{self.operators} operators from {self.first_line}"]
-        lines += [f"  cannot be placed: {_first_line(str(one))}" for one in self.unplaceable]
+        lines += [
+            f"  cannot be placed: {_first_line(str(problem))}" for problem in self.unplaceable
+        ]
         lines += [f"  block {place}" for place in self.blocks]
         lines += [f"  {kind}: {summary(runs)}" for kind, runs in self.passes]
         for program in self.programs:
@@ -206,11 +209,11 @@ def _decided(hosts: Sequence[HostProgram], *passes: str) -> tuple[Decision, ...]
     first: dict[tuple[str, str, str], Decision] = {}
     for host in hosts:
         for call in host.runs.calls:
-            for one in host.decisions:
-                if one.by in passes and one.function == call.function:
-                    key = one.by, one.of, one.choice
-                    counts[key] += one.count
-                    first.setdefault(key, one)
+            for decision in host.decisions:
+                if decision.by in passes and decision.function == call.function:
+                    key = decision.by, decision.of, decision.choice
+                    counts[key] += decision.count
+                    first.setdefault(key, decision)
     return tuple(replace(first[key], count=count) for key, count in counts.items())
 
 

@@ -8,11 +8,7 @@ from pathlib import Path
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.dynamo import describe_inputs, last_block
-from ipu_dynamo.capture.private.tracing import (
-    compile_count,
-    errors_are_swallowed,
-    recompile_limit,
-)
+from ipu_dynamo.capture.private.dynamo import compile_count, errors_are_swallowed, recompile_limit
 
 log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
@@ -38,11 +34,11 @@ def break_reason(gm: fx.GraphModule) -> tuple[str, str] | None:
 
 def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
     """Warn, once per line, that the rest is another program, and where an open block ends."""
-    found = break_reason(gm)
-    if found is None or found in _said:
+    reason = break_reason(gm)
+    if reason is None or reason in _said:
         return
-    _said.add(found)
-    line, why = found
+    _said.add(reason)
+    line, why = reason
     block = last_block(markers)
     ends = (
         f"The block that begins at {block} ends there: what follows is another program, and it "

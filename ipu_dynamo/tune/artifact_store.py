@@ -190,15 +190,15 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "geteuid"):
         return  # Windows: the folder inherits the access list of the user's profile
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise _Unsafe(
-            f"compiled stages are not taken from {folder}, which belongs to user {found.st_uid}"
+            f"compiled stages are not taken from {folder}, which belongs to user {status.st_uid}"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _Unsafe(
             f"compiled stages are not taken from {folder}, which others can write to "
-            f"(mode {stat.S_IMODE(found.st_mode):04o}, it should be 0700)"
+            f"(mode {stat.S_IMODE(status.st_mode):04o}, it should be 0700)"
         )
 
 

@@ -55,4 +55,4 @@ def _read(path: Path, machine: str, things: Collection[str]) -> Figures:
     content = json.loads(unsealed(path.read_bytes()))
     if content["machine"] != machine:
         raise ValueError("it is another machine's")
-    return {one: content["seconds"][one] for one in things}
+    return {thing: content["seconds"][thing] for thing in things}

@@ -27,10 +27,10 @@ _SECONDS = 0.03  # for each convolution
 _COMPILED = 0.4
 
 
-def convolution_times(one: ConvolutionShape) -> Mapping[str, float] | None:
+def convolution_times(shape: ConvolutionShape) -> Mapping[str, float] | None:
     """Seconds of a convolution in each way; None where no folder keeps them."""
     store = open_store()
-    return _times_in(store.folder, machine_name(), one) if store else None
+    return _times_in(store.folder, machine_name(), shape) if store else None
 
 
 def forget() -> None:
@@ -39,43 +39,48 @@ def forget() -> None:
 
 
 @cache
-def _times_in(folder: Path, machine: str, one: ConvolutionShape) -> Mapping[str, float] | None:
-    name = sha256(f"{machine}\n{one!r}".encode()).hexdigest()[:32]
-    path, key = folder / "convolutions" / f"{name}.json", repr(one)
-    kept = kept_figures(path, machine, [key], lambda: {key: measure(one)})
+def _times_in(folder: Path, machine: str, shape: ConvolutionShape) -> Mapping[str, float] | None:
+    name = sha256(f"{machine}\n{shape!r}".encode()).hexdigest()[:32]
+    path, key = folder / "convolutions" / f"{name}.json", repr(shape)
+    kept = kept_figures(path, machine, [key], lambda: {key: measure(shape)})
     return kept[key] if kept else None
 
 
 @one_thread()
-def measure(one: ConvolutionShape) -> dict[str, float]:
+def measure(shape: ConvolutionShape) -> dict[str, float]:
     """Seconds by the library that PyTorch calls, and by matmuls.
 
     The second is estimated, as compiling takes longer than all that it could save: from its
     matmuls, and from PyTorch's own copies to and from patches.
     """
-    kernel, where = one.weight[2:], (one.stride, one.padding)
-    x = torch.ones(one.x, dtype=torch.float32, device="cpu")
-    weight = torch.ones(one.weight, dtype=torch.float32, device="cpu")
-    bias = weight[:, 0, 0, 0] if one.bias else None
+    kernel, where = shape.weight[2:], (shape.stride, shape.padding)
+    x = torch.ones(shape.x, dtype=torch.float32, device="cpu")
+    weight = torch.ones(shape.weight, dtype=torch.float32, device="cpu")
+    bias = weight[:, 0, 0, 0] if shape.bias else None
     rest: list[Any] = [*map(list, where), [1, 1], False, [0, 0], 1]
     y = aten.convolution(x, weight, bias, *rest)
-    flat, seen, made = weight.flatten(1), patches(x, kernel, *where), by_channel(y)
-    back = (*rest, list(one.mask))
+    flat, seen, gradients = weight.flatten(1), patches(x, kernel, *where), by_channel(y)
+    back = (*rest, list(shape.mask))
     ways = {
         "torch": lambda: aten.convolution(x, weight, bias, *rest),
         "matmuls": lambda: flat @ seen,
         "patches": lambda: patches(x, kernel, *where),
         "channels": lambda: by_channel(y),
     }
-    if one.mask:
-        parts = (flat.t() @ made).view(-1, len(x), made.shape[1] // len(x)).transpose(0, 1)
+    if shape.mask:
+        parts = (
+            (flat.t() @ gradients).view(-1, len(x), gradients.shape[1] // len(x)).transpose(0, 1)
+        )
         parts = parts.contiguous()
-        of_x, of_weight, _ = one.mask
+        of_x, of_weight, _ = shape.mask
         ways["torch"] = lambda: aten.convolution_backward(y, x, weight, [len(weight)], *back)
-        ways["matmuls"] = lambda: (of_x and flat.t() @ made, of_weight and made @ seen.t())
+        ways["matmuls"] = lambda: (
+            of_x and flat.t() @ gradients,
+            of_weight and gradients @ seen.t(),
+        )
         ways["patches"] = lambda: of_weight and patches(x, kernel, *where)
-        ways["sums"] = lambda: of_x and F.fold(parts, one.x[2:], kernel, padding=one.padding)
-    found = fastest(ways, _SECONDS)
-    log.info("%s measured: %s", one, found)
-    moved = sum(seconds for way, seconds in found.items() if way not in ("torch", "matmuls"))
-    return {"torch": found["torch"], "matmuls": found["matmuls"] + _COMPILED * moved}
+        ways["sums"] = lambda: of_x and F.fold(parts, shape.x[2:], kernel, padding=shape.padding)
+    times = fastest(ways, _SECONDS)
+    log.info("%s measured: %s", shape, times)
+    moved = sum(seconds for way, seconds in times.items() if way not in ("torch", "matmuls"))
+    return {"torch": times["torch"], "matmuls": times["matmuls"] + _COMPILED * moved}

@@ -29,9 +29,9 @@ class Figures:
     matmuls: Times | None = None
     convolutions: Mapping[ConvolutionShape, Mapping[str, float]] = field(default_factory=dict)
 
-    def of_convolution(self, one: ConvolutionShape) -> Mapping[str, float] | None:
+    def of_convolution(self, shape: ConvolutionShape) -> Mapping[str, float] | None:
         """Seconds of a convolution in each way; None where nothing is known."""
-        return self.convolutions.get(one) or convolution_times(one)
+        return self.convolutions.get(shape) or convolution_times(shape)
 
     def choice(self) -> MatmulChoice:
         """Which library computes which matmuls."""

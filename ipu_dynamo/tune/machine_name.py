@@ -34,7 +34,7 @@ def _processor() -> str:
     if not file.exists():
         return platform.processor() or platform.machine()
     first = file.read_text(encoding="utf-8").partition("\n\n")[0]
-    found = (line.partition(":") for line in first.splitlines())
-    facts = {key.strip(): value.strip() for key, _, value in found}
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {key.strip(): value.strip() for key, _, value in lines}
     names = ("vendor_id", "model name", "cpu family", "model", "stepping", "CPU part")
     return " ".join(facts[name] for name in names if name in facts) or platform.machine()

@@ -36,16 +36,16 @@ class MatmulChoice:
     forced: Library | None = None
     times: Callable[[], Times | None] = matmul_times
 
-    def way(self, one: MatmulClass, *, packable: bool = False) -> Way:
+    def way(self, matmul: MatmulClass, *, packable: bool = False) -> Way:
         """How to compute matmuls of a class.
 
         Args:
             packable: the second operand is a weight that stays the same for many calls.
         """
-        packable = packable and one.form == "a @ b.t()"
+        packable = packable and matmul.form == "a @ b.t()"
         if self.forced == "onednn":
             return "packed" if packable else "onednn"
-        times, way = self.measured(one), _TORCH
+        times, way = self.measured(matmul), _TORCH
         if not times:
             return way
         if times["onednn"] * WORTH_CHANGING <= times["torch"]:
@@ -55,10 +55,10 @@ class MatmulChoice:
             way = "packed"
         return way
 
-    def measured(self, one: MatmulClass) -> Mapping[Way, float]:
+    def measured(self, matmul: MatmulClass) -> Mapping[Way, float]:
         """What decides: seconds of a matmul of the class by each library; nothing if forced."""
-        measured = self.times() if self.forced is None and one in MEASURED else None
-        return measured[one] if measured else {}
+        measured = self.times() if self.forced is None and matmul in MEASURED else None
+        return measured[matmul] if measured else {}
 
 
 def matmul_choice() -> MatmulChoice:

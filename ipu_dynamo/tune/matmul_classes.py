@@ -69,13 +69,13 @@ def class_of(node: fx.Node) -> MatmulClass | None:
     return MatmulClass(form, size)
 
 
-def example_of(one: MatmulClass) -> tuple[Tensor, Tensor]:
+def example_of(matmul: MatmulClass) -> tuple[Tensor, Tensor]:
     """Operands of a matmul of a measured class."""
-    m, k, n = _EXAMPLES[one.size]
-    left, right = one.form.split(" @ ")
-    if one.size == "thin" and left == "a.t()":
+    m, k, n = _EXAMPLES[matmul.size]
+    left, right = matmul.form.split(" @ ")
+    if matmul.size == "thin" and left == "a.t()":
         m, k = k, m  # few rows of a batch, whose gradients are summed
-    batch = (8,) if one.size == "batched" else ()
+    batch = (8,) if matmul.size == "batched" else ()
     return _laid_out((*batch, m, k), left == "a.t()"), _laid_out((*batch, k, n), right == "b.t()")
 
 

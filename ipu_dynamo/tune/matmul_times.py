@@ -47,11 +47,11 @@ def forget() -> None:
 @cache
 def _times_in(folder: Path, machine: str) -> Times | None:
     path = folder / "matmuls" / f"{sha256(machine.encode()).hexdigest()[:32]}.json"
-    names = {str(one): one for one in MEASURED}
+    names = {str(matmul): matmul for matmul in MEASURED}
 
     def figures() -> Figures:
         times = measure().items()
-        return {str(one): {str(way): s for way, s in ways.items()} for one, ways in times}
+        return {str(matmul): {str(way): s for way, s in ways.items()} for matmul, ways in times}
 
     kept = kept_figures(path, machine, names, figures)
     return kept and {names[name]: ways for name, ways in kept.items()}  # type: ignore[return-value]
@@ -61,20 +61,20 @@ def measure() -> Times:
     """Time a matmul of each class by each library, in less than a second on a usual machine."""
     start = time.thread_time()
     with one_thread():
-        times = {one: fastest(_ways(one), _SECONDS) for one in MEASURED}
+        times = {matmul: fastest(_ways(matmul), _SECONDS) for matmul in MEASURED}
     log.info("matmuls measured in %.2f s of one core", time.thread_time() - start)
     return times
 
 
-def _ways(one: MatmulClass) -> dict[Way, Callable[[], object]]:
-    a, b = example_of(one)
-    if one.size == "batched":
+def _ways(matmul: MatmulClass) -> dict[Way, Callable[[], object]]:
+    a, b = example_of(matmul)
+    if matmul.size == "batched":
         return {"torch": lambda: torch.bmm(a, b), "onednn": lambda: onednn.batched(a, b)}
     ways: dict[Way, Callable[[], object]] = {
         "torch": lambda: torch.mm(a, b),
         "onednn": lambda: onednn.matmul(a, b, None, "none"),
     }
-    if one.form == "a @ b.t()":
+    if matmul.form == "a @ b.t()":
         weight = onednn_pack(b.t(), a.shape[0])
         ways["packed"] = lambda: onednn.packed(a, weight, None, "none")
     return ways

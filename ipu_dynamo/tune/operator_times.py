@@ -66,5 +66,5 @@ class _Clock(fx.Interpreter):
 
 def _value(like: Tensor) -> Tensor:
     """A tensor with the layout of `like`: small random numbers, or zeros."""
-    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return made.normal_(std=0.02) if made.is_floating_point() else made.zero_()
+    tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return tensor.normal_(std=0.02) if tensor.is_floating_point() else tensor.zero_()

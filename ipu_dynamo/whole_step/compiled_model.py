@@ -1,6 +1,6 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,6 @@ from ipu_dynamo.capture.private.tracing import outside_modes
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, OptionError, skipping_sources
-from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
@@ -23,14 +22,14 @@ from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.execute.host_io.batching import micro_batch_size
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
+from ipu_dynamo.whole_step.calls.call_inputs import CallInputs, first_micro_batch
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.recorded_casts import recorded_casts_only
-from ipu_dynamo.whole_step.calls.synthetic_data import synthetic_inputs, without_contents
+from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
 from ipu_dynamo.whole_step.inspection import Inspection
@@ -119,13 +118,11 @@ class CompiledModel(Inspection, WeightExchange):
         self._executable: Executable | None = None
         self._engine: Engine | None = None
         self._figures: Figures | None = None
-        self._changed_inputs: set[str] = set()  # inputs that the model changes in place
-        self._lossy_inputs: set[str] = set()  # of which a warning told that numbers are lost
+        self._inputs: CallInputs | None = None
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
         self._times = ""  # that compiling took
-        self._synthetic: dict[str, Tensor] | None = None  # inputs of every call, where these count
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
@@ -231,25 +228,15 @@ class CompiledModel(Inspection, WeightExchange):
             self.write_optimizer_state()
         if self._link is not None:
             self._link.before_step()
-        names = compiled.input_names
-        synthetic = self.options.synthetic_data
-        if synthetic:
-            if self._synthetic is None:
-                host = tensors[0].device if tensors else executable.devices[0]
-                self._synthetic = synthetic_inputs(compiled.program, executable.batching, host)
-            fed = self._synthetic
-        else:
-            fed = {name: self._prepared(name, t) for name, t in zip(names, tensors, strict=True)}
-        if self._changed_inputs and not synthetic:
-            _refuse_shared_inputs(names, tensors, self._changed_inputs)
+        assert self._inputs is not None
+        fed = self._inputs.of(tensors, executable)
         with recorded_casts_only():
             sent = None if on_send is None else partial(self._sent, on_send)
             results = executable(fed, [group.values for group in self.groups], sent)
-        if synthetic:
+        if self.options.synthetic_data:
             results = without_contents(results)
-        for output in compiled.program.outputs:
-            if output.mutates and not synthetic:
-                tensors[names.index(output.name)].copy_(results[output.name])
+        else:
+            self._inputs.give_back(tensors, results)
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
             self._anchored |= executable.records.last
@@ -302,17 +289,6 @@ class CompiledModel(Inspection, WeightExchange):
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)
 
-    def _prepared(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor that a stream reads: contiguous, without gradient, narrowed if wanted."""
-        tensor = tensor.detach().contiguous()
-        if not self.options.narrow:
-            return tensor
-        carried = narrowed(tensor)
-        checked = carried is not tensor and name not in self._lossy_inputs
-        if checked and tell_of_lost_values(f"input {name}", tensor, carried):
-            self._lossy_inputs.add(name)
-        return carried
-
     def _compile(self, given: Arguments) -> None:
         with (
             compile_lock(),
@@ -325,7 +301,7 @@ class CompiledModel(Inspection, WeightExchange):
 
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options
-        example = _first_micro_batch(given, self._batching.splits)
+        example = first_micro_batch(given, self._batching.splits)
         link, reading = self._link, Reading((), [])
         if link is not None:
             if link.live and self._executable is not None:
@@ -416,8 +392,9 @@ class CompiledModel(Inspection, WeightExchange):
             unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
             executable.records = StepRecords(wanted, executable.batching, steps, unread)
         remember(compiled.program)
-        self._changed_inputs = {o.name for o in compiled.program.outputs if o.mutates}
-        self._anchored, self._synthetic = {}, None
+        told = set() if self._inputs is None else self._inputs.told
+        self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, told)
+        self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
         with torch.no_grad(), outside_modes():
@@ -430,29 +407,3 @@ def _name(model: Model) -> str:
     if isinstance(model, nn.Module):
         return str(model._get_name())
     return str(getattr(model, "__name__", type(model).__name__))
-
-
-def _first_micro_batch(given: Arguments, splits: int) -> Arguments:
-    """The rows of the first micro-batch of every tensor."""
-    leaves = []
-    for name, leaf in zip(given.names, given.leaves, strict=True):
-        if isinstance(leaf, Tensor):
-            rows = micro_batch_size(name, leaf.shape, splits)
-            leaf = leaf.detach().contiguous()
-            leaf = leaf.narrow(0, 0, rows) if leaf.dim() else leaf
-        leaves.append(leaf)
-    return Arguments(tuple(leaves), given.spec, given.names)
-
-
-def _refuse_shared_inputs(
-    names: Sequence[str], tensors: Sequence[Tensor], changed: Collection[str]
-) -> None:
-    """Raise when an input that the model changes in place shares memory with another one."""
-    owner: dict[int, str] = {}
-    for name, tensor in zip(names, tensors, strict=True):
-        other = owner.setdefault(tensor.untyped_storage().data_ptr(), name)
-        if other != name and (name in changed or other in changed):
-            raise InputError(
-                f"inputs {other} and {name} share memory, and the model changes one in place",
-                hint="pass a clone of one of them",
-            )

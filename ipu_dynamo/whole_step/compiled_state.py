@@ -27,6 +27,13 @@ class CompiledState:
         return self._executable is not None
 
     @property
+    def variants(self) -> tuple[Program, ...]:
+        """`program` with the other updates that are known, each traced for other numbers."""
+        compiled, executable = self._ready()
+        every = (compiled.program, *executable.other_updates)
+        return tuple(program for program in every if program is not self.program)
+
+    @property
     def executable(self) -> Executable:
         """What runs the program, once compiled: its schedule, its timeline when recorded."""
         return self._ready()[1]

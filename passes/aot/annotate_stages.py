@@ -38,9 +38,9 @@ class AnnotateStages:
         for node in capture.graph.graph.nodes:
             if STAGE not in node.meta:
                 continue
-            for one in (node, *_inside(capture.graph, node)):
-                changed |= annotated_stage(one) != node.meta[STAGE]
-                one.meta["custom"] = {**(one.meta.get("custom") or {}), _KEY: node.meta[STAGE]}
+            for each in (node, *_inside(capture.graph, node)):
+                changed |= annotated_stage(each) != node.meta[STAGE]
+                each.meta["custom"] = {**(each.meta.get("custom") or {}), _KEY: node.meta[STAGE]}
         return changed
 
 

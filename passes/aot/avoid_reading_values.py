@@ -98,19 +98,19 @@ def _sum_under_mask(node: fx.Node) -> bool:
 
 def _dims(node: fx.Node) -> list[int]:
     """The dims that `node`, a sum, removes from its argument."""
-    summed, wanted, *_ = (*node.args, None)
+    summed, reduced, *_ = (*node.args, None)
     assert isinstance(summed, fx.Node)
     rank = max(1, summed.meta["val"].dim())
-    dims: Any = wanted or range(rank)
+    dims: Any = reduced or range(rank)
     return [dim % rank for dim in dims]
 
 
 def _is_unique(node: fx.Node) -> bool:
     if node.target is not operator.getitem:
         return False
-    made: Any
-    made, position = node.args
-    return bool(position == 0 and made.target is aten._unique.default)
+    source: Any
+    source, position = node.args
+    return bool(position == 0 and source.target is aten._unique.default)
 
 
 def _insert(before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

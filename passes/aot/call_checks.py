@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import with_effects
+from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.levels import Level
 
@@ -44,8 +44,8 @@ class CallChecks:
 
 def plan(graph: fx.Graph) -> list[fx.Node]:
     """The checks that are called with a token. Reads the graph only."""
-    found = graph.find_nodes(op="call_function", target=with_effects)
-    return [node for node in found if node.args[1] in _CHECKS]
+    effects = graph.find_nodes(op="call_function", target=with_effects)
+    return [node for node in effects if node.args[1] in _CHECKS]
 
 
 def apply(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import static, unbacked_symbols
+from ipu_dynamo.capture.private.dynamo import static, unbacked_symbols
 from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
 from ipu_dynamo.passes.levels import Level
 

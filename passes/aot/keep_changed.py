@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import InputMutationAOTOutput, TangentAOTInput
+from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.aot.keep_draws import AGAIN, POLICY
 from ipu_dynamo.passes.levels import Level
@@ -75,15 +75,15 @@ def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
     """Forward operators that read a `changed` input, or a view of it: by the time of the backward
     pass it holds something else. Reads the graph only."""
     backward = _behind(_tangents(graph))
-    found: list[fx.Node] = []
+    users: list[fx.Node] = []
     pending = list(changed)
     while pending:
         for user in pending.pop().users:
             if is_view(user):
                 pending.append(user)
             elif user.op != "output" and user not in backward and POLICY not in user.meta:
-                found.append(user)
-    return found
+                users.append(user)
+    return users
 
 
 def _tangents(graph: fx.Graph) -> list[fx.Node]:

@@ -60,15 +60,15 @@ def _apply_mask(dropout: fx.Node) -> None:
     """Compute the first result from the second."""
     x, p, *_ = dropout.args
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)  # type: ignore[operator]
-    given, drawn = dropout.meta["val"]
+    like, drawn = dropout.meta["val"]
     with dropout.graph.inserting_after(dropout):
         mask = _call(dropout, drawn, getitem, dropout, 1)
     with dropout.graph.inserting_after(mask):
-        numbers = _call(dropout, given, aten._to_copy.default, mask, dtype=given.dtype)
+        numbers = _call(dropout, like, aten._to_copy.default, mask, dtype=like.dtype)
     with dropout.graph.inserting_after(numbers):
-        factors = _call(dropout, given, aten.mul.Tensor, numbers, scale)
+        factors = _call(dropout, like, aten.mul.Tensor, numbers, scale)
     with dropout.graph.inserting_after(factors):
-        result = _call(dropout, given, aten.mul.Tensor, x, factors)
+        result = _call(dropout, like, aten.mul.Tensor, x, factors)
     for part in _parts(dropout):
         if part is not mask:
             part.replace_all_uses_with(mask if part.args[1] else result)

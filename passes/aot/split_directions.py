@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
-from ipu_dynamo.capture.private.tracing import Cutting, cut_directions
+from ipu_dynamo.capture.private.aot import Cutting, cut_directions
 from ipu_dynamo.passes.levels import Directions, Level
 
 _TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction

@@ -91,9 +91,9 @@ def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
     if after.stride() == before.stride():
         return
     with node.graph.inserting_before(node):
-        made = call(node.graph, target, *args, origin=node, name=f"{node.name}_dense", **kwargs)
+        dense = call(node.graph, target, *args, origin=node, name=f"{node.name}_dense", **kwargs)
         size, stride = list(before.shape), list(before.stride())
         options = {"dtype": after.dtype, "device": after.device}
         empty = call(node.graph, aten.empty_strided.default, size, stride, origin=node, **options)
-    node.target, node.args, node.kwargs = aten.copy.default, (empty, made), {}
+    node.target, node.args, node.kwargs = aten.copy.default, (empty, dense), {}
     node.meta["val"] = evaluate(node)

@@ -42,12 +42,12 @@ def _adds(node: fx.Node, reader: fx.Node) -> bool:
     if node.target is not aten.add.Tensor or list(node.users) != [reader] or node.kwargs:
         return False
     value = node.meta["val"]
-    return all(isinstance(one, fx.Node) and alike(one.meta["val"], value) for one in node.args)
+    return all(isinstance(term, fx.Node) and alike(term.meta["val"], value) for term in node.args)
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether two values have one shape and one dtype."""
-    return bool(one.shape == other.shape and one.dtype == other.dtype)
+    return bool(tensor.shape == other.shape and tensor.dtype == other.dtype)
 
 
 def is_large(total: Tensor, rule: str) -> bool:

@@ -43,12 +43,12 @@ def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
     held: dict[_Value, int] = {}
     peak = live = 0
     for index, (node, repetition, reads) in enumerate(steps):
-        made = (node, repetition)
+        result = (node, repetition)
         if owner(node) is node:
-            held[made] = nbytes(node)
-            live += held[made]
+            held[result] = nbytes(node)
+            live += held[result]
         peak = max(peak, live)
-        for source in {made, *reads}:
+        for source in {result, *reads}:
             if source in held and last.get(source, index) <= index:
                 live -= held.pop(source)
     return peak

@@ -98,9 +98,9 @@ def plan(program: Program) -> list[Joined]:
         writes = [write for instruction in behind[id(call)] for write in _writes_of(instruction)]
         separate = [w for w in writes if w.rule == "buffer" and call.function in without]
         split.append((call, tuple(w for w in writes if w not in separate), tuple(separate)))
-        made = set(call.results)
+        results = set(call.results)
         read.update(write.value for write in separate)
-        read.update(write.value for write in writes if write.value not in made)
+        read.update(write.value for write in writes if write.value not in results)
     joined = []
     for call, inside, later in split:
         taken = {write.value for write in inside}
@@ -136,38 +136,38 @@ class _Writer:
         self.values: dict[str, Tensor] = {}  # fake, of the results of calls so far
         self.known: dict[object, Function] = {}
 
-    def call(self, one: Joined) -> tuple[Call, Function]:
+    def call(self, joined: Joined) -> tuple[Call, Function]:
         """The call that takes the place of one and its writes, and its function."""
-        call, function = one.call, named(self.program, one.call.function)
+        call, function = joined.call, named(self.program, joined.call.function)
         for name, node in zip(call.results, graph_outputs(function.graph), strict=True):
             if name is not None:
                 self.values[name] = node.meta["val"]
-        if not one.writes:
+        if not joined.writes:
             return call, function
-        further = self.further(one.writes, (*call.arguments, *call.results))
+        further = self.further(joined.writes, (*call.arguments, *call.results))
         names = (*call.arguments, *further)
-        signature = function.name, one.kept, _signature(one.writes, names, call.results)
-        layouts = tuple(self.layout(name, one.writes) for name in further)
+        signature = function.name, joined.kept, _signature(joined.writes, names, call.results)
+        layouts = tuple(self.layout(name, joined.writes) for name in further)
         key = *signature, tuple((value.shape, value.stride(), value.dtype) for value in layouts)
         if key not in self.known:
-            given = dict(zip(further, layouts, strict=True))
-            self.known[key] = _built(function, one, given)
-        results = tuple(call.results[position] for position in one.kept)
+            layout_of = dict(zip(further, layouts, strict=True))
+            self.known[key] = _built(function, joined, layout_of)
+        results = tuple(call.results[position] for position in joined.kept)
         return replace(call, arguments=names, results=results), self.known[key]
 
-    def call_that_writes(self, one: Joined) -> tuple[Call, Function]:
+    def call_that_writes(self, joined: Joined) -> tuple[Call, Function]:
         """A call behind one that writes buffers and computes nothing."""
-        names = self.further(one.separate, ())
-        given = {name: self.layout(name, one.separate) for name in names}
+        names = self.further(joined.separate, ())
+        layouts = {name: self.layout(name, joined.separate) for name in names}
         empty = fx.Graph()
         empty.output(()).meta["val"] = None
-        function = make_function(f"{one.call.function}_writes", module_of(empty))
-        (write,) = (i for i in one.instructions if isinstance(i, WriteBuffer))
+        function = make_function(f"{joined.call.function}_writes", module_of(empty))
+        (write,) = (i for i in joined.instructions if isinstance(i, WriteBuffer))
         call = replace(
-            one.call, function=function.name, arguments=(), results=(), source=write.source
+            joined.call, function=function.name, arguments=(), results=(), source=write.source
         )
-        writing = replace(one, call=call, writes=one.separate, kept=(), separate=())
-        return replace(call, arguments=names), _built(function, writing, given)
+        writing = replace(joined, call=call, writes=joined.separate, kept=(), separate=())
+        return replace(call, arguments=names), _built(function, writing, layouts)
 
     def further(self, writes: Sequence[Write], known: Sequence[str | None]) -> tuple[str, ...]:
         """What writes need beside what a call takes and gives, in the order of their first use."""
@@ -206,7 +206,7 @@ def _signature(
     return tuple((place(w.target), place(w.value), w.rule, place(w.weight)) for w in writes)
 
 
-def _built(function: Function, one: Joined, further: Mapping[str, Tensor]) -> Function:
+def _built(function: Function, joined: Joined, further: Mapping[str, Tensor]) -> Function:
     """The function that writes.
 
     Args:
@@ -217,18 +217,18 @@ def _built(function: Function, one: Joined, further: Mapping[str, Tensor]) -> Fu
     output = graph.output_node()
     results = graph_outputs(module)
     inputs = list(graph.find_nodes(op="placeholder"))
-    nodes: dict[str | None, fx.Node] = dict(zip(one.call.arguments, inputs, strict=True))
+    nodes: dict[str | None, fx.Node] = dict(zip(joined.call.arguments, inputs, strict=True))
     for name, value in further.items():
         nodes[name] = new_input(graph, name, inputs[-1] if inputs else None)
         nodes[name].meta["val"] = value
         inputs.append(nodes[name])
-    nodes |= zip(one.call.results, results, strict=True)
+    nodes |= zip(joined.call.results, results, strict=True)
     writes = [
         GraphWrite(nodes[w.target], nodes[w.value], w.rule, nodes[w.weight] if w.weight else None)
-        for w in one.writes
+        for w in joined.writes
     ]
     add_writes(graph, writes)
-    output.args = (tuple(results[position] for position in one.kept),)
+    output.args = (tuple(results[position] for position in joined.kept),)
     drop_own_memory(graph)
     graph.lint()
     module.recompile()
@@ -257,11 +257,11 @@ def inline(program: Program) -> Program:
     replaced: dict[int, tuple[Instruction, ...]] = {}
     held: list[Call] = []  # calls by whose id functions are found
     for one in joined:
-        made = [writer.call(one)]
+        calls = [writer.call(one)]
         if one.separate:
-            made.append(writer.call_that_writes(one))
-        functions |= {id(call): function for call, function in made}
-        held += [call for call, _ in made]
-        replaced[id(one.call)] = tuple(call for call, _ in made)
+            calls.append(writer.call_that_writes(one))
+        functions |= {id(call): function for call, function in calls}
+        held += [call for call, _ in calls]
+        replaced[id(one.call)] = tuple(call for call, _ in calls)
         replaced |= {id(instruction): () for instruction in one.instructions}
     return with_functions(program, functions, replaced)

@@ -31,15 +31,15 @@ class AnchorGradients:
 
     def __call__(self, capture: Capture) -> bool:
         marks = capture.graph.graph.find_nodes(op="call_function", target=gradient_op)
-        wanted = plan(capture, list(marks), self.anchors)
-        for short, node in wanted.items():
+        anchored = plan(capture, list(marks), self.anchors)
+        for short, node in anchored.items():
             anchor_value(capture, short, node)
         for mark in marks:
             mark.replace_all_uses_with(mark.args[0])
             capture.graph.graph.erase_node(mark)
-        if marks or wanted:
+        if marks or anchored:
             capture.graph.recompile()
-        return bool(marks or wanted)
+        return bool(marks or anchored)
 
 
 def plan(

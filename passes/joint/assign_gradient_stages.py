@@ -40,12 +40,12 @@ def plan(capture: Capture) -> dict[fx.Node, int]:
         if node.target is operator.getitem and node.args[0] in slots:
             slots[node] = slots[node.args[0]]  # one result of an operator: where that runs
             continue
-        given = [slots[source] for source in node.all_input_nodes if source in slots]
+        of_sources = [slots[source] for source in node.all_input_nodes if source in slots]
         stage = node.meta.get(STAGE)
         if stage is not None:
-            given.append(slot(stage, node.meta[BACKWARD], stages, joined=capture.joined))
-        if given:
-            slots[node] = max(given)
+            of_sources.append(slot(stage, node.meta[BACKWARD], stages, joined=capture.joined))
+        if of_sources:
+            slots[node] = max(of_sources)
         else:
             unknown.append(node)
     for node in reversed(unknown):

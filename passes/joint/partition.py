@@ -188,8 +188,8 @@ def _refuse_names_of_others(capture: Capture) -> None:
     """Refuse names that stand for what a program makes of another tensor of the model."""
     kinds = {role.name: role.kind for role in capture.placeholders}
     for name in kinds:
-        other, _, made = name.rpartition(".")
-        if made in _MADE_OF_OTHERS and kinds.get(other, "input") != "input":
+        other, _, suffix = name.rpartition(".")
+        if suffix in _MADE_OF_OTHERS and kinds.get(other, "input") != "input":
             raise CompileError(
                 f"{kinds[name]} {name!r} is called like what a program makes of "
                 f"{kinds[other]} {other!r}",

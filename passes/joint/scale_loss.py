@@ -99,7 +99,7 @@ def plan(graph: fx.Graph, begin: fx.Node, automatic: AutomaticLossScaling) -> li
         if node.op == "call_function" and reached.intersection(node.all_input_nodes):
             reached.add(node)
     products = automatic.watch == "products"
-    found = [
+    starts = [
         node
         for node in graph.nodes
         if node in reached - {begin}
@@ -107,14 +107,14 @@ def plan(graph: fx.Graph, begin: fx.Node, automatic: AutomaticLossScaling) -> li
         and not _only_copies(node)
         and (_maker(node).target in PRODUCTS or not products)
     ]
-    if not found:
+    if not starts:
         of = "a product in float16" if products else "float16"
         raise NothingToWatch(
             f"automatic loss scaling finds no gradient of {of} to watch",
             node=begin,
             hint="compute in float16 (model.half()), or leave automatic loss scaling out",
         )
-    return found
+    return starts
 
 
 def _only_copies(node: fx.Node) -> bool:

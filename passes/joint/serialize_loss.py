@@ -49,10 +49,10 @@ class Head:
 
 def plan(graph: fx.Graph) -> tuple[Head, ...]:
     """The heads of a graph."""
-    found = (
+    heads = (
         _head(node) for node in graph.find_nodes(op="call_function", target=serialized_matmul_op)
     )
-    return tuple(head for head in found if head is not None)
+    return tuple(head for head in heads if head is not None)
 
 
 def _head(product: fx.Node) -> Head | None:

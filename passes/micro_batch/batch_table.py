@@ -44,8 +44,8 @@ class Operator:
 
     def axes(self, name: str = "dim") -> set[int]:
         """The dimensions of the first operand that an argument names; all, if it is absent."""
-        rank, given = len(shape_of(self.sources[0])), self.args.get(name)
-        listed = [given] if isinstance(given, int) else given or range(rank)
+        rank, axes = len(shape_of(self.sources[0])), self.args.get(name)
+        listed = [axes] if isinstance(axes, int) else axes or range(rank)
         return {axis % rank for axis in listed} if rank else set()
 
 
@@ -86,12 +86,12 @@ def pattern(text: str, sizes: str = "", count: str = "") -> Rule:
                 if not each and len(labels) != len(shape):
                     return None
                 read.append((node, Kind.PER_MICRO_BATCH if each else _spread(node, labels)))
-        made = tuple(
+        placed = tuple(
             Kind.PER_MICRO_BATCH if item == "E" else _bind(item.strip("-/"), len(shape))
             for item, shape in zip(results, op.shapes, strict=True)
         )
         mean = frozenset(i for i, item in enumerate(results) if item.endswith("/"))
-        return Row(tuple(read), made, sizes, count, mean)
+        return Row(tuple(read), placed, sizes, count, mean)
 
     return rule
 
@@ -217,10 +217,10 @@ def view(op: Operator) -> Row | None:
             places.append(Shard(dim, outer))
     if not places:
         return None
-    found = min(places, key=lambda shard: shard.outer)
+    block = min(places, key=lambda shard: shard.outer)
     labels = tuple("v" if dim == placed.dim else None for dim in range(len(shape_of(source))))
-    result = tuple("v" if dim == found.dim else None for dim in range(len(sizes)))
-    return Row(((source, labels),), (result,), sizes="size", outer=found.outer)
+    result = tuple("v" if dim == block.dim else None for dim in range(len(sizes)))
+    return Row(((source, labels),), (result,), sizes="size", outer=block.outer)
 
 
 def layer_norm(op: Operator) -> Row | None:
@@ -413,5 +413,5 @@ def is_linear(node: fx.Node) -> bool:
         return bool(old.is_floating_point and torch.promote_types(old, new) == new)
     if target not in LINEAR:
         return False
-    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
-    return isinstance(given.get("other", node), fx.Node)
+    args = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    return isinstance(args.get("other", node), fx.Node)

@@ -74,11 +74,11 @@ def cut(capture: Capture, split: Split) -> tuple[list[Piece], list[str]]:
     cutter.fill()
     returned = [node for node in capture.returned if node is not None]
     names = [cutter.cut.inputs.get(node) or cutter.output(node) for node in returned]
-    wanted = set(names)
+    needed = set(names)
     pieces: list[Piece] = []
     for index in (AFTER, LOOP, BEFORE):
-        piece = cutter.piece(index, wanted)
-        wanted |= set(piece.sources.values())
+        piece = cutter.piece(index, needed)
+        needed |= set(piece.sources.values())
         if piece.results:
             pieces.insert(0, piece)
     return pieces, names
@@ -109,10 +109,10 @@ class _Cutter(Extraction):
         )
         super().__init__(plan, (BEFORE, LOOP, AFTER))
 
-    def piece(self, index: int, wanted: set[str]) -> Piece:
+    def piece(self, index: int, needed: set[str]) -> Piece:
         """Finish a piece, with the outputs that are wanted only."""
         piece = self.pieces[index]
-        piece.outputs = {name: node for name, node in piece.outputs.items() if name in wanted}
+        piece.outputs = {name: node for name, node in piece.outputs.items() if name in needed}
         piece.prune(lambda node: not node.is_impure())
         sources = {name: self.sources[index][name] for name in piece.inputs}
         originals = {self.cut.name(node): node for node in self.cut.place}

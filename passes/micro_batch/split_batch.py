@@ -80,7 +80,7 @@ def plan(
         CompileError: an operator is not in the table; a layer needs the rows of different
             micro-batches at once; or nothing can be split.
     """
-    planner = _Planner(n, seeds, deferred if capture.alone == "backward" else ())
+    planner = Planner(n, seeds, deferred if capture.alone == "backward" else ())
     for node in capture.graph.graph.nodes:
         if node.op != "output":
             planner.place(node)
@@ -90,7 +90,7 @@ def plan(
     return planner.split
 
 
-class _Planner:
+class Planner:
     """Walk through the graph; `meetings` are operators that need all rows at once."""
 
     def __init__(
@@ -148,9 +148,10 @@ class _Planner:
         integer = isinstance(value, Tensor) and not (
             value.is_floating_point() or value.is_complex()
         )
-        made = node.op == "placeholder" or all(x in self.prepared for x in node.all_input_nodes)
+        sources = node.all_input_nodes
+        from_inputs = node.op == "placeholder" or all(x in self.prepared for x in sources)
         cut = isinstance(self.split.at[node], Shard)
-        return self.split.at[node] is Kind.REPLICATE or (cut and integer and made)
+        return self.split.at[node] is Kind.REPLICATE or (cut and integer and from_inputs)
 
     def whole_at_start(self, node: fx.Node) -> bool:
         """Whether all rows of a value are there before the micro-batches."""
@@ -169,12 +170,12 @@ class _Planner:
         if len(cut) != 1:
             return None
         ((label, outer),) = cut
-        wanted: dict[fx.Node, Placement] = {}
+        placements: dict[fx.Node, Placement] = {}
         for source, labels in row.operands:
             want = _placed(labels, label, outer, Kind.REPLICATE)
-            if label is None or wanted.setdefault(source, want) != want:
+            if label is None or placements.setdefault(source, want) != want:
                 return None  # one tensor that would be read in two ways
-        changed = {source: wanted.get(source, Kind.REPLICATE) for source in op.sources}
+        changed = {source: placements.get(source, Kind.REPLICATE) for source in op.sources}
         changed = {source: want for source, want in changed.items() if split.at[source] != want}
         slices = {source: want for source, want in changed.items() if isinstance(want, Shard)}
         if len(slices) < len(changed) or any(split.at[x] is not Kind.REPLICATE for x in slices):
@@ -182,7 +183,7 @@ class _Planner:
         results = tuple(
             _placed(labels, label, row.outer or outer, Kind.PARTIAL) for labels in row.results
         )
-        shapes = [(shape_of(source), want) for source, want in wanted.items()]
+        shapes = [(shape_of(source), want) for source, want in placements.items()]
         shapes += zip(op.shapes, results, strict=True)
         sizes = {shape[want.dim] for shape, want in shapes if isinstance(want, Shard)}
         if len(sizes) > 1 and row.outer is None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, Capture
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STREAMED, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
@@ -88,7 +88,7 @@ class _Emitter:
         for part in self.partitioned.parts:
             for name in part.inputs:
                 role = self.roles.get(name)
-                if role is not None and role.kind not in ("input", "random_key"):
+                if role is not None and role.kind not in STREAMED:
                     self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
             for write in part.writes:
                 if write.rule == "buffer":
@@ -99,7 +99,7 @@ class _Emitter:
         types = {name: type_ for name, (_, _, type_) in self.sources.items()}
         streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}
         for name, role in self.roles.items():
-            if role.kind in ("input", "random_key"):
+            if role.kind in STREAMED:
                 streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
         variable_types = {name: self.variable_type(name) for name in self.owners}
@@ -182,7 +182,7 @@ class _Emitter:
         role = self.roles.get(name)
         if role is None and name != ACCUMULATION_WEIGHT:
             return name  # an accumulator, or a value that an earlier part made on this IPU
-        if role is None or role.kind in ("input", "random_key"):
+        if role is None or role.kind in STREAMED:
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             overlap = self.capture.overlaps.get(("input", name), "no_overlap")
             self.micro_batch.append(Receive(name, result, ipu, overlap))

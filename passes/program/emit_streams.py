@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Placeholder
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Capture, Placeholder
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.program import Input, Output, Returns, TensorType
@@ -32,7 +32,7 @@ _FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, no
 
 def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
     """The streams to the IPUs; `received` are those that something reads."""
-    sources = {"input": "host", "random_key": "random"}
+    sources = {"input": "host", "random_key": "random", "replica": "replica"}
     streams = [
         Input(
             role.name,
@@ -96,4 +96,4 @@ def _varying(capture: Capture, grouped: Collection[str]) -> set[fx.Node]:
 def _varies(role: Placeholder, node: fx.Node) -> bool:
     if role.kind == "constant":
         return False
-    return role.kind in ("input", "random_key") or bool(node.meta["val"].is_floating_point())
+    return role.kind in STREAMED or bool(node.meta["val"].is_floating_point())

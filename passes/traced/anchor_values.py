@@ -40,10 +40,10 @@ class AnchorValues:
 
     def __call__(self, capture: Capture) -> bool:
         capture.names = tuple(name for name, _ in _named(capture.graph.graph))
-        wanted = plan(capture, self.anchors)
-        for short, node in wanted.items():
+        anchored = plan(capture, self.anchors)
+        for short, node in anchored.items():
             anchor_value(capture, short, _moment(capture, node, self.anchors[short].name))
-        names = {one.name for one in self.anchors.values() if one.of == "gradient"}
+        names = {anchor.name for anchor in self.anchors.values() if anchor.of == "gradient"}
         marked = [
             (name, node)
             for name, node in _named(capture.graph.graph)
@@ -51,26 +51,26 @@ class AnchorValues:
         ]
         for name, node in marked:
             node.meta[WANTED_GRADIENTS] = {name} | node.meta.get(WANTED_GRADIENTS, frozenset())
-        if wanted:
+        if anchored:
             capture.graph.recompile()
-        return bool(wanted or marked)
+        return bool(anchored or marked)
 
 
 def plan(capture: Capture, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
     """The node that each anchor of a value is of, where the graph has it. Reads the graph only."""
     nodes = dict(_named(capture.graph.graph))
     kinds = {role.name: (role.kind, node) for node, role in capture.roles().items()}
-    found = {}
+    anchored = {}
     for short, anchor in anchors.items():
         if anchor.of != "value" or short in capture.anchors:
             continue
         kind, node = kinds.get(anchor.name, ("", None))
         of_graph = kind == "input" or (kind == "buffer" and anchor.returns != "final")
         if of_graph and node is not None:
-            found[short] = node
+            anchored[short] = node
         elif anchor.name in nodes:
-            found[short] = nodes[anchor.name]
-    return found
+            anchored[short] = nodes[anchor.name]
+    return anchored
 
 
 def anchor_value(capture: Capture, short: str, node: fx.Node) -> None:

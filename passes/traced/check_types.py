@@ -127,8 +127,8 @@ def _failure(node: fx.Node, as_float: tuple[fx.Node, ...]) -> str | None:
     for fill in (0, 1):  # 0 is an index that always exists, and 1 a divisor
         try:
             with outside_modes(), torch.no_grad():
-                made = {n: _example(n, fill, as_float, node) for n in node.all_input_nodes}
-                args, kwargs = map_arg((node.args, dict(node.kwargs)), made.__getitem__)
+                examples = {n: _example(n, fill, as_float, node) for n in node.all_input_nodes}
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), examples.__getitem__)
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except _FAILURES as error:
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__

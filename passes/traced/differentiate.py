@@ -23,7 +23,7 @@ from ipu_dynamo.capture.capture import (
     Placeholder,
     unused,
 )
-from ipu_dynamo.capture.private.tracing import (
+from ipu_dynamo.capture.private.aot import (
     BackwardTokenAOTInput,
     ForwardTokenAOTInput,
     ForwardTokenAOTOutput,
@@ -33,16 +33,15 @@ from ipu_dynamo.capture.private.tracing import (
     PlainAOTOutput,
     TangentAOTInput,
     export_joint,
-    fake_mode_of,
-    shape_of_values,
 )
+from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.traced.lower_control_flow import FlowInterpreter
+from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
 from ipu_dynamo.passes.traced.write_under_mask import refuse_rows
 
 

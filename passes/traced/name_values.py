@@ -60,7 +60,8 @@ class NameValues:
     needed: ClassVar[str] = "values are found by name"
 
     def __call__(self, capture: Capture) -> bool:
-        new = [one for one in plan(capture.graph.graph) if one[0].meta.get(one[1]) != one[2]]
+        names = plan(capture.graph.graph)
+        new = [(node, key, name) for node, key, name in names if node.meta.get(key) != name]
         for node, key, name in new:
             node.meta[key] = name
         return bool(new)
@@ -76,19 +77,19 @@ def plan(graph: fx.Graph) -> list[tuple[fx.Node, str, str]]:
         counts[name] += 1
         return name if counts[name] == 1 else f"{name}/{counts[name] - 1}"
 
-    found = []
+    names = []
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.meta["val"], Tensor):
             continue
         if node.target is getitem:
             source, index = node.args
-            found.append((node, NAME, unique(node, onnx_name(source), index)))
+            names.append((node, NAME, unique(node, onnx_name(source), index)))
         elif has_bias(node):
-            found.append((node, MATMUL_NAME, unique(node, "MatMul")))
-            found.append((node, NAME, unique(node, "Add")))
+            names.append((node, MATMUL_NAME, unique(node, "MatMul")))
+            names.append((node, NAME, unique(node, "Add")))
         else:
-            found.append((node, NAME, unique(node, onnx_name(node))))
-    return found
+            names.append((node, NAME, unique(node, onnx_name(node))))
+    return names
 
 
 def has_bias(node: fx.Node) -> bool:

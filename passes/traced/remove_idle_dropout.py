@@ -42,8 +42,8 @@ class RemoveIdleDropout:
 
 def plan(graph: fx.Graph) -> list[fx.Node]:
     """The dropouts that drop nothing. Reads the graph only."""
-    found = [n for t in _DROPOUTS for n in graph.find_nodes(op="call_function", target=t)]
-    return [node for node in found if _is_idle(node)]
+    dropouts = [n for t in _DROPOUTS for n in graph.find_nodes(op="call_function", target=t)]
+    return [node for node in dropouts if _is_idle(node)]
 
 
 def _is_idle(node: fx.Node) -> bool:
@@ -53,6 +53,6 @@ def _is_idle(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node) -> tuple[Any, Any, Any]:
     """Input, probability, and whether elements are dropped; the defaults are `F.dropout`'s."""
-    given: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False))
-    given |= {"training" if name == "train" else name: v for name, v in node.kwargs.items()}
-    return given["input"], given.get("p", 0.5), given.get("training", True)
+    arguments: dict[str, Any] = dict(zip(("input", "p", "training"), node.args, strict=False))
+    arguments |= {"training" if name == "train" else name: v for name, v in node.kwargs.items()}
+    return arguments["input"], arguments.get("p", 0.5), arguments.get("training", True)

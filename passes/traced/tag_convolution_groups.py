@@ -76,7 +76,7 @@ class _Group:
         Raises:
             CompileError: there is none, or another number than the group was made for.
         """
-        plan, partials, wanted = self.begin.args
+        plan, partials, expected = self.begin.args
         count = len(self.convolutions)
         if not count:
             raise EmptyGroup(
@@ -84,9 +84,9 @@ class _Group:
                 node=self.begin,
                 hint="call the convolutions inside the context, or leave it out",
             )
-        if wanted not in (0, count):
+        if expected not in (0, count):
             raise CompileError(
-                f"a group was given settings for {wanted} convolutions, and has {count}",
+                f"a group was given settings for {expected} convolutions, and has {count}",
                 node=self.begin,
                 hint="give one setting for all, or one for each",
             )
@@ -98,8 +98,8 @@ class _Group:
 
 def member(node: fx.Node) -> Member | None:
     """What the pass wrote to a convolution, or to its gradients."""
-    found: Member | None = (node.meta.get("custom") or {}).get(_KEY)
-    return found
+    tagged: Member | None = (node.meta.get("custom") or {}).get(_KEY)
+    return tagged
 
 
 def plan(graph: fx.Graph) -> list[_Group]:

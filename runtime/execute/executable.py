@@ -232,6 +232,11 @@ class Executable:
         hyperparameters; None: it is as it was compiled."""
         return self._steps.retraced
 
+    @property
+    def other_updates(self) -> tuple[Program, ...]:
+        """The program with all updates that were traced for other hyperparameters than its own."""
+        return self._steps.others
+
     def trace_with(self, another: Callable[[], Program]) -> None:
         """Let `another` trace updates for numbers that those which are known are not for."""
         self._steps.another = another

@@ -37,10 +37,12 @@ class TracedFactors:
 
     def compute(self, numbers: Hyperparameters) -> bool:
         """Compute the numbers of the next step; say whether the update was traced for such."""
-        given = [
-            torch.tensor(numbers[group][place], dtype=dtype)
-            for group, place, dtype in self._hyperparameters
-        ]
+        given = []
+        for group, place, dtype in self._hyperparameters:
+            number = numbers[group][place]
+            if not (dtype.is_floating_point or float(number).is_integer()):
+                return False  # it was traced for a whole number
+            given.append(torch.tensor(number, dtype=dtype))
         *made, holds = self._run([*given, *self._counters])
         if holds is None or not holds.item():
             return False

@@ -60,9 +60,7 @@ def test_inference_layers_and_proportions_follow_training():
     assert config.inference_matmul_proportion == shares
     config.inference_layers_per_ipu.append(3)  # another list
     assert config.layers_per_ipu == layers == [1, 2]
-    other = IPUConfig(
-        layers_per_ipu=layers, matmul_proportion=shares, inference_layers_per_ipu=[3]
-    )
+    other = IPUConfig(layers_per_ipu=layers, matmul_proportion=shares, inference_layers_per_ipu=[3])
     assert other.inference_matmul_proportion == 0.6
     assert IPUConfig(ipus_per_replica=4, matmul_proportion=[0.25]).matmul_proportion == [0.25]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.optimum import IPUConfig, IncompatibleIPUConfigError
+from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig
 from ipu_dynamo.optimum.pod_types import IPUS
 
 PODS = tuple(IPUS)
@@ -29,7 +29,7 @@ def configs(draw):
     values = {}
     for name, kind in kinds.items():
         if draw(st.booleans()):
-            by_pod = st.fixed_dictionaries({key: kind for key in (*PODS, "default")})
+            by_pod = st.fixed_dictionaries(dict.fromkeys((*PODS, "default"), kind))
             values[name] = draw(kind | by_pod)
     return IPUConfig(**values)
 
@@ -63,7 +63,7 @@ def test_what_follows_from_a_dictionary_waits_for_the_type():
 def test_types_that_are_not_there():
     config = IPUConfig(replication_factor={"pod4": 1, "pod128": 8})
     for use in (config.to_options, config.to_core_options, config.batch_size_factor):
-        with pytest.raises(RuntimeError, match="`replication_factor` has no entry \"default\""):
+        with pytest.raises(RuntimeError, match='`replication_factor` has no entry "default"'):
             use()
         with pytest.raises(KeyError, match="`replication_factor` has no entry for pod8"):
             use(pod_type="pod8")

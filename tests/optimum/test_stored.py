@@ -7,10 +7,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import poptorch
-from ipu_dynamo.optimum import IPU_CONFIG_NAME, IPUConfig, IncompatibleIPUConfigError
+from ipu_dynamo.optimum import IPU_CONFIG_NAME, IncompatibleIPUConfigError, IPUConfig
 from ipu_dynamo.optimum.fields import fields_of
 from tests.optimum.test_pod_types import configs
 
@@ -94,7 +93,7 @@ def test_keywords_stand_over_the_file_and_are_not_repaired():
     assert (config.seed, config.layers_per_ipu) == (2, [1])
     with pytest.raises(TypeError, match="layers_per_ipu"):
         IPUConfig.from_dict({}, layers_per_ipu=1)
-    with pytest.raises(IncompatibleIPUConfigError, match="`sed` .given 3.; did you mean seed"):
+    with pytest.raises(IncompatibleIPUConfigError, match=r"`sed` .given 3.; did you mean seed"):
         IPUConfig.from_dict({}, sed=3)
     config, unused = IPUConfig.from_dict({}, seed=3, sed=4, return_unused_kwargs=True)
     assert (config.seed, unused) == (3, {"sed": 4})

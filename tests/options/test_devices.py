@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 import poptorch
-from ipu_dynamo import BeginBlock, Block, CompileError, Options, compile_inference, compile_training
+from ipu_dynamo import (
+    BeginBlock,
+    Block,
+    CompileError,
+    Options,
+    compile_inference,
+    compile_training,
+    for_loop,
+)
 from ipu_dynamo.capture.trace import read_arguments
+from ipu_dynamo.ops.bodies import all_bodies
+from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.options import Location, Locations, OptionError, StageSpec, Strategy
 from ipu_dynamo.passes.host.functions.set_stage_device import set_device
 from ipu_dynamo.program import Copy, Load, Receive, TensorType
@@ -66,13 +76,14 @@ class Net(nn.Module):
         return nn.functional.mse_loss(self.second(torch.tanh(hidden)), y)
 
 
-def compiled(options, model=None):
+def compiled(options, model=None, inputs=None):
     """A `Net` compiled for inference with these options, without what would run it.
 
     Torch cannot differentiate for a device that it does not have.
     """
     model = model or Net()
-    example = read_arguments(model, (torch.randn(2, 3), torch.randn(2, 2)), {})
+    inputs = inputs or (torch.randn(2, 3), torch.randn(2, 2))
+    example = read_arguments(model, inputs, {})
     return compile_model(model, example, options, training=False)
 
 
@@ -159,6 +170,57 @@ def test_a_training_stage_is_moved_as_a_whole():
                 assert value.stride() == old.meta["val"].stride()
             assert new.meta.get("stack_trace") == old.meta.get("stack_trace")
         assert not set_device(graph, device)
+
+
+class Loops(nn.Module):
+    """A loop on each of two IPUs: equal ones, with a loop in them, whose bodies make tensors."""
+
+    def forward(self, x):
+        def inner(x):
+            return x.sin() + torch.ones(3, device=x.device)
+
+        def outer(x):
+            return for_loop(2, inner, [x * torch.full((2, 1), 0.5, device=x.device)])
+
+        with Block("first", 0):
+            (x,) = for_loop(3, outer, [x])
+        with Block("second", 1):
+            return for_loop(3, outer, [x])[0]
+
+
+@pytest.mark.usefixtures("two_cuda_devices")
+def test_bodies_of_loops_are_compiled_for_the_devices_of_their_ipus():
+    result = compiled(replace(EAGER, devices=("cuda:0", "cuda:1")), Loops(), (torch.randn(2, 3),))
+    program = result.host.inlined
+    by_name = {function.name: function for function in program.functions}
+    assert len(by_name) == 6  # a function and two bodies for each device
+    for call in program.calls:
+        device = torch.device("cuda", call.ipu)
+        graph = by_name[call.function].graph.graph
+        bodies = [body.graph.graph for body in all_bodies(graph)]
+        assert len(bodies) == 2
+        for node in (node for each in (graph, *bodies) for node in each.nodes):
+            leaves = pytree.tree_leaves((node.args, node.kwargs, node.meta["val"]))
+            tensors = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+            assert {*tensors, *named} <= {device}
+    for function in result.program.functions:  # the program's own stay where they were
+        values = pytree.tree_leaves([node.meta["val"] for node in function.graph.graph.nodes])
+        devices = {value.device for value in values if value is not None}
+        assert devices == {torch.device("cuda:0")}
+
+
+def test_a_moved_loop_runs_on_its_device():
+    step = compile_inference(Loops(), EAGER)
+    x = torch.randn(2, 3)
+    expected = step(x)
+    graph = copy.deepcopy(step.program.functions[-1].graph)
+    hold_bodies(graph.graph)
+    assert set_device(graph, torch.device("meta"))
+    (moved,) = graph(x.to("meta"))
+    assert moved.device.type == "meta"
+    assert moved.shape == expected.shape
+    assert not set_device(graph, torch.device("meta"))
 
 
 @pytest.mark.usefixtures("two_cuda_devices")

@@ -259,7 +259,7 @@ def test_a_traceback_is_printed_for_who_asks(run, folder):
 
 
 def test_other_files_are_no_saved_programs(run, tmp_path):
-    (tmp_path / "saved_model.pb").write_bytes(b"")
-    refused(run("show", "--dir", tmp_path), "SavedModel of TensorFlow")
-    os.remove(tmp_path / "saved_model.pb")
+    (tmp_path / "saved_model.pbtxt").write_bytes(b"")
+    refused(run("show", "--dir", tmp_path), "text form")
+    os.remove(tmp_path / "saved_model.pbtxt")
     refused(run("show", "--dir", tmp_path), "no saved program found")

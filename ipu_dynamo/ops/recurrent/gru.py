@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from ipu_dynamo.ops.recurrent.define import define, define_gradient, empty_gradients
 from ipu_dynamo.ops.recurrent.steps import (
     Steps,
     check_layer,
@@ -26,19 +26,6 @@ from ipu_dynamo.ops.recurrent.steps import (
     widened,
     within,
 )
-
-_library = torch.library.Library("ipu", "FRAGMENT")
-_library.define(
-    "gru(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
-    " bool reverse, bool saves) -> (Tensor out, Tensor hy, Tensor gates)"
-)
-_library.define(
-    "gru_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
-    " Tensor? lengths, Tensor out, Tensor gates, bool reverse, bool of_x, bool of_weights)"
-    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bi, Tensor bh)"
-)
-gru = torch.ops.ipu.gru.default
-gru_backward = torch.ops.ipu.gru_backward.default
 
 
 def _gru(
@@ -156,52 +143,33 @@ def _backward_shapes(
     of_x: bool,
     of_weights: bool,
 ) -> tuple[Tensor, ...]:
-    rows = wi.shape[0] if of_weights else 0
-    sizes = (
-        x.shape if of_x else (0, *x.shape[1:]),
-        h.shape,
-        (rows, x.shape[2]),
-        (rows, h.shape[1]),
-        (rows,),
-        (rows,),
-    )
-    return tuple(x.new_empty(size) for size in sizes)
+    gradients = empty_gradients(x, (h,), wi, wh, of_x=of_x, of_weights=of_weights)
+    return *gradients, torch.empty_like(gradients[-1])
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     x, h, wi, wh, _, _, lengths, ctx.reverse, _ = inputs
     out, _, gates = output
-    ctx.set_materialize_grads(False)  # else zeros for a state that nobody reads join the graph
     ctx.mark_non_differentiable(gates)
     ctx.save_for_backward(x, h, wi, wh, lengths, out, gates)
 
 
-def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor, *_: Tensor) -> Any:
+def _gradients(ctx: Any, of_out: Tensor, of_hy: Tensor, *_: Tensor) -> Any:
     wanted = ctx.needs_input_grad
-    gradients = torch.ops.ipu.gru_backward(
-        of_out, of_hy, *ctx.saved_tensors, ctx.reverse, wanted[0], any(wanted[2:6])
-    )
-    return tuple(
-        g if w else None for g, w in zip((*gradients, None, None, None), wanted, strict=True)
-    )
+    return gru_backward(of_out, of_hy, *ctx.saved_tensors, ctx.reverse, wanted[0], any(wanted[2:6]))
 
 
-for _name, _run, _shape in (
-    ("gru", _gru, _shapes),
-    ("gru_backward", _backward, _backward_shapes),
-):
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
-torch.library.register_autograd("ipu::gru", _gradient, setup_context=_setup, lib=_library)
-
-
-@register_flop_formula(torch.ops.ipu.gru)
-def _flops(x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
-    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
-
-
-@register_flop_formula(torch.ops.ipu.gru_backward)
-def _backward_flops(
-    of_out: Any, of_hy: Any, x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object
-) -> int:  # the gradients of both factors of both products
-    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+gru = define(
+    "gru(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
+    " bool reverse, bool saves) -> (Tensor out, Tensor hy, Tensor gates)",
+    _gru,
+    _shapes,
+)
+gru_backward = define(
+    "gru_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
+    " Tensor? lengths, Tensor out, Tensor gates, bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bi, Tensor bh)",
+    _backward,
+    _backward_shapes,
+)
+define_gradient(gru, _setup, _gradients)

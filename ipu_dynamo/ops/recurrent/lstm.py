@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from ipu_dynamo.ops.recurrent.define import define, define_gradient, empty_gradients
 from ipu_dynamo.ops.recurrent.steps import (
     Steps,
     check_layer,
@@ -27,21 +27,6 @@ from ipu_dynamo.ops.recurrent.steps import (
     widened,
     within,
 )
-
-_library = torch.library.Library("ipu", "FRAGMENT")
-_library.define(
-    "lstm(Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? wp,"
-    " Tensor? lengths, bool reverse, bool saves)"
-    " -> (Tensor out, Tensor hy, Tensor cy, Tensor gates, Tensor cells)"
-)
-_library.define(
-    "lstm_backward(Tensor? of_out, Tensor? of_hy, Tensor? of_cy, Tensor x, Tensor h, Tensor c,"
-    " Tensor wi, Tensor wh, Tensor? wp, Tensor? lengths, Tensor out, Tensor gates, Tensor cells,"
-    " bool reverse, bool of_x, bool of_weights)"
-    " -> (Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor bias, Tensor wp)"
-)
-lstm = torch.ops.ipu.lstm.default
-lstm_backward = torch.ops.ipu.lstm_backward.default
 
 
 def _lstm(
@@ -194,63 +179,40 @@ def _backward_shapes(
     of_x: bool,
     of_weights: bool,
 ) -> tuple[Tensor, ...]:
-    rows = wi.shape[0] if of_weights else 0
     projected = h.shape[1] if of_weights and wp is not None else 0
-    sizes = (
-        x.shape if of_x else (0, *x.shape[1:]),
-        h.shape,
-        c.shape,
-        (rows, x.shape[2]),
-        (rows, h.shape[1]),
-        (rows,),
-        (projected, c.shape[1]),
-    )
-    return tuple(x.new_empty(size) for size in sizes)
+    gradients = empty_gradients(x, (h, c), wi, wh, of_x=of_x, of_weights=of_weights)
+    return *gradients, x.new_empty(projected, c.shape[1])
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     x, h, c, wi, wh, _, _, wp, lengths, ctx.reverse, _ = inputs
     out, _, _, gates, cells = output
-    ctx.set_materialize_grads(False)  # else zeros for states that nobody reads join the graph
     ctx.mark_non_differentiable(gates, cells)
     ctx.save_for_backward(x, h, c, wi, wh, wp, lengths, out, gates, cells)
 
 
-def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor, of_cy: Tensor, *_: Tensor) -> Any:
+def _gradients(ctx: Any, of_out: Tensor, of_hy: Tensor, of_cy: Tensor, *_: Tensor) -> Any:
     wanted = ctx.needs_input_grad
     of_weights = any(wanted[3:8])
-    dx, dh, dc, dwi, dwh, bias, dwp = torch.ops.ipu.lstm_backward(
+    dx, dh, dc, dwi, dwh, bias, dwp = lstm_backward(
         of_out, of_hy, of_cy, *ctx.saved_tensors, ctx.reverse, wanted[0], of_weights
     )
-    gradients = (dx, dh, dc, dwi, dwh, bias, bias, dwp, None, None, None)
-    return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
+    return dx, dh, dc, dwi, dwh, bias, bias, dwp
 
 
-for _name, _run, _shape in (
-    ("lstm", _lstm, _shapes),
-    ("lstm_backward", _backward, _backward_shapes),
-):
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
-torch.library.register_autograd("ipu::lstm", _gradient, setup_context=_setup, lib=_library)
-
-
-@register_flop_formula(torch.ops.ipu.lstm)
-def _flops(x: Any, h: Any, c: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
-    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
-
-
-@register_flop_formula(torch.ops.ipu.lstm_backward)
-def _backward_flops(
-    of_out: Any,
-    of_hy: Any,
-    of_cy: Any,
-    x: Any,
-    h: Any,
-    c: Any,
-    wi: Any,
-    wh: Any,
-    *rest: object,
-    **values: object,
-) -> int:  # the gradients of both factors of both products
-    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+lstm = define(
+    "lstm(Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? wp,"
+    " Tensor? lengths, bool reverse, bool saves)"
+    " -> (Tensor out, Tensor hy, Tensor cy, Tensor gates, Tensor cells)",
+    _lstm,
+    _shapes,
+)
+lstm_backward = define(
+    "lstm_backward(Tensor? of_out, Tensor? of_hy, Tensor? of_cy, Tensor x, Tensor h, Tensor c,"
+    " Tensor wi, Tensor wh, Tensor? wp, Tensor? lengths, Tensor out, Tensor gates, Tensor cells,"
+    " bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor bias, Tensor wp)",
+    _backward,
+    _backward_shapes,
+)
+define_gradient(lstm, _setup, _gradients)

@@ -10,23 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+
+from ipu_dynamo.ops.recurrent.define import define, empty_gradients
 
 aten = torch.ops.aten
 _LSTM = 2  # among oneDNN's kinds of layers
 _LAYER = "Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, bool reverse"
-
-_library = torch.library.Library("ipu", "FRAGMENT")
-_library.define(
-    f"onednn_lstm({_LAYER}, int nbytes) -> (Tensor out, Tensor hy, Tensor cy, Tensor workspace)"
-)
-_library.define(
-    f"onednn_lstm_backward({_LAYER}, Tensor out, Tensor hy, Tensor cy, Tensor workspace,"
-    " Tensor? of_out, Tensor? of_hy, Tensor? of_cy)"
-    " -> (Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor bias)"
-)
-onednn_lstm = torch.ops.ipu.onednn_lstm.default
-onednn_lstm_backward = torch.ops.ipu.onednn_lstm_backward.default
 
 
 @cache
@@ -130,26 +119,18 @@ def _shapes(
 def _backward_shapes(
     x: Tensor, h: Tensor, c: Tensor, wi: Tensor, wh: Tensor, *rest: object
 ) -> tuple[Tensor, ...]:
-    return tuple(
-        x.new_empty(size) for size in (*(t.shape for t in (x, h, c, wi, wh)), wi.shape[:1])
-    )
+    return empty_gradients(x, (h, c), wi, wh)
 
 
-for _name, _implementation, _shape in (
-    ("onednn_lstm", _forward, _shapes),
-    ("onednn_lstm_backward", _backward, _backward_shapes),
-):
-    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
-
-
-@register_flop_formula(torch.ops.ipu.onednn_lstm)
-def _flops(x: Any, h: Any, c: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
-    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
-
-
-@register_flop_formula(torch.ops.ipu.onednn_lstm_backward)
-def _backward_flops(
-    x: Any, h: Any, c: Any, wi: Any, wh: Any, *rest: object, **values: object
-) -> int:  # the gradients of both factors of both products
-    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+onednn_lstm = define(
+    f"onednn_lstm({_LAYER}, int nbytes) -> (Tensor out, Tensor hy, Tensor cy, Tensor workspace)",
+    _forward,
+    _shapes,
+)
+onednn_lstm_backward = define(
+    f"onednn_lstm_backward({_LAYER}, Tensor out, Tensor hy, Tensor cy, Tensor workspace,"
+    " Tensor? of_out, Tensor? of_hy, Tensor? of_cy)"
+    " -> (Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor bias)",
+    _backward,
+    _backward_shapes,
+)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from ipu_dynamo.ops.recurrent.define import define, define_gradient, empty_gradients
 from ipu_dynamo.ops.recurrent.steps import (
     Steps,
     check_layer,
@@ -25,19 +25,6 @@ from ipu_dynamo.ops.recurrent.steps import (
     widened,
     within,
 )
-
-_library = torch.library.Library("ipu", "FRAGMENT")
-_library.define(
-    "rnn(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
-    " str activation, bool reverse) -> (Tensor out, Tensor hy)"
-)
-_library.define(
-    "rnn_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
-    " Tensor? lengths, Tensor out, str activation, bool reverse, bool of_x, bool of_weights)"
-    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bias)"
-)
-rnn = torch.ops.ipu.rnn.default
-rnn_backward = torch.ops.ipu.rnn_backward.default
 
 
 def _rnn(
@@ -136,26 +123,17 @@ def _backward_shapes(
     of_x: bool,
     of_weights: bool,
 ) -> tuple[Tensor, ...]:
-    rows = wi.shape[0] if of_weights else 0
-    sizes = (
-        x.shape if of_x else (0, *x.shape[1:]),
-        h.shape,
-        (rows, x.shape[2]),
-        (rows, h.shape[1]),
-        (rows,),
-    )
-    return tuple(x.new_empty(size) for size in sizes)
+    return empty_gradients(x, (h,), wi, wh, of_x=of_x, of_weights=of_weights)
 
 
 def _setup(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     x, h, wi, wh, _, _, lengths, ctx.activation, ctx.reverse = inputs
-    ctx.set_materialize_grads(False)  # else zeros for a state that nobody reads join the graph
     ctx.save_for_backward(x, h, wi, wh, lengths, output[0])
 
 
-def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor) -> Any:
+def _gradients(ctx: Any, of_out: Tensor, of_hy: Tensor) -> Any:
     wanted = ctx.needs_input_grad
-    dx, dh, dwi, dwh, bias = torch.ops.ipu.rnn_backward(
+    dx, dh, dwi, dwh, bias = rnn_backward(
         of_out,
         of_hy,
         *ctx.saved_tensors,
@@ -164,26 +142,20 @@ def _gradient(ctx: Any, of_out: Tensor, of_hy: Tensor) -> Any:
         wanted[0],
         any(wanted[2:6]),
     )
-    gradients = (dx, dh, dwi, dwh, bias, bias, None, None, None)
-    return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
+    return dx, dh, dwi, dwh, bias, bias
 
 
-for _name, _run, _shape in (
-    ("rnn", _rnn, _shapes),
-    ("rnn_backward", _backward, _backward_shapes),
-):
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ipu::{_name}", _shape, lib=_library)
-torch.library.register_autograd("ipu::rnn", _gradient, setup_context=_setup, lib=_library)
-
-
-@register_flop_formula(torch.ops.ipu.rnn)
-def _flops(x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object) -> int:
-    return int(2 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
-
-
-@register_flop_formula(torch.ops.ipu.rnn_backward)
-def _backward_flops(
-    of_out: Any, of_hy: Any, x: Any, h: Any, wi: Any, wh: Any, *rest: object, **values: object
-) -> int:  # the gradients of both factors of both products
-    return int(4 * x[0] * x[1] * wi[0] * (wi[1] + wh[1]))
+rnn = define(
+    "rnn(Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, Tensor? lengths,"
+    " str activation, bool reverse) -> (Tensor out, Tensor hy)",
+    _rnn,
+    _shapes,
+)
+rnn_backward = define(
+    "rnn_backward(Tensor? of_out, Tensor? of_hy, Tensor x, Tensor h, Tensor wi, Tensor wh,"
+    " Tensor? lengths, Tensor out, str activation, bool reverse, bool of_x, bool of_weights)"
+    " -> (Tensor x, Tensor h, Tensor wi, Tensor wh, Tensor bias)",
+    _backward,
+    _backward_shapes,
+)
+define_gradient(rnn, _setup, _gradients)

@@ -118,8 +118,8 @@ class ClipFactor:
     ipu: int
 
     def __str__(self) -> str:
-        made = f"{self.rule} by the norms {_listed(self.norms)}"
-        return f"%{self.result}: {self.type} = {made}  on ipu{self.ipu}"
+        factor = f"{self.rule} by the norms {_listed(self.norms)}"
+        return f"%{self.result}: {self.type} = {factor}  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,6 @@ from ipu_dynamo.program.ir.types import TensorType
 def digest(tensor: Tensor) -> str:
     """A digest of a tensor's dtype, shape and values, whatever its strides and device."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    found = sha256(f"{TensorType.of(tensor)} ".encode())
-    found.update(values.view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+    hashed = sha256(f"{TensorType.of(tensor)} ".encode())
+    hashed.update(values.view(torch.uint8).numpy().data)
+    return hashed.hexdigest()[:16]

@@ -93,13 +93,13 @@ def body_of(graph: fx.GraphModule) -> Body:
 
 def with_bodies(functions: Iterable[Function]) -> tuple[Function, ...]:
     """`functions`, before each those that are the bodies of its loops and branches."""
-    found: dict[str, Function] = {}
+    by_name: dict[str, Function] = {}
     for function in functions:
         for body in all_bodies(function.graph.graph):
-            if body.name not in found:
-                found[body.name] = make_function(body.name, body.graph)
-        found[function.name] = function
-    return tuple(found.values())
+            if body.name not in by_name:
+                by_name[body.name] = make_function(body.name, body.graph)
+        by_name[function.name] = function
+    return tuple(by_name.values())
 
 
 def structural_key(graph: fx.GraphModule) -> str:

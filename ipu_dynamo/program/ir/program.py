@@ -166,7 +166,7 @@ class Program:
     def _stage_lines(self) -> list[str]:
         """What stages keep for their backward passes, and what these compute again."""
         functions = {function.name: function for function in self.functions}
-        lines = [f"  {one}" for one in self.stash]
+        lines = [f"  {copies}" for copies in self.stash]
         for call in sorted(self.calls, key=attrgetter("stage")):
             if count := functions[call.function].repetitions:
                 stage = f"stage {call.stage} on ipu{call.ipu}"

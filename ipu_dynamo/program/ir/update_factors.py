@@ -28,8 +28,9 @@ class UpdateFactors:
     ipu: int
 
     def __str__(self) -> str:
-        made = ", ".join(f"%{name}" for name in self.results)
-        given = [f"{name} of group {group}" for group, _, name in self.hyperparameters]
-        given += [f"%{name}" for name in self.counters]
+        results = ", ".join(f"%{name}" for name in self.results)
+        arguments = [f"{name} of group {group}" for group, _, name in self.hyperparameters]
+        arguments += [f"%{name}" for name in self.counters]
         counts = f", counting {', '.join(f'%{n}' for n in self.counters)}" if self.counters else ""
-        return f"({made}) = factors @{self.function}({', '.join(given)}){counts}  on ipu{self.ipu}"
+        factors = f"factors @{self.function}({', '.join(arguments)}){counts}"
+        return f"({results}) = {factors}  on ipu{self.ipu}"

@@ -275,8 +275,8 @@ def _write(name: str, value: object) -> str:
 
 def _read(part: str) -> tuple[str, bool | torch.dtype]:
     """Inverse of `_write`."""
-    name, given, value = part.partition("=")
-    if not given:
+    name, equals, value = part.partition("=")
+    if not equals:
         return name, True
     if value not in DTYPES:
         raise ValueError(f"not a dtype: {value!r} of {name}")

@@ -14,6 +14,7 @@ from ipu_dynamo.program.ir.types import TensorType
 _GENERATED = {
     "host": "",
     "accumulation": "  1 / (k + 1) at accumulation step k",
+    "replica": "  the index of the replica",
     "random": "  from seed, step, micro-batch and replica",
 }
 _OVERLAPPING = {
@@ -91,13 +92,13 @@ class Input:
         dim: along which the caller's tensor is cut into micro-batches.
         outer: the dimension repeats all rows so often, and a micro-batch has a block of each.
         source: the caller's `host` tensor; or 1 / (k + 1) at `accumulation` step k; or a new key
-            for `random` numbers, on every replica.
+            for `random` numbers, on every replica; or the index of the `replica`.
         overlap: the loop within which a micro-batch is transferred while the one before computes.
     """
 
     name: str
     type: TensorType
-    source: Literal["host", "accumulation", "random"] = "host"
+    source: Literal["host", "accumulation", "random", "replica"] = "host"
     dim: int = 0
     outer: int = 1
     overlap: Overlap = "no_overlap"

@@ -46,15 +46,15 @@ def slots(calls: Sequence[Call]) -> list[int]:
 
     Weight gradients that were split off belong to the slot of their stage's backward pass.
     """
-    found: list[int] = []
+    positions: list[int] = []
     slot, ipu = 0, calls[0].ipu if calls else 0
     of_stage: dict[int, int] = {}
     for call in calls:
         if call.direction != "weights":
             slot, ipu = slot + (call.ipu != ipu), call.ipu
             of_stage[call.stage] = slot
-        found.append(of_stage[call.stage])
-    return found
+        positions.append(of_stage[call.stage])
+    return positions
 
 
 def stash(program: "Program") -> tuple[Stash, ...]:
@@ -64,9 +64,9 @@ def stash(program: "Program") -> tuple[Stash, ...]:
     functions = {function.name: function for function in program.functions}
     variables = {variable.name for variable in program.variables}
     passes_of = stage_passes(program.calls)
-    calls = [as_call(one) for one in passes_of]
+    calls = [as_call(stage_pass) for stage_pass in passes_of]
     when = slots(calls)
-    found = []
+    stashes = []
     for stage in sorted({call.stage for call in calls}):
         passes = [i for i, call in enumerate(calls) if call.stage == stage]
         first = calls[passes[0]]
@@ -76,5 +76,5 @@ def stash(program: "Program") -> tuple[Stash, ...]:
             types = zip(call.arguments, functions[call.function].inputs, strict=True)
             kept |= {name: type_ for name, type_ in types if name in there}
         copies = 1 + when[passes[-1]] - when[passes[0]]
-        found.append(Stash(stage, first.ipu, copies, tuple(kept.items())))
-    return tuple(found)
+        stashes.append(Stash(stage, first.ipu, copies, tuple(kept.items())))
+    return tuple(stashes)

@@ -79,7 +79,9 @@ def independent(program: Program) -> bool:
     """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
     if program.kind != "inference" or changed_variables(program) or draws(program):
         return False
-    return not any(calls_host(node) for one in program.functions for node in one.operators)
+    return not any(
+        calls_host(node) for function in program.functions for node in function.operators
+    )
 
 
 def is_spread(program: Program) -> bool:
@@ -110,8 +112,8 @@ def _draws(node: fx.Node) -> bool:
     places = [i for i, argument in enumerate(schema.arguments) if argument.name == "dropout_p"]
     if not places:
         return True
-    given = node.args[places[0] :] or (node.kwargs.get("dropout_p", 0.0),)
-    return bool(given[0] != 0.0)  # attention without dropout
+    probability = node.args[places[0] :] or (node.kwargs.get("dropout_p", 0.0),)
+    return bool(probability[0] != 0.0)  # attention without dropout
 
 
 def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedule:
@@ -188,8 +190,8 @@ def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     """For each call, the next one on another IPU, ahead of which it must not run by more than a
     pipeline does: where no backward pass follows, nothing else would stop it."""
-    found = []
+    readers = []
     for index, call in enumerate(calls):
         later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]
-        found.append(tuple(later[:1]))
-    return found
+        readers.append(tuple(later[:1]))
+    return readers

@@ -29,7 +29,7 @@ from ipu_dynamo.program.schedule.stage_passes import is_fetch
 
 
 def number_registers(
-    program: Program, given: Sequence[str] = (), devices: Sequence[torch.device] = ()
+    program: Program, arguments: Sequence[str] = (), devices: Sequence[torch.device] = ()
 ) -> dict[str, int]:
     """A register for every name; on one device a copy is the same tensor, and in the same register.
 
@@ -37,30 +37,30 @@ def number_registers(
     known who reads a value last: then a copy has a register of its own, and each IPU drops its own.
 
     Args:
-        given: names that get the first registers, in order; streams among them are received there.
+        arguments: get the first registers, in order; streams among them are received there.
         devices: of the IPUs; none: they share one.
     """
-    names = given or [variable.name for variable in program.variables]
+    names = arguments or [variable.name for variable in program.variables]
     registers = {name: register for register, name in enumerate(names)}
     count = len(names)
     owners = {variable.name: variable.ipu for variable in program.variables}
     cut = sections(program)
     loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
     for instruction in cut.all:
-        made: tuple[str | None, ...] = ()
+        defined: tuple[str | None, ...] = ()
         match instruction:
-            case Receive(stream=stream, result=name) if stream in given:
+            case Receive(stream=stream, result=name) if stream in arguments:
                 registers[name] = registers[stream]
             case Load() | AllGather() if is_fetch(instruction):
-                made = (fetched_as(instruction.value, instruction.ipu, owners, devices),)
+                defined = (fetched_as(instruction.value, instruction.ipu, owners, devices),)
             case Receive(result=name) | Store(result=name) | Load(result=name):
-                made = (name,)
+                defined = (name,)
             case Call(results=results):
-                made = results
+                defined = results
             case Copy(result=name, src=src, dst=dst) if differ(src, dst, devices):
-                made = (name,)
+                defined = (name,)
             case Copy(result=name) if apart and instruction in loop:
-                made = (name,)
+                defined = (name,)
             case Copy(value=value, result=name):
                 registers[name] = registers[value]
             case Send() | AllGather() | ReduceScatter() | AllReduce() | Update():
@@ -68,14 +68,14 @@ def number_registers(
             case AdjustLossScale() | Accumulate() | WriteBuffer() | ClipValues():
                 continue
             case GradientNorm(result=name) | ClipFactor(result=name):
-                made = (name,)
+                defined = (name,)
             case UpdateFactors(results=results) | UpdatePart(results=results):
-                made = results
+                defined = results
             case JointUpdate(results=results):
-                made = results
+                defined = results
             case _:
                 assert_never(instruction)
-        for new in made:
+        for new in defined:
             if new and new not in registers:
                 registers[new], count = count, count + 1
     return registers

@@ -56,7 +56,7 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
     pass_of = [number for number, of in enumerate(stage_passes(calls)) for _ in of]
     if not calls:
         return [list(loop)]
-    found: list[list[Plain]] = [[] for _ in range(pass_of[-1] + 1)]
+    by_pass: list[list[Plain]] = [[] for _ in range(pass_of[-1] + 1)]
     passed = 0
     for instruction in loop:
         match instruction:
@@ -80,8 +80,8 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
                 raise ValueError(f"this is not done for every micro-batch: {instruction}")
             case _:
                 assert_never(instruction)
-        found[pass_of[max(call, 0)]].append(instruction)
-    return found
+        by_pass[pass_of[max(call, 0)]].append(instruction)
+    return by_pass
 
 
 def is_fetch(load: Load | AllGather) -> bool:

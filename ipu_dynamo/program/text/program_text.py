@@ -50,8 +50,10 @@ def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None 
         number = text.count("\n") + 1 if len(roots) < 2 else roots[1].number
         raise LineError(f"line {number}: expected one program, {_LAST!r}, and nothing more")
     result: T = read_lines(roots[0], kind, _Check(constants))
-    for number, (one, other) in enumerate(zip_longest(*map(_lines, (text, write_text(result)))), 1):
-        if one != other:
+    for number, (read, other) in enumerate(
+        zip_longest(*map(_lines, (text, write_text(result)))), 1
+    ):
+        if read != other:
             raise LineError(f"line {number}: it is written as {shortened(str(other))!r}")
     return result
 
@@ -82,11 +84,11 @@ class _Check:
 
     def function(self, function: Function) -> None:
         hold_bodies(function.graph.graph, self.body)
-        found = make_function(function.name, function.graph)
-        if found.key != function.key:
-            raise ValueError(f"its graph has the key {found.key}, so it was changed")
-        if found != function:
-            raise ValueError(f"its graph is another: {found}")
+        described = make_function(function.name, function.graph)
+        if described.key != function.key:
+            raise ValueError(f"its graph has the key {described.key}, so it was changed")
+        if described != function:
+            raise ValueError(f"its graph is another: {described}")
         if function.name in self.functions:
             raise ValueError(f"another function is called {function.name}")
         self.functions[function.name] = function
@@ -104,17 +106,17 @@ class _Check:
         function = self.functions.get(call.function)
         if function is None:
             raise ValueError(f"no function is called {call.function}")
-        found = len(call.arguments), len(call.results)
-        if found != (len(function.inputs), len(function.outputs)):
-            raise ValueError(f"{found[0]} arguments and {found[1]} results do not fit {function}")
+        counts = len(call.arguments), len(call.results)
+        if counts != (len(function.inputs), len(function.outputs)):
+            raise ValueError(f"{counts[0]} arguments and {counts[1]} results do not fit {function}")
 
     def constant(self, variable: Variable, constants: Mapping[str, Tensor]) -> None:
-        given = constants.get(variable.name)
-        if given is None:
+        tensor = constants.get(variable.name)
+        if tensor is None:
             raise ValueError(f"the constant {variable.name} is not given")
-        found = digest(given.to(variable.type.dtype))
-        if found != variable.digest:
-            raise ValueError(f"the constant {variable.name} is given with the values {found}")
+        actual = digest(tensor.to(variable.type.dtype))
+        if actual != variable.digest:
+            raise ValueError(f"the constant {variable.name} is given with the values {actual}")
 
 
 def _lines(text: str) -> list[str]:

@@ -179,14 +179,14 @@ class Reader:
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValueError(f"more than {_DEEPEST} brackets in brackets")
-        found = []
+        items = []
         while not self.sees(stop):
-            found.append(item())
+            items.append(item())
             if not self.skip(","):
                 break
         self.take(stop)
         self._depth -= 1
-        return found
+        return items
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:

@@ -31,8 +31,8 @@ def write_lines(record: Any) -> list[str]:
     Raises:
         ValueError: it holds something that cannot be written.
     """
-    made: Any = type(record)
-    kinds = field_kinds(made)
+    kind: Any = type(record)
+    kinds = field_kinds(kind)
     below = [field for field in fields(record) if _is_block(kinds[field.name])]
     lines = [write_record(record, [field for field in fields(record) if field not in below])]
     for field in below:
@@ -55,14 +55,14 @@ def read_lines(line: Line, kind: Any, check: Check) -> Any:
         reader = Reader(line.text)
         record = reader.value()
         reader.end()
-        made = _class_of(record, kind)
+        type_ = _class_of(record, kind)
         blocks: dict[str, Any] = {}
         for block in line.below:
             with in_line(block):
                 if block.text in blocks or block.text in record.fields:
                     raise ValueError(f"{block.text} is there already")
-                blocks[block.text] = _read_block(block, made, check)
-        result = _make(made, record.fields, blocks)
+                blocks[block.text] = _read_block(block, type_, check)
+        result = _make(type_, record.fields, blocks)
         check(result)
     return result
 
@@ -93,7 +93,10 @@ def _is_block(kind: Any) -> bool:
     """Whether values of this type stand below the line: graphs, and tuples of records."""
     match get_args(kind):
         case (part, ellipsis) if ellipsis is ... and get_origin(kind) is tuple:
-            return all(is_dataclass(one) and one not in _PLAIN for one in _alternatives(part))
+            return all(
+                is_dataclass(alternative) and alternative not in _PLAIN
+                for alternative in _alternatives(part)
+            )
     return kind is fx.GraphModule
 
 
@@ -112,26 +115,26 @@ def _read_block(block: Line, record: type, check: Check) -> Any:
     return tuple(read_lines(line, part, check) for line in block.below)
 
 
-def _make(made: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> Any:
+def _make(type_: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> Any:
     """A dataclass with these fields, of which `blocks` are built already."""
-    kinds = field_kinds(made)
+    kinds = field_kinds(type_)
     if unknown := values.keys() - kinds.keys():
-        raise ValueError(f"{made.__name__} has no field {min(unknown)}")
+        raise ValueError(f"{type_.__name__} has no field {min(unknown)}")
     built = {name: _build(value, kinds[name], name) for name, value in values.items()}
     built.update(blocks)
-    for field in fields(made):
+    for field in fields(type_):
         needed = field.default is MISSING and field.default_factory is MISSING
         if needed and field.name not in built:
-            raise ValueError(f"{made.__name__} needs {field.name}")
-    return made(**built)
+            raise ValueError(f"{type_.__name__} needs {field.name}")
+    return type_(**built)
 
 
 def _build(value: Any, kind: Any, field: str) -> Any:
     """`value` as a field of type `kind` holds it."""
     if isinstance(value, Record):
         return _make(_class_of(value, kind), value.fields, {})
-    for one in _alternatives(kind):
-        origin, args = get_origin(one), get_args(one)
+    for alternative in _alternatives(kind):
+        origin, args = get_origin(alternative), get_args(alternative)
         if origin is tuple and isinstance(value, tuple):
             kinds = args[:1] * len(value) if args[1:] == (...,) else args
             if len(kinds) == len(value):
@@ -139,9 +142,13 @@ def _build(value: Any, kind: Any, field: str) -> Any:
         elif origin is Literal:
             if any(value == arg and type(value) is type(arg) for arg in args):
                 return value
-        elif type(value) is one or (type(value) is int and one is float):
+        elif type(value) is alternative or (type(value) is int and alternative is float):
             return value
-        elif one is TensorType and isinstance(value, Layout) and str(value) == str(value.type):
+        elif (
+            alternative is TensorType
+            and isinstance(value, Layout)
+            and str(value) == str(value.type)
+        ):
             return value.type
     raise ValueError(f"{field} is {write(value)}, which is not {getattr(kind, '__name__', kind)}")
 
@@ -150,7 +157,7 @@ def _class_of(record: object, kind: Any) -> type:
     """The dataclass that a record is one of, among those that may stand there."""
     if not isinstance(record, Record):
         raise ValueError("not a record, such as Name(field=1)")
-    classes = {one.__name__: one for part in _alternatives(kind) for one in _leaves(part)}
+    classes = {leaf.__name__: leaf for part in _alternatives(kind) for leaf in _leaves(part)}
     if record.name not in classes:
         raise ValueError(f"{record.name} cannot stand here; {', '.join(classes) or 'nothing'} can")
     return classes[record.name]

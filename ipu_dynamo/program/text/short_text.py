@@ -12,8 +12,8 @@ _LIST = re.compile(r"\((%[^()]*)\)")
 
 def folded(body: Sequence[Instruction]) -> Iterator[tuple[Instruction, str]]:
     """Each instruction with its line; one line for loads, or stores, of many variables."""
-    for key, found in groupby(body, _move):
-        run = list(found)
+    for key, moves in groupby(body, _move):
+        run = list(moves)
         if key is not None and len(run) > 2:
             yield run[0], _moves(run)
         else:

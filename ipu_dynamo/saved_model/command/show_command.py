@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
 from ipu_dynamo.saved_model.directory import SavedPrograms
-from ipu_dynamo.saved_model.node_names import Group, Kind
+from ipu_dynamo.saved_model.node_names import Group, operators
 from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.saved_model.tensor_spec import TensorSpec, spec_of
 
@@ -56,10 +56,7 @@ def show(options: argparse.Namespace) -> None:
         _print(options.json, nodes, [_node_line(node) for node in nodes])
     elif options.list_ops:
         keys = [options.signature_def] if options.signature_def else programs.keys(tags)
-        names = set()
-        for key in keys:
-            with programs.signature(tags, key) as signature:
-                names |= {operator for group in signature.groups() for operator in operators(group)}
+        names = {name for key in keys for name in programs.operators(tags, key)}
         _print(options.json, sorted(names), sorted(names))
     elif options.signature_def:
         with programs.signature(tags, options.signature_def) as signature:
@@ -110,13 +107,6 @@ def _spec(spec: TensorSpec) -> str:
     return f"{spec.dtype} [{sizes}]"
 
 
-def operators(group: Group) -> list[str]:
-    """The operators of a group, as `aten.add.Tensor`; those that pick results are none."""
-    if group.kind is not Kind.OP:
-        return []
-    return [_operator(node.target) for node in group.nodes if not _is_getter(node.target)]
-
-
 def node_json(group: Group) -> dict[str, Any]:
     """A group as `show --nodes --json` has it."""
     value = group.value.meta.get("val")
@@ -140,11 +130,3 @@ def _node_line(node: dict[str, Any]) -> str:
     kind = "number" if node["dtype"] is None else f"{node['dtype']} [{', '.join(sizes)}]"
     what = node["op"] or node["kind"]
     return "  ".join([node["name"], node["fx_name"], what, kind, node["device"]])
-
-
-def _operator(target: Any) -> str:
-    return str(target) if hasattr(target, "namespace") else getattr(target, "__name__", str(target))
-
-
-def _is_getter(target: Any) -> bool:
-    return getattr(target, "__name__", "") == "getitem"

@@ -1,7 +1,7 @@
 """Name everything that decides the program of a traced model, for the cache of programs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.control_flow import FLOW, control_flow_op
 from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.ops.marks.inner_gradients import hook_op
 from ipu_dynamo.ops.marks.markers import autograd_function_op
@@ -28,11 +30,13 @@ from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.version import __version__
 
 _NAMESPACES = frozenset({"aten", "prims", "ipu"})  # whose operators the versions name
+_PYTHON = frozenset({autograd_function_op, hook_op, host_call})  # of others
 # What is said of a node for people, or once more; all else has to be part of the key.
 _IGNORED = frozenset(
     {
         "eager_input_vals",
         "from_node",
+        FLOW,  # its bodies follow the node
         "nn_module_stack",
         "original_aten",
         "seq_nr",
@@ -63,16 +67,9 @@ def program_key(
         capture: fresh from tracing.
         more: what else the passes are told. Whatever they are told has to be here.
     """
-    nodes = list(capture.graph.graph.nodes)
-    python = (autograd_function_op, hook_op, host_call)  # of others
-    if any(node.target in python for node in nodes):
-        return None
-    numbers = {node: str(index) for index, node in enumerate(nodes)}
     try:
         parts = [
-            *(_node(node, capture, numbers) for node in nodes),
-            repr(capture.placeholders),
-            repr(capture.outputs),
+            *_lines(capture),
             repr(capture.training),
             repr([_group(group) for group in groups]),
             repr([digest(t) for t in capture.tensors.values() if not t.is_floating_point()]),
@@ -85,6 +82,25 @@ def program_key(
     except ValueError:
         return None
     return sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _lines(capture: Capture) -> Iterator[str]:
+    """A text of all that a capture computes, the bodies of its loops and branches behind them.
+
+    Raises:
+        ValueError: something in it has no text.
+    """
+    nodes = list(capture.graph.graph.nodes)
+    numbers = {node: str(index) for index, node in enumerate(nodes)}
+    for node in nodes:
+        yield _node(node, capture, numbers)
+        if (flow := node.meta.get(FLOW)) is not None:
+            assert isinstance(flow, ControlFlow)
+            yield repr((flow.kind, flow.carried, flow.scanned, flow.count, flow.where))
+            for body in flow.bodies:
+                yield from _lines(body)
+    yield repr(capture.placeholders)
+    yield repr(capture.outputs)
 
 
 def _group(group: UpdateGroup) -> tuple[object, ...]:
@@ -107,7 +123,9 @@ def _node(node: fx.Node, capture: Capture, numbers: dict[fx.Node, str]) -> str:
     marks = {key: value for key, value in node.meta.items() if key not in _IGNORED}
     target = _target(node, capture)
     value = _value(node.meta.get("val"))
-    arguments = text((tuple(node.args), dict(node.kwargs)))
+    # the handle of a loop is of this process
+    args = node.args[:1] if node.target is control_flow_op else node.args
+    arguments = text((tuple(args), dict(node.kwargs)))
     return f"{node.name} {value} {target} {arguments} {text(marks)} {source_line(node)}"
 
 
@@ -123,7 +141,7 @@ def _target(node: fx.Node, capture: Capture) -> str:
     if isinstance(node.target, str):
         return f"{node.op} {node.target}"
     if isinstance(node.target, OpOverload):
-        if node.target.namespace not in _NAMESPACES:
+        if node.target.namespace not in _NAMESPACES or node.target in _PYTHON:
             raise ValueError("an operator of others")
         return str(node.target)
     module = getattr(node.target, "__module__", None) or ""

@@ -24,6 +24,7 @@ from ipu_dynamo.program.ir.update_rules import Traced
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
 
 COUNTERS = ""  # key of `States`: what belongs to no parameter alone
+_NUMBERS = (int, float)
 _MOST = 8  # variants; an optimiser that needs more reads numbers as values
 _AGAIN = "compile the model again with this optimizer"
 
@@ -107,9 +108,10 @@ class TracedOptimizer:
             values: list[Any] = []
             for name, leaf in own:
                 value = now.get(leaf.path)
-                if type(value) is int and type(leaf.value) is float:
-                    value = float(value)
-                if type(value) is not type(leaf.value):
+                # a whole number for a float is one; a float for a whole number is traced anew
+                if type(value) is not type(leaf.value) and not (
+                    type(value) in _NUMBERS and type(leaf.value) in _NUMBERS
+                ):
                     raise InputError(
                         f"{name} of the optimizer's group {index} was {leaf.value!r} when it was "
                         f"compiled, and is {value!r}",

@@ -44,6 +44,28 @@ def check_entry(entry: Entry, program: Program) -> None:
     _check_groups(entry, program)
 
 
+def check_variant(entry: Entry, program: Program, variant: Program) -> None:
+    """Compare a program with one that differs from it in its updates alone.
+
+    Raises:
+        SavedProgramError: it differs in something else.
+    """
+    own, other = sections(program), sections(variant)
+    same = (
+        program.num_ipus == variant.num_ipus
+        and program.replicas == variant.replicas
+        and program.variables == variant.variables
+        and program.inputs == variant.inputs
+        and program.outputs == variant.outputs
+        and program.functions == variant.functions
+        and own.loop == other.loop
+        and (own.steps, own.micro_batches) == (other.steps, other.micro_batches)
+    )
+    if program.kind != "training" or program.kind != variant.kind or not same:
+        raise _wrong("a variant of its update is of another program")
+    _check_groups(entry, variant)
+
+
 def _check_streams(entry: Entry, program: Program) -> None:
     values = [output.name for output in program.outputs if not output.mutates]
     printed = {output.name for output in program.outputs if output.printing is not None}

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Engine, Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import (
@@ -30,8 +31,9 @@ from ipu_dynamo.whole_step.anchored_values import UnknownValue
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compile_model import Compiled, fused_again
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.free_rows import FreeRows
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
-from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors
+from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors, check_variant
 from ipu_dynamo.whole_step.saving.decided import read_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
 from ipu_dynamo.whole_step.saving.save import CORE
@@ -135,8 +137,14 @@ def read_models(
             program = _program(archive, name, entry, tensors, operators)
             check_entry(entry, program)
             check_tensors(entry, program, tensors)
+            variants = [
+                _program(archive, name, entry, tensors, operators, member=f"variant{number}")
+                for number in range(entry.variants)
+            ]
+            for variant in variants:
+                check_variant(entry, program, variant)
             try:
-                models[name] = _bring_up(program, entry, placed, table)
+                models[name] = _bring_up(program, variants, entry, placed, table)
             except UnknownValue as error:
                 raise SavedProgramError(Reason.CONTENT, str(error)) from error
     return models
@@ -181,8 +189,9 @@ def _program(
     entry: Entry,
     tensors: Mapping[str, Tensor],
     operators: frozenset[str],
+    member: str = "program",
 ) -> Program:
-    part = f"entries/{name}/program.txt"
+    part = f"entries/{name}/{member}.txt"
     content = archive.read(part, _LARGEST_TEXT)
     with archive.part(part):
         constants = {
@@ -274,7 +283,9 @@ class _Placed:
         return self.placed[place]
 
 
-def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> LoadedModel:
+def _bring_up(
+    program: Program, variants: Sequence[Program], entry: Entry, placed: _Placed, table: Names
+) -> LoadedModel:
     """The executable of a program, and what calls it."""
     options: Options = entry.options
     try:
@@ -319,6 +330,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         fuse_again=partial(fused_again, written, options, machine),
         update_recipe=partial(update_recipe, options, machine),
         guard_updates=options.guard_updates,
+        others=variants,
     )
     seed = fresh_seed(program) if entry.seed is None else entry.seed
     executable.set_random_state(seed, entry.step)
@@ -326,7 +338,7 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
         for replica, key in enumerate(keys[1:], 1):
             executable.tensor(name, replica).copy_(placed.tensors[key])
     own = {entry.variables[name][0]: tensor for name, tensor in held.items()}
-    return LoadedModel(
+    loaded = LoadedModel(
         compiled,
         executable,
         options,
@@ -340,3 +352,9 @@ def _bring_up(program: Program, entry: Entry, placed: _Placed, table: Names) -> 
             for name, (key, persistent) in table.items()
         },
     )
+    if entry.free_rows:
+        try:
+            loaded.rows = FreeRows(loaded)
+        except CompileError as error:
+            raise SavedProgramError(Reason.CONTENT, f"its rows are not free: {error}") from error
+    return loaded

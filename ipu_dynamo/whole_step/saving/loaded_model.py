@@ -17,6 +17,7 @@ from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.free_rows import FreeRows
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 
@@ -32,6 +33,9 @@ class LoadedModel(CompiledModel):
         groups: of the optimiser.
         own_weights, engine, figures: what the executable was made with.
         tensors: those that have a name in the model, and whether they are part of its state.
+
+    Attributes:
+        rows: what runs a call with any number of rows, if it was saved with free rows.
     """
 
     def __init__(
@@ -51,8 +55,13 @@ class LoadedModel(CompiledModel):
         self.training = compiled.program.kind == "training"
         self._groups, self._tensors = tuple(groups), dict(tensors)
         self._figures = figures
+        self.rows: FreeRows | None = None
         self._unchanged = UnchangedModel(_no_model)
         self._take(compiled, executable, engine, ExpectedArguments(arguments))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call, as a `CompiledModel` does; with free `rows`, as many as there are rows."""
+        return (self.rows or super().__call__)(*args, **kwargs)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -2,14 +2,15 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import named_tensors
+from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Streamed, write_archive
@@ -21,6 +22,7 @@ from ipu_dynamo.saved.tensors import TensorMember
 from ipu_dynamo.saved.weights import Part, TensorTable
 from ipu_dynamo.version import __version__
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.free_rows import FreeRows
 from ipu_dynamo.whole_step.saving.decided import write_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
 from ipu_dynamo.whole_step.weights.initial_state import updates
@@ -31,7 +33,9 @@ _ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 Saved = CompiledModel | Mapping[str, CompiledModel]
 
 
-def save(compiled: Saved, path: str | os.PathLike[str]) -> None:
+def save(
+    compiled: Saved, path: str | os.PathLike[str], *, free_rows: bool | Collection[str] = ()
+) -> None:
     """Write what `compile_training` or `compile_inference` returned, once compiled, into a file.
 
     `ipu_dynamo.load` brings it up again, in any process, without the model's Python. The file has
@@ -42,22 +46,26 @@ def save(compiled: Saved, path: str | os.PathLike[str]) -> None:
     Args:
         compiled: one, or several by name, such as a step and its validation, which share weights
             in the file as they do here.
+        free_rows: which of them, by name, are called with any number of rows after loading, as by
+            `ipu_dynamo.free_rows`; True: all.
 
     Raises:
+        CompileError: it is to have free rows, and a row of a result may depend on others.
         SavedProgramError: it cannot be saved; it says what of it, and nothing is written.
         OSError: the file cannot be written; one of that name stays as it was.
     """
-    members, head = contents(compiled)
+    members, head = contents(compiled, free_rows=free_rows)
     write_archive(path, members, head | {"kind": CORE})
 
 
 def contents(
-    compiled: Saved, *, random_state: bool = True
+    compiled: Saved, *, random_state: bool = True, free_rows: bool | Collection[str] = ()
 ) -> tuple[dict[str, bytes | Streamed], dict[str, Any]]:
     """The members of a saved program, and the head of its list; others may add their own.
 
     Args:
         random_state: with the seed and the step, so that random numbers go on.
+        free_rows: see `save`.
 
     Raises:
         SavedProgramError: it cannot be saved.
@@ -68,20 +76,38 @@ def contents(
         raise SavedProgramError(Reason.CANNOT_SAVE, problem)
     for name, one in entries.items():
         _check(name, one)
+    free = _free(entries, free_rows)
     saver = _Saver()
     members: dict[str, bytes | Streamed] = {}
     for name in sorted(entries):
         one = entries[name]
-        entry = saver.entry(one, random_state=random_state)
-        try:
-            text = one.program.text()
-        except ValueError as error:
-            raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
-        members[f"entries/{name}/program.txt"] = text.encode("ascii")
+        entry = replace(saver.entry(one, random_state=random_state), free_rows=name in free)
+        members[f"entries/{name}/program.txt"] = _text(one.program)
+        for number, variant in enumerate(one.variants):
+            members[f"entries/{name}/variant{number}.txt"] = _text(variant)
         members[f"entries/{name}/entry.json"] = write_json(write_entry(entry))
-    programs = [one.program for one in entries.values()]
+    programs = [program for one in entries.values() for program in (one.program, *one.variants)]
     members["operators.json"] = write_json(write_operators(programs))
     return members | saver.finish(), _head(sorted(entries))
+
+
+def _free(entries: Mapping[str, CompiledModel], chosen: bool | Collection[str]) -> set[str]:
+    """The entry points that are called with any number of rows; each is proven to allow it."""
+    names = set(entries if chosen is True else chosen or ())
+    if unknown := sorted(names - entries.keys()):
+        problem = f"free_rows names {unknown[0]!r}, and the entry points are {', '.join(entries)}"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem)
+    names |= {name for name, one in entries.items() if isinstance(one, LoadedModel) and one.rows}
+    for name in names:
+        FreeRows(entries[name])
+    return names
+
+
+def _text(program: Program) -> bytes:
+    try:
+        return program.text().encode("ascii")
+    except ValueError as error:
+        raise SavedProgramError(Reason.CANNOT_SAVE, str(error)) from error
 
 
 def _head(names: list[str]) -> dict[str, Any]:
@@ -151,6 +177,7 @@ class _Saver:
             step=executable.step if random_state else 0,
             loss_scale=float(parts.compiled.loss_scale),
             devices=tuple(map(str, parts.compiled.devices)),
+            variants=len(compiled.variants),
             decided=write_decided(
                 parts.compiled.host.inlined.functions, parts.engine, parts.figures
             ),

@@ -51,7 +51,7 @@ class Accumulation:
 
 def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
     """The accumulations of a function that loops can do."""
-    found = []
+    accumulations = []
     order = {node: place for place, node in enumerate(graph.nodes)}
     for total in graph.find_nodes(op="placeholder"):
         writes = sorted(total.users, key=order.__getitem__)
@@ -63,8 +63,8 @@ def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
         loop = loop_of(term) if len(term.users) == 1 else None
         if loop is not None:
             tables = tuple(write for write in others if _is_table(write.args[1]))
-            found.append(Accumulation(first, loop, untransposed(term)[1], tables))
-    return tuple(found)
+            accumulations.append(Accumulation(first, loop, untransposed(term)[1], tables))
+    return tuple(accumulations)
 
 
 def _writes_only(write: fx.Node, total: fx.Node) -> bool:
@@ -77,28 +77,28 @@ def _is_table(term: object) -> bool:
     return is_table(term) and adds_in_order(term)
 
 
-def apply(graph: fx.Graph, one: Accumulation) -> None:
+def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
     """Give the accumulator to the loop."""
-    total, term = one.write.args[:2]
+    total, term = accumulation.write.args[:2]
     assert isinstance(total, fx.Node)
     assert isinstance(term, fx.Node)
-    adds = one.write.target is aten.add_.Tensor
-    with graph.inserting_before(one.loop):
-        given = (*one.loop.args, total, one.transposed, adds)
-        of_x = call(graph, serialized_loss_backward_, *given, origin=one.loop)
-    for item in list(one.loop.users):
+    adds = accumulation.write.target is aten.add_.Tensor
+    with graph.inserting_before(accumulation.loop):
+        arguments = (*accumulation.loop.args, total, accumulation.transposed, adds)
+        of_x = call(graph, serialized_loss_backward_, *arguments, origin=accumulation.loop)
+    for item in list(accumulation.loop.users):
         if item.args[1] == 0:
             item.replace_all_uses_with(of_x)
-    for write in one.tables:
+    for write in accumulation.tables:
         table = write.args[1]
         assert isinstance(table, fx.Node)
         with graph.inserting_before(write):
             add_rows(graph, total, table, origin=write)
         graph.erase_node(write)
         erase_unread(table)
-    graph.erase_node(one.write)
+    graph.erase_node(accumulation.write)
     erase_unread(term)
-    for node in (*one.loop.users, one.loop):
+    for node in (*accumulation.loop.users, accumulation.loop):
         erase_unread(node)
 
 
@@ -120,5 +120,5 @@ class AccumulateInLoop:
 
 
 def _rewrite(graph: fx.Graph) -> None:
-    for one in plan(graph):
-        apply(graph, one)
+    for accumulation in plan(graph):
+        apply(graph, accumulation)

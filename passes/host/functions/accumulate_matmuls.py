@@ -79,7 +79,7 @@ def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[Accumulation, ...
         all_sizes: also those of small accumulators.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
-    found = []
+    accumulations = []
     for write in graph.nodes:
         if write.target not in (aten.copy_.default, aten.add_.Tensor) or not _fits(
             write, all_sizes=all_sizes
@@ -89,10 +89,10 @@ def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[Accumulation, ...
         matmul = matmul_of(term) if len(term.users) == 1 else None
         earlier = [user for user in write.args[0].users if order[user] < order[write]]
         if matmul is not None and all(order[user] < order[matmul] for user in earlier):
-            found.append(Accumulation(write, matmul, untransposed(term)[1]))
+            accumulations.append(Accumulation(write, matmul, untransposed(term)[1]))
         elif write.target is aten.add_.Tensor and rows_are_few(term) and adds_in_order(term):
-            found.append(Accumulation(write, None, transposed=False))
-    return tuple(found)
+            accumulations.append(Accumulation(write, None, transposed=False))
+    return tuple(accumulations)
 
 
 def _fits(write: fx.Node, *, all_sizes: bool) -> bool:
@@ -107,19 +107,20 @@ def _fits(write: fx.Node, *, all_sizes: bool) -> bool:
     return only_written and large and bool(term) and alike(value, term[0].meta["val"])
 
 
-def apply(graph: fx.Graph, one: Accumulation) -> None:
+def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
     """Write a product where it is made, rows where they were added."""
-    term = one.term
-    if one.matmul is not None:
-        a, b = one.matmul.args
-        with graph.inserting_before(one.matmul):
-            if one.transposed:
-                a, b = (call(graph, aten.t.default, n, origin=one.matmul) for n in (b, a))
-            call(graph, accumulate_matmul, one.total, one.adds, a, b, origin=one.matmul)
+    term = accumulation.term
+    if accumulation.matmul is not None:
+        a, b = accumulation.matmul.args
+        with graph.inserting_before(accumulation.matmul):
+            if accumulation.transposed:
+                a, b = (call(graph, aten.t.default, n, origin=accumulation.matmul) for n in (b, a))
+            arguments = accumulation.total, accumulation.adds, a, b
+            call(graph, accumulate_matmul, *arguments, origin=accumulation.matmul)
     else:
-        with graph.inserting_before(one.write):
-            add_rows(graph, one.total, term, origin=one.write)
-    graph.erase_node(one.write)
+        with graph.inserting_before(accumulation.write):
+            add_rows(graph, accumulation.total, term, origin=accumulation.write)
+    graph.erase_node(accumulation.write)
     erase_unread(term)
 
 
@@ -137,10 +138,10 @@ class AccumulateMatmuls:
         if self.forced is False:
             return False
         decision = Decision(self.name, "added where they are computed", of="gradients")
-        found = partial(plan, all_sizes=self.forced is True)
+        planned = partial(plan, all_sizes=self.forced is True)
 
         def rewrite(graph: fx.Graph) -> None:
-            for one in found(graph):
-                apply(graph, one)
+            for accumulation in planned(graph):
+                apply(graph, accumulation)
 
-        return rewrite_functions(host, rewrite, found, decision)
+        return rewrite_functions(host, rewrite, planned, decision)

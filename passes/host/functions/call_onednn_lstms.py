@@ -102,8 +102,8 @@ def _replace(graph: fx.Graph, layer: Layer) -> None:
     if backward is not None:
         gradients, own, out = backward.args[:3], backward.args[3:8], backward.args[10]
         with graph.inserting_before(backward):
-            given = (*own, *arguments[5:], reverse, out, *parts, *gradients)
-            twin = call(graph, onednn_lstm_backward, *given, origin=backward)
+            operands = (*own, *arguments[5:], reverse, out, *parts, *gradients)
+            twin = call(graph, onednn_lstm_backward, *operands, origin=backward)
         _move_parts(backward, twin)
     _move_parts(old, new)
     for part in parts:

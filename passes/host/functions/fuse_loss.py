@@ -104,33 +104,33 @@ def _needed(node: fx.Node) -> Iterator[fx.Node]:
     """A node and all that it is computed from."""
     seen, todo = {node}, [node]
     while todo:
-        one = todo.pop()
-        yield one
-        new = set(one.all_input_nodes) - seen
+        source = todo.pop()
+        yield source
+        new = set(source.all_input_nodes) - seen
         seen |= new
         todo += new
 
 
-def apply(graph: fx.Graph, one: Sweep) -> None:
+def apply(graph: fx.Graph, sweep: Sweep) -> None:
     """Put the sweep in the place of the first loop."""
-    for node in one.earlier:
-        one.loss.prepend(node)
-    start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = one.gradients.args
-    with graph.inserting_before(one.loss):
-        sweep = call(
+    for node in sweep.earlier:
+        sweep.loss.prepend(node)
+    start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = sweep.gradients.args
+    with graph.inserting_before(sweep.loss):
+        results = call(
             graph,
             serialized_loss_step_,
-            *(start, x, rhs, target, reduction, ignored, one.blocks, *rest),
-            origin=one.loss,
+            *(start, x, rhs, target, reduction, ignored, sweep.blocks, *rest),
+            origin=sweep.loss,
         )
-        loss, of_x = (call(graph, getitem, sweep, i, origin=one.loss) for i in range(2))
-    one.gradients.replace_all_uses_with(of_x)
-    graph.erase_node(one.gradients)
-    for item in list(one.loss.users):
+        loss, of_x = (call(graph, getitem, results, i, origin=sweep.loss) for i in range(2))
+    sweep.gradients.replace_all_uses_with(of_x)
+    graph.erase_node(sweep.gradients)
+    for item in list(sweep.loss.users):
         if item.args[1] == 0:
             item.replace_all_uses_with(loss)
         graph.erase_node(item)
-    graph.erase_node(one.loss)
+    graph.erase_node(sweep.loss)
     if not of_x.users:
         graph.erase_node(of_x)
 
@@ -149,11 +149,11 @@ class FuseLoss:
         if self.forced is False:
             return False
         decision = Decision(self.name, "forward and backward in one pass over rows", of="losses")
-        found = partial(plan, all_sizes=self.forced is True)
+        planned = partial(plan, all_sizes=self.forced is True)
 
         def fuse(graph: fx.Graph) -> None:
             """Fuse the losses of a function, one after the other."""
-            while (one := found(graph)) is not None:
-                apply(graph, one)
+            while (sweep := planned(graph)) is not None:
+                apply(graph, sweep)
 
-        return rewrite_functions(host, fuse, found, decision)
+        return rewrite_functions(host, fuse, planned, decision)

@@ -14,21 +14,21 @@ from ipu_dynamo.program.ir.function import make_function, with_bodies
 def rewrite_functions(
     host: HostProgram,
     rewrite: Callable[[fx.Graph], None],
-    wanted: Callable[[fx.Graph], object],
+    plan: Callable[[fx.Graph], object],
     decision: Decision,
 ) -> HostProgram | bool:
-    """The HostProgram whose functions are rewritten where that is `wanted`; False: nowhere.
+    """The HostProgram whose functions are rewritten where there is a plan; False: nowhere.
 
     Args:
         rewrite: changes a copy of a function's graph in place.
-        wanted: reads a function's graph only, and gives what it finds.
+        plan: reads a function's graph only, and gives what is to be rewritten there.
         decision: what is decided for each of them.
     """
     functions: dict[str, Function] = {}
     decisions: list[Decision] = []
     for function in host.inlined.functions:
-        if found := wanted(function.graph.graph):
-            count = len(found) if isinstance(found, tuple | list) else 1
+        if planned := plan(function.graph.graph):
+            count = len(planned) if isinstance(planned, tuple | list) else 1
             decisions.append(replace(decision, function=function.name, count=count))
             module = copy_of(function.graph)
             rewrite(module.graph)
@@ -70,14 +70,14 @@ def with_functions(
     by_key: dict[str, Function] = {}
 
     def body(instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        made: list[Instruction] = []
+        rewritten: list[Instruction] = []
         for instruction in instructions:
             if isinstance(instruction, Repeat):
-                made.append(replace(instruction, body=body(instruction.body)))
+                rewritten.append(replace(instruction, body=body(instruction.body)))
                 continue
             for new in (replaced or {}).get(id(instruction), (instruction,)):
-                made.append(call_of(new) if isinstance(new, Call) else new)
-        return tuple(made)
+                rewritten.append(call_of(new) if isinstance(new, Call) else new)
+        return tuple(rewritten)
 
     def call_of(call: Call) -> Call:
         function = functions[id(call)]

@@ -2,6 +2,7 @@
 
 Before   %z = aten.zeros([2], device=device(type='cuda', index=0)), on an IPU that is cuda:1
 After    %z = aten.zeros([2], device=device(type='cuda', index=1))
+         in the bodies of loops and branches, too
 Keeps    operators, shapes, layouts, source lines. A copy to another device stays a copy.
 Source   PyTorch: an operator's tensors, and those it makes, are on one device.
 """
@@ -13,10 +14,13 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of, pytree
+from ipu_dynamo.ops.bodies import Body, all_bodies, bodies_of
+from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.options.devices import devices_of_ipus
 from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Function, HostProgram, make_function
+from ipu_dynamo.program.ir.function import body_of
 
 
 @dataclass(frozen=True)
@@ -34,27 +38,28 @@ class SetStageDevice:
             return False
         program, changed = host.inlined, False
         of_ipus = devices_of_ipus(self.devices, program.num_ipus)
-        made: dict[tuple[str, torch.device], Function] = {}
+        functions: dict[tuple[str, torch.device], Function] = {}
         for call in program.calls:
             key = call.function, of_ipus[call.ipu]
-            if key not in made:
+            if key not in functions:
                 function = named(program, call.function)
                 if _differs(function.graph, of_ipus[call.ipu]):
                     module, changed = copy_of(function.graph), True
                     set_device(module, of_ipus[call.ipu])
                     function = make_function(function.name, module)
-                made[key] = function
+                functions[key] = function
         if not changed:
             return False
-        calls = {id(call): made[call.function, of_ipus[call.ipu]] for call in program.calls}
+        calls = {id(call): functions[call.function, of_ipus[call.ipu]] for call in program.calls}
         return replace(host, inlined=with_functions(program, calls))
 
 
 def _differs(gm: fx.GraphModule, device: torch.device) -> bool:
-    """Whether a graph has a tensor on another device, or makes one there."""
-    found = [(node.args, node.kwargs, node.meta["val"]) for node in gm.graph.nodes]
+    """Whether a graph or a body in it has a tensor on another device, or makes one there."""
+    graphs = [gm.graph, *(body.graph.graph for body in all_bodies(gm.graph))]
+    values = [(n.args, n.kwargs, n.meta["val"]) for graph in graphs for n in graph.nodes]
     leaves = (
-        leaf.device if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(found)
+        leaf.device if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(values)
     )
     return any(isinstance(leaf, torch.device) and leaf != device for leaf in leaves)
 
@@ -63,7 +68,7 @@ def set_device(gm: fx.GraphModule, device: torch.device) -> bool:
     """Make a function's graph one for `device`; say whether anything changed."""
     changed = False
 
-    def here(value: Any) -> Any:
+    def on_device(value: Any) -> Any:
         nonlocal changed
         if isinstance(value, torch.device) and value != device:
             changed = True
@@ -77,9 +82,20 @@ def set_device(gm: fx.GraphModule, device: torch.device) -> bool:
         return value
 
     for node in gm.graph.nodes:
-        node.args = pytree.tree_map_only(torch.device, here, node.args)
-        node.kwargs = pytree.tree_map_only(torch.device, here, node.kwargs)
-        node.meta["val"] = pytree.tree_map_only(Tensor, here, node.meta["val"])
+        node.args = pytree.tree_map_only(torch.device, on_device, node.args)
+        node.kwargs = pytree.tree_map_only(torch.device, on_device, node.kwargs)
+        node.meta["val"] = pytree.tree_map_only(Tensor, on_device, node.meta["val"])
+        bodies = bodies_of(node)
+        moved = [_body_on(body, device) for body in bodies]
+        if [body.name for body in moved] != [body.name for body in bodies]:
+            rename(node, moved)
+            changed = True
     if changed:
         gm.recompile()
     return changed
+
+
+def _body_on(body: Body, device: torch.device) -> Body:
+    """The body that computes the same on `device`; others may run `body`, so it stays."""
+    module = copy_of(body.graph)
+    return body_of(module) if set_device(module, device) else body

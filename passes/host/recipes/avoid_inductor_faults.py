@@ -49,13 +49,13 @@ def miscompiled(graph: fx.Graph) -> fx.Node | None:
 
 def _read_by(values: fx.Node) -> set[object]:
     """Nodes that are read element by element where `values` is needed."""
-    found: set[fx.Node] = set()
+    readers: set[fx.Node] = set()
     waiting = [values]
     while waiting:
         node = waiting.pop()
-        if node in found:
+        if node in readers:
             continue
-        found.add(node)
+        readers.add(node)
         target = node.target
         inlined = only_looks(node) or (
             isinstance(target, OpOverload)
@@ -63,7 +63,7 @@ def _read_by(values: fx.Node) -> set[object]:
         )
         if inlined:
             waiting += node.all_input_nodes
-    return {_base(node) for node in found}
+    return {_base(node) for node in readers}
 
 
 def _base(node: object) -> object:

@@ -64,13 +64,13 @@ def plan(
     fixed = {n for i, n in enumerate(graph.find_nodes(op="placeholder")) if i in constants}
     matmuls = []
     for node in graph.nodes:
-        one = class_of(node)
-        if one is None:
+        matmul_class = class_of(node)
+        if matmul_class is None:
             continue
         weight = _weight(node)
-        way = choice.way(one, packable=weight in fixed)
+        way = choice.way(matmul_class, packable=weight in fixed)
         gelu = _gelu_of(node) if way != "torch" and node.target is not aten.bmm.default else None
-        matmuls.append(Matmul(node, one, way, weight if way == "packed" else None, gelu))
+        matmuls.append(Matmul(node, matmul_class, way, weight if way == "packed" else None, gelu))
     return tuple(matmuls)
 
 
@@ -82,10 +82,10 @@ def apply(function: Function, matmuls: Sequence[Matmul]) -> tuple[Function, tupl
         of[node] = graph.node_copy(node)
     packed = _packed_inputs(matmuls, placeholders)
     further = {}
-    for one in packed:
-        source = placeholders[one.source]
-        further[one] = graph.placeholder(f"{source.name}_packed_{one.rows}")
-        further[one].meta = dict(source.meta)
+    for pack in packed:
+        source = placeholders[pack.source]
+        further[pack] = graph.placeholder(f"{source.name}_packed_{pack.rows}")
+        further[pack].meta = dict(source.meta)
     inputs = {
         matmul.node: further[_packed(matmul, placeholders)]
         for matmul in matmuls
@@ -177,8 +177,8 @@ def _accumulated(graph: fx.Graph, node: fx.Node, total: fx.Node, a: fx.Node, b: 
     matmul = graph.call_function(onednn.matmul, (a, b, None, "none"))
     write = aten.add_.Tensor if node.args[1] else aten.copy_.default
     call = graph.call_function(write, (total, matmul))
-    for made in (matmul, call):
-        made.meta = node.meta | {"val": total.meta["val"]}
+    for new in (matmul, call):
+        new.meta = node.meta | {"val": total.meta["val"]}
     return call
 
 

@@ -42,9 +42,9 @@ def gradients(
 ) -> list[Tensor | None]:
     """Those of input, weight and bias that `mask` wants; that of the input for a stride of 1."""
     by_channels = by_channel(gradient)
-    made = len(gradient), *gradient.shape[2:]
+    sizes = len(gradient), *gradient.shape[2:]
     return [
-        _of_input(by_channels, made, x.shape[2:], weight, padding) if mask[0] else None,
+        _of_input(by_channels, sizes, x.shape[2:], weight, padding) if mask[0] else None,
         _of_weight(by_channels, x, weight.shape[2:], stride, padding) if mask[1] else None,
         gradient.sum((0, 2, 3)) if mask[2] else None,
     ]
@@ -52,7 +52,7 @@ def gradients(
 
 def _of_input(
     by_channels: Tensor,
-    made: Sequence[int],
+    sizes: Sequence[int],
     size: Sequence[int],
     weight: Tensor,
     padding: Sequence[int],
@@ -63,8 +63,8 @@ def _of_input(
     and columns apart are fewer operators, of which Inductor makes slower code.
     """
     o, c, *kernel = weight.shape
-    parts = (weight.reshape(o, -1).t() @ by_channels).view(c, *kernel, *made)
-    _, rows, columns = made
+    parts = (weight.reshape(o, -1).t() @ by_channels).view(c, *kernel, *sizes)
+    _, rows, columns = sizes
     total = None
     for i, j in product(*map(range, kernel)):
         up, left = i - padding[0], j - padding[1]
@@ -84,8 +84,8 @@ def _of_weight(
     padding: Sequence[int],
 ) -> Tensor:
     """f32[o, c, kh, kw], from f32[o, n * rows * columns]."""
-    made = by_channels @ patches(_written_densely(x), kernel, stride, padding).t()
-    return made.view(-1, x.shape[1], *kernel)
+    gradient = by_channels @ patches(_written_densely(x), kernel, stride, padding).t()
+    return gradient.view(-1, x.shape[1], *kernel)
 
 
 def _written_densely(x: Tensor) -> Tensor:

@@ -71,6 +71,6 @@ def constant_inputs(
     function: Function, calls: Sequence[Call], constants: Set[str]
 ) -> tuple[int, ...]:
     """Positions of the arguments that are constants in every call of a function."""
-    given = [call.arguments for call in calls if call.function == function.name]
-    columns = enumerate(zip(*given, strict=True))
+    arguments = [call.arguments for call in calls if call.function == function.name]
+    columns = enumerate(zip(*arguments, strict=True))
     return tuple(i for i, names in columns if constants >= set(names))

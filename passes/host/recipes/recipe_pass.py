@@ -29,7 +29,7 @@ class RecipePass:
     def with_bodies(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
         """What becomes of a recipe, and of those of the bodies that it runs."""
         rewritten = [self.with_bodies(body, host) for body in recipe.bodies]
-        decisions = [decision for _, made in rewritten for decision in made]
+        decisions = [decision for _, decided in rewritten for decision in decided]
         bodies = tuple(body for body, _ in rewritten)
         if any(new is not old for new, old in zip(bodies, recipe.bodies, strict=True)):
             recipe = replace(recipe, bodies=bodies)
@@ -41,8 +41,8 @@ class RecipePass:
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         recipes, decisions = dict(host.recipes), list[Decision]()
         for name, recipe in host.recipes.items():
-            recipes[name], made = self.with_bodies(recipe, host)
-            decisions += made
+            recipes[name], decided = self.with_bodies(recipe, host)
+            decisions += decided
         unchanged = all(recipes[name] is recipe for name, recipe in host.recipes.items())
         if unchanged and not decisions:
             return False

@@ -67,17 +67,17 @@ def plan(
     """
     if forced is None and (choice or matmul_choice()).forced is not None:
         return {}
-    found = {}
+    uses = {}
     for node in graph.nodes:
         of = _shape_of(node)
         if of is None:
             continue
         if forced is not None:
-            found[node] = ConvolutionUse(of, forced, {})
+            uses[node] = ConvolutionUse(of, forced, {})
         elif seconds := times(of):
             matmuls = seconds["matmuls"] * WORTH_CHANGING <= seconds["torch"]
-            found[node] = ConvolutionUse(of, matmuls, seconds)
-    return found
+            uses[node] = ConvolutionUse(of, matmuls, seconds)
+    return uses
 
 
 def uses_of(functions: Iterable[Function]) -> tuple[ConvolutionUse, ...]:
@@ -91,8 +91,8 @@ def _shape_of(node: fx.Node) -> ConvolutionShape | None:
     if node.target is aten.convolution.default:
         x, weight, bias, stride, padding, *rest = node.args
     elif node.target is aten.convolution_backward.default:
-        _, x, weight, _, stride, padding, *rest, wanted = node.args
-        bias, mask = None, tuple(wanted)  # type: ignore[arg-type]
+        _, x, weight, _, stride, padding, *rest, output_mask = node.args
+        bias, mask = None, tuple(output_mask)  # type: ignore[arg-type]
         if not all(user.target is getitem and mask[user.args[1]] for user in node.users):  # type: ignore[index]
             return None
     else:
@@ -102,9 +102,9 @@ def _shape_of(node: fx.Node) -> ConvolutionShape | None:
     assert isinstance(x, fx.Node)
     assert isinstance(weight, fx.Node)
     images, kernels = x.meta["val"], weight.meta["val"]
-    made = node.meta["val"]
-    made = [made] if isinstance(made, torch.Tensor) else [v for v in made if v is not None]
-    dense = all(map(is_dense, (images, kernels, *made)))
+    value = node.meta["val"]
+    results = [value] if isinstance(value, Tensor) else [v for v in value if v is not None]
+    dense = all(map(is_dense, (images, kernels, *results)))
     if not plain or not dense or images.dim() != 4 or tuple(rest) != _PLAIN:
         return None
     of = ConvolutionShape(
@@ -175,7 +175,7 @@ def _backward(
     arguments: Any = node.args
     gradient, x, weight, _, stride, padding, *_, mask = arguments
     read = {user.args[1] for user in node.users}
-    mask = [wanted and index in read for index, wanted in enumerate(mask)]
+    mask = [asked and index in read for index, asked in enumerate(mask)]
 
     def compute(gradient: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
         return gradients(gradient, x, weight, stride, padding, mask)
@@ -187,27 +187,27 @@ def _written(
     graph: fx.Graph,
     node: fx.Node,
     compute: Callable[..., list[Tensor | None]],
-    given: list[fx.Node],
+    sources: list[fx.Node],
     of: Mapping[fx.Node, fx.Node],
 ) -> list[fx.Node | None]:
     """The results of `compute(*given)`, whose operators stand for `node`, with its source line."""
-    values = [source.meta["val"] for source in given]
+    values = [source.meta["val"] for source in sources]
     off = torch.autocast("cpu", enabled=False)
     with tracing_here(), values[0].fake_mode, torch.no_grad(), off:
         operators = make_fx(compute)(*values).graph
     new = dict[fx.Node, fx.Node](
-        zip(operators.find_nodes(op="placeholder"), (of[g] for g in given), strict=True)
+        zip(operators.find_nodes(op="placeholder"), (of[g] for g in sources), strict=True)
     )
     for operator in operators.nodes:
         if operator.op == "call_function":
             new[operator] = graph.node_copy(operator, new.__getitem__)
             new[operator].meta |= {k: v for k, v in node.meta.items() if k != "val"}
     results: Any = operators.output_node().args[0]
-    wanted = node.meta["val"]
-    for result, one in zip(
-        results, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True
+    expected = node.meta["val"]
+    for result, value in zip(
+        results, [expected] if isinstance(expected, Tensor) else expected, strict=True
     ):
-        assert result is None or _layout(result.meta["val"]) == _layout(one)
+        assert result is None or _layout(result.meta["val"]) == _layout(value)
     return [None if result is None else new[result] for result in results]
 
 

@@ -28,10 +28,10 @@ class ChooseThreads:
     several_at_once: bool
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
-        found = plan(host, several_at_once=self.several_at_once)
-        if found is None:
+        choice = plan(host, several_at_once=self.several_at_once)
+        if choice is None:
             return False
-        threads, reason = found
+        threads, reason = choice
         decision = Decision(self.name, f"{threads} for each operator", reason)
         return replace(host, threads=threads).deciding(decision)
 

@@ -78,14 +78,14 @@ def _only_adds(function: Function) -> bool:
 def _additions(function: Function) -> list[fx.Node]:
     """The additions to an input that nobody reads."""
     inputs = set(function.graph.graph.find_nodes(op="placeholder"))
-    found = [n for n in function.operators if _adds(n) and n.args[0] in inputs and not n.users]
-    only_added = {n.args[0] for n in found} - {
+    additions = [n for n in function.operators if _adds(n) and n.args[0] in inputs and not n.users]
+    only_added = {n.args[0] for n in additions} - {
         source
         for node in function.operators
         for position, source in enumerate(node.all_input_nodes)
-        if node not in found or position > 0
+        if node not in additions or position > 0
     }
-    return [node for node in found if node.args[0] in only_added]
+    return [node for node in additions if node.args[0] in only_added]
 
 
 def _adds(node: fx.Node) -> bool:
@@ -163,8 +163,8 @@ def _added(graph: fx.Graph, addition: fx.Node, copies: Mapping[Any, fx.Node]) ->
     else:
         _, tokens, rows = addition.args
         count = total.meta["val"].shape[0]
-        given = (copies[rows], copies[tokens], count, -1, False)
-        value = graph.call_function(aten.embedding_dense_backward.default, given)
+        arguments = (copies[rows], copies[tokens], count, -1, False)
+        value = graph.call_function(aten.embedding_dense_backward.default, arguments)
     dense = torch.empty_like(total.meta["val"], memory_format=torch.contiguous_format)
     value.meta = addition.meta | {"val": dense}
     return value
@@ -200,14 +200,14 @@ class DeferAccumulation:
                 "pass from one micro-batch to the next",
             )
         if self.forced is not None:
-            wanted, reason = self.forced, "it is forced"
+            deferred, reason = self.forced, "it is forced"
         elif reason is not None:
-            wanted = False
+            deferred = False
         else:
-            wanted, reason = _is_worth_it(program)
-        choice = "deferred accumulation" if wanted else "not deferred"
+            deferred, reason = _is_worth_it(program)
+        choice = "deferred accumulation" if deferred else "not deferred"
         host = host.deciding(Decision(self.name, choice, reason))
-        return replace(host, deferred=defer(program)) if wanted else host
+        return replace(host, deferred=defer(program)) if deferred else host
 
 
 def _is_worth_it(program: Program) -> tuple[bool, str]:

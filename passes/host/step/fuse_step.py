@@ -135,17 +135,17 @@ class _Fusing:
 
     def fuse(self, zeros: Zeros) -> Fused:
         placeholders = self.function.graph.graph.find_nodes(op="placeholder")
-        given = dict(zip(self.call.arguments, placeholders, strict=True))
+        inputs = dict(zip(self.call.arguments, placeholders, strict=True))
         variables = {v.name: v for v in self.program.variables}
         written_here = {self.call.arguments[i] for i in self.function.written}
         accumulators = {g for u in self.updates for g in u.gradients}
         changed = {n for u in self.updates for n in (*u.parameters, *_states_of(u))}
         changed |= written_here - accumulators
         state = tuple(name for name in variables if name in changed)
-        constants = tuple(n for n in given if n in variables and n not in changed | accumulators)
-        received = tuple(name for name in given if name not in variables)
+        constants = tuple(n for n in inputs if n in variables and n not in changed | accumulators)
+        received = tuple(name for name in inputs if name not in variables)
         for name in (*state, *constants, *received):
-            self.values[name] = self.take(name, given, variables)
+            self.values[name] = self.take(name, inputs, variables)
         hyperparameters = tuple(
             dict.fromkeys(
                 (update.group, name)
@@ -156,7 +156,7 @@ class _Fusing:
         )
         of_hyperparameters = {pair: self.number(*pair) for pair in hyperparameters}
         old = dict(self.values)
-        results, gradients = self.compute(given)
+        results, gradients = self.compute(inputs)
         for update in self.updates:
             self.update(update, gradients, old, of_hyperparameters)
         sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
@@ -168,14 +168,14 @@ class _Fusing:
         return Fused(function, state, constants, received, hyperparameters, sent, zeros)
 
     def take(
-        self, name: str, given: Mapping[str, fx.Node], variables: Mapping[str, Variable]
+        self, name: str, inputs: Mapping[str, fx.Node], variables: Mapping[str, Variable]
     ) -> fx.Node:
         """A placeholder; what only the update reads has the layout of a gradient's accumulator."""
         node = self.graph.placeholder(f"a{len(self.values)}")
-        if name in given:
-            node.meta["val"] = given[name].meta["val"]
+        if name in inputs:
+            node.meta["val"] = inputs[name].meta["val"]
             return node
-        like: torch.Tensor = given[self.gradient_of[name]].meta["val"]
+        like: torch.Tensor = inputs[self.gradient_of[name]].meta["val"]
         scalar = not variables[name].type.shape
         node.meta["val"] = like.new_empty(()) if scalar else torch.empty_like(like)
         return node
@@ -186,10 +186,10 @@ class _Fusing:
         node.meta["val"] = like.new_empty((), dtype=torch.float64)
         return node
 
-    def compute(self, given: Mapping[str, fx.Node]) -> tuple[dict[str, Any], dict[str, fx.Node]]:
+    def compute(self, inputs: Mapping[str, fx.Node]) -> tuple[dict[str, Any], dict[str, fx.Node]]:
         """Copy the operators; return results and gradients by name, and renew `values`."""
-        names = {node: name for name, node in given.items()}
-        copies = {node: self.values[name] for name, node in given.items() if name in self.values}
+        names = {node: name for name, node in inputs.items()}
+        copies = {node: self.values[name] for name, node in inputs.items() if name in self.values}
         gradients = {}
         for node in self.function.operators:
             if _stores(node) and node.args[0] in names:
@@ -284,19 +284,19 @@ class FuseStep:
                 hint="leave FuseStep out of the forced decisions",
             )
         if self.forced is not None:
-            wanted, reason = self.forced, "it is forced"
+            fuses, reason = self.forced, "it is forced"
         elif reason is None and not self.compiles:
-            wanted, reason = False, "functions run operator by operator"
+            fuses, reason = False, "functions run operator by operator"
         elif reason is None and not on_cpu(program):
-            wanted, reason = False, "it runs on a device"
+            fuses, reason = False, "it runs on a device"
         elif reason is None:
             costs = fusing_costs(program)
-            wanted, reason = costs.worth, str(costs)
+            fuses, reason = costs.worth, str(costs)
         else:
-            wanted = False
-        choice = "fused" if wanted else "not fused"
+            fuses = False
+        choice = "fused" if fuses else "not fused"
         host = host.deciding(Decision(self.name, choice, reason))
-        if not wanted:
+        if not fuses:
             return host
         rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))

@@ -26,8 +26,8 @@ class Writer:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        given, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta["val"] = target(*given, **named)
+        values, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = target(*values, **named)
         return node
 
     def add(self, a: fx.Node, b: fx.Node) -> fx.Node:

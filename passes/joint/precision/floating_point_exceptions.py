@@ -89,16 +89,16 @@ class FloatingPointExceptions:
     def __call__(self, capture: Capture) -> bool:
         graph = capture.graph.graph
         checks = plan(graph) if self.enabled else []
-        for one in checks:
-            with graph.inserting_after(one.value):
+        for planned in checks:
+            with graph.inserting_after(planned.value):
                 arguments = (
-                    one.value,
-                    list(one.operands),
-                    list(one.numbers),
-                    one.kind,
-                    one.operator,
+                    planned.value,
+                    list(planned.operands),
+                    list(planned.numbers),
+                    planned.kind,
+                    planned.operator,
                 )
-                call(graph, check, *arguments, origin=one.value)
+                call(graph, check, *arguments, origin=planned.value)
         if checks:
             capture.graph.recompile()
         return bool(checks)

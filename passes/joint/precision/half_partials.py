@@ -56,13 +56,13 @@ class HalfPartials:
 
 def plan(graph: fx.Graph, *, matmuls: bool, convolutions: bool) -> list[fx.Node]:
     """The products of two halves that get half partials. Reads the graph only."""
-    wanted = dict.fromkeys(_MATMULS, matmuls) | dict.fromkeys(_CONVOLUTIONS, convolutions)
+    precisions = dict.fromkeys(_MATMULS, matmuls) | dict.fromkeys(_CONVOLUTIONS, convolutions)
     partials = {True: "half", False: "float"}
     return [
         node
         for node in graph.nodes
         if node.target in _REWRITES
-        and node.meta.get(PARTIALS, partials[wanted[node.target]]) == "half"
+        and node.meta.get(PARTIALS, partials[precisions[node.target]]) == "half"
         and node.all_input_nodes[-1].meta["val"].dtype == torch.float16
     ]
 

@@ -231,8 +231,8 @@ def draws(node: fx.Node) -> bool:
     if "dropout_p" not in names:
         return True
     place = names.index("dropout_p")
-    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(given != 0.0)
+    probability = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(probability != 0.0)
 
 
 @dataclass(frozen=True)
@@ -312,9 +312,9 @@ def _replace(graph: fx.Graph, node: fx.Node, results: tuple[fx.Node, ...]) -> No
     graph.erase_node(node)
 
 
-def _completed(given: Sequence[Any], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+def _completed(args: Sequence[Any], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     """Positional arguments, with the defaults of those that are left out."""
-    return (*given, *defaults[len(given) :])[: len(defaults)]
+    return (*args, *defaults[len(args) :])[: len(defaults)]
 
 
 def _val(argument: Any) -> torch.Tensor:

@@ -97,15 +97,15 @@ class _Keyed:
         inputs = list(graph.find_nodes(op="placeholder"))
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
-            given = graph.placeholder("loop_key")
-        given.meta["val"] = like.meta["val"]
+            key = graph.placeholder("loop_key")
+        key.meta["val"] = like.meta["val"]
         if carried is None:
-            return cls(graph, given, None)
-        with graph.inserting_before([*inputs, given][carried]):
+            return cls(graph, key, None)
+        with graph.inserting_before([*inputs, key][carried]):
             iteration = graph.placeholder("iteration")
         with fake_mode_of([like.meta["val"]]):
             iteration.meta["val"] = like.meta["val"].new_empty(())
-        return cls(graph, given, iteration)
+        return cls(graph, key, iteration)
 
     def key(self, loop: fx.Node) -> fx.Node:
         """What an iteration draws with."""

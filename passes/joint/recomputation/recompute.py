@@ -44,17 +44,17 @@ def plan(graph: fx.Graph, stages: Iterable[int], saved: set[fx.Node]) -> Again:
         stage = node.meta.get(STAGE)
         if node.op != "call_function" or not node.meta[BACKWARD] or stage not in wanted_stages:
             continue
-        wanted: set[fx.Node] = set()
+        repeated: set[fx.Node] = set()
         stack = list(node.all_input_nodes)
         while stack:
             source = stack.pop()
-            if source in wanted or source in done or not _repeatable(source, stage, saved):
+            if source in repeated or source in done or not _repeatable(source, stage, saved):
                 continue
-            wanted.add(source)
+            repeated.add(source)
             stack += source.all_input_nodes
-        if wanted:
-            done |= wanted
-            again[node] = tuple(sorted(wanted, key=order.__getitem__))
+        if repeated:
+            done |= repeated
+            again[node] = tuple(sorted(repeated, key=order.__getitem__))
     return again
 
 

@@ -51,13 +51,13 @@ def evenly(
     places: Sequence[tuple[int, tuple[fx.Node, ...]]], nodes: Sequence[fx.Node], count: int
 ) -> tuple[fx.Node, ...]:
     """The values that cross `count` of the places, which cut the results into equal shares."""
-    made = [0]
+    sums = [0]
     for node in nodes:
-        made.append(made[-1] + (nbytes(node) if owner(node) is node else 0))
+        sums.append(sums[-1] + (nbytes(node) if owner(node) is node else 0))
     chosen: dict[fx.Node, None] = {}
     for share in range(1, count + 1):
-        wanted = made[-1] * share / (count + 1)
-        _, values = min(places, key=lambda place: abs(made[place[0] + 1] - wanted))
+        target = sums[-1] * share / (count + 1)
+        _, values = min(places, key=lambda place: abs(sums[place[0] + 1] - target))
         chosen |= dict.fromkeys(values)
     return tuple(chosen)
 

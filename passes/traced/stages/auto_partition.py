@@ -7,7 +7,7 @@ Source   PopTorch user guide, "Parallel execution strategies": a pipeline is as 
          stage.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,9 +21,8 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
 from ipu_dynamo.passes.traced.stages.placement import check_size, computes
-
-_SLACK = 1.01  # a cut this much slower than the best is taken where it sends less
 
 
 def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> tuple[int, ...]:
@@ -37,63 +36,26 @@ def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> 
         crossing: bytes that go from operators before each position to those after it.
         again: all stages but the last compute their forward pass again in the backward pass.
     """
-    if stages == 1:
-        return ()
-    count = len(costs)
-    early = list(accumulate((f + b + again * f for f, b in costs), initial=0.0))
-    last = list(accumulate((f + b for f, b in costs), initial=0.0))
-
-    def furthest(limit: float, stage: int) -> int:
-        """The last place where `stage` may end: no later stage is empty, and an operator that is
-        beyond `limit` by itself is in the last one."""
-        heavy = (i for i in range(count - 1) if early[i + 1] - early[i] > limit)
-        return next(heavy, count - 1) - (stages - 2 - stage)
-
-    def ends(limit: float) -> list[int]:
-        """How far the first 1, 2, ... stages get at most, each within `limit`."""
-        found, start = [], 0
-        for stage in range(stages - 1):
-            end = bisect_right(early, early[start] + limit) - 1
-            start = min(max(end, start), furthest(limit, stage))
-            found.append(start)
-        return found
-
-    def fits(limit: float) -> bool:
-        """Whether the last stage is within `limit`, too, when none is empty."""
-        latest = ends(limit)
-        filled = all(end > stage for stage, end in enumerate(latest))
-        return filled and last[count] - last[latest[-1]] <= limit
-
-    low, high = 0.0, max(early[count], last[count]) * 1.001 + 1e-12
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    limit = high * _SLACK
-    earliest = [0] * (stages - 1)  # so that what follows fits
-    bound = bisect_left(last, last[count] - limit)
-    for stage in reversed(range(stages - 1)):
-        earliest[stage] = max(min(bound, count - (stages - 1 - stage)), stage + 1)
-        bound = bisect_left(early, early[earliest[stage]] - limit)
-    cuts: list[int] = []
-    start = 0
-    for stage in range(stages - 1):
-        far = min(bisect_right(early, early[start] + limit) - 1, furthest(limit, stage))
-        choice = range(max(earliest[stage], start + 1), max(far, start + 1) + 1)
-        start = min(choice, key=lambda position: (crossing[position], position), default=far)
-        cuts.append(start)
-    return tuple(cuts)
+    row = Row(
+        [f + b + again * f for f, b in costs],
+        seconds_in_last=[f + b for f, b in costs],
+        crossing=crossing,
+    )
+    cuts = cut(row, stages)
+    assert cuts is not None, "there are as many operators as stages"
+    return cuts
 
 
 def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
     """For every position, the bytes that operators before it make and later ones read."""
     position = {node: i for i, node in enumerate(operators)}
     change = [0] * (len(operators) + 1)
-    for node, made in position.items():
-        read = max((position[user] for user in node.users if user in position), default=made)
+    for node, place in position.items():
+        read = max((position[user] for user in node.users if user in position), default=place)
         value = node.meta.get("val")
-        if read > made and isinstance(value, Tensor):
+        if read > place and isinstance(value, Tensor):
             nbytes = value.numel() * value.element_size()
-            change[made + 1] += nbytes
+            change[place + 1] += nbytes
             change[read + 1] -= nbytes
     return list(accumulate(change))
 

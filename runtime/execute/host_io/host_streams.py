@@ -156,6 +156,9 @@ class HostLink:
                 replicas=b.replicas,
                 device=device,
             )
+        if stream.source == "replica":
+            numbers = torch.arange(b.replicas, device=device).unbind(0)
+            return [n for _ in range(b.iterations * b.accumulation) for n in numbers]
         if stream.source == "accumulation":
             weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
             return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]

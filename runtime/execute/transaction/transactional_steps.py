@@ -129,6 +129,11 @@ class TransactionalSteps:
         self._ends.append((program, end))
 
     @property
+    def others(self) -> tuple[Program, ...]:
+        """All programs but the first."""
+        return tuple(program for program, _ in self._ends[1:])
+
+    @property
     def retraced(self) -> Program | None:
         """The program of the last step, if its updates were traced later."""
         lasts = any(isinstance(i, Update) and not i.once for i in self.program.walk())

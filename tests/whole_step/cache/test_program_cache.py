@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ipu_dynamo import Options, compile_inference, compile_training
+from ipu_dynamo import Options, compile_inference, compile_training, cond, for_loop
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import ANY_MACHINE, form_passes
@@ -135,6 +135,64 @@ def test_weights_numbers_and_seeds_do_not_count(folder, passes):
     nn.init.zeros_(model.last.weight)
     train(folder, model=model, rate=0.5, seed=9, workers=2)
     assert passes == FORM
+
+
+class Loops(nn.Module):
+    """A loop with a branch in its body, of which `factor` and `count` change something."""
+
+    def __init__(self, factor=2.0, count=3) -> None:
+        super().__init__()
+        self.layer, self.factor, self.count = nn.Linear(4, 3), factor, count
+
+    def forward(self, x, y):
+        def double(h):
+            return h * self.factor
+
+        def body(h):
+            return cond(h.sum() > 0, double, [h], torch.tanh, [h])[0] + self.layer.bias
+
+        (scores,) = for_loop(self.count, body, [self.layer(x)])
+        return F.cross_entropy(scores, y), scores
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import tests.whole_step.cache.test_program_cache as t
+from ipu_dynamo.passes.manager import PassManager
+run, ran = PassManager.run, []
+def noted(self, passes, level):
+    ran.extend(one.name for one in passes)
+    return run(self, passes, level)
+PassManager.run = noted
+t.train(sys.argv[1], model=t.Loops())
+print(ran == t.FORM)
+"""
+
+
+def test_the_bodies_of_loops_decide_in_another_process_too(folder, passes):
+    torch.manual_seed(1)
+    weights = Loops().state_dict()
+
+    def trained(*args, **options):
+        model = Loops(*args)
+        model.load_state_dict(weights)
+        return train(folder, model=model, **options)
+
+    first = trained()
+    passes.clear()
+    assert_same_bits(trained(), first)
+    assert passes == FORM
+    for number, other in enumerate([(2.5,), (2.0, 4)], 2):
+        compiled = trained(*other)
+        assert len(programs(folder)) == number
+        passes.clear()
+        assert_same_bits(trained(*other), compiled)
+        assert passes == FORM
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    output = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
+    assert output.strip() == "True"
+    assert len(programs(folder)) == 3
 
 
 def test_custom_python_is_not_kept(folder, caplog):

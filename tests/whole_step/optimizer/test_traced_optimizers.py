@@ -338,6 +338,30 @@ def test_saved_programs_go_on_as_long_as_their_trace_holds(tmp_path):
     assert torch.equal(loaded.state_dict()["first.weight"], model.first.weight)
 
 
+def test_saved_programs_know_all_variants_that_were_traced(tmp_path):
+    model = Layers()
+    optimizer = optimizers.Lookahead(model.parameters(), k=3)
+    run = compile_training(model, optimizer, {"engine": "eager"})
+    x = torch.randn(9, 4, 3)
+    run.compile(x[0])
+    save(run, tmp_path / "new")  # before the step that makes its states
+    for part in x[:4]:
+        run(part)
+    save(run, tmp_path / "known")
+    loaded = load(tmp_path / "known")
+    save(loaded, tmp_path / "again")
+    again, new = load(tmp_path / "again"), load(tmp_path / "new")
+    for part in x[:2]:
+        new(part)
+    with pytest.raises(UpdateNotTraced, match="a loaded program has no optimizer to trace"):
+        new(x[2])
+    for part in x[4:]:
+        for one in (run, loaded, again):
+            one(part)
+    for one in (loaded, again):
+        assert torch.equal(one.state_dict()["first.weight"], model.first.weight)
+
+
 def test_another_setting_is_another_program():
     model = Layers()
     optimizer = optim.Adamax(model.parameters(), lr=0.1)
@@ -350,6 +374,24 @@ def test_another_setting_is_another_program():
     run(torch.ones(2, 3))
     with pytest.raises(InputError, match="has the update of Adamax, not of Adagrad"):
         run.set_optimizer(optim.Adagrad(model.parameters()))
+
+
+def test_a_whole_number_may_become_another_one():
+    model, theirs = Layers(), Layers()
+    ours, reference = (optim.Adamax(one.parameters(), weight_decay=0) for one in (model, theirs))
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x, decay in zip(torch.randn(4, 4, 3), (0, 0.3, 1, 0.2), strict=True):
+        for one in (ours, reference):
+            one.param_groups[0]["weight_decay"] = decay
+        run(x)
+        reference.zero_grad()
+        theirs(x).backward()
+        reference.step()
+        for mine, expected in zip(model.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+    ours.param_groups[0]["weight_decay"] = None
+    with pytest.raises(InputError, match="was 0 when it was compiled, and is None"):
+        run(x)
 
 
 def test_numbers_of_users_act_wherever_they_are():

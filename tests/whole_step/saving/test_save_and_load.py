@@ -1,6 +1,7 @@
 """Check what is saved of a compiled model, what is refused, and how a loaded one is used."""
 
 import collections
+import copy
 import zipfile
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from ipu_dynamo import (
     load_entries,
     save,
 )
+from ipu_dynamo.ops.operators import operator_named
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.saved.archive import Archive, write_archive
 from ipu_dynamo.saved.operator_list import check_operators
@@ -304,12 +306,50 @@ def test_parts_that_do_not_fit_are_refused(model, path, member, old, new, reason
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system.x", "aten.set_.source_Tensor", "aten.from_file.default", "others.x.y", "x"]
+    "name",
+    [
+        "os.system.x",
+        "aten.set_.source_Tensor",
+        "aten.from_file.default",
+        "others.x.y",
+        "x",
+        "aten._sparse_coo_tensor_unsafe.default",
+        "aten.mkldnn_rnn_layer.default",
+        "aten.mkldnn_rnn_layer_backward.default",
+        "ipu.onednn_lstm.default",
+        "ipu.onednn_lstm_backward.default",
+        "mkl._mkl_linear.default",
+        "mkldnn._linear_pointwise.default",
+    ],
 )
 def test_no_file_names_other_operators(name):
+    try:
+        schema = str(operator_named(name)._schema)  # not refused because of another schema
+    except ValueError:
+        schema = ""
     with pytest.raises(SavedProgramError) as caught:
-        check_operators({name: ""})
+        check_operators({name: schema})
     assert caught.value.reason is Reason.OPERATOR
+
+
+def test_what_only_this_machine_calls_is_in_no_file(tmp_path):
+    """oneDNN computes the layer here, in a program that is saved without it, and in a cache."""
+    options = {"engine": "eager", "program_cache": str(tmp_path / "programs")}
+    run, x = compile_inference(nn.LSTM(3, 4), options), torch.randn(2, 3, 3)
+    expected = run(x)[0]
+    save(run, tmp_path / "lstm.ipu")
+    again = compile_inference(copy.deepcopy(run.model), options)
+    assert torch.equal(again(x)[0], expected)
+    loaded = load(tmp_path / "lstm.ipu")
+    assert torch.equal(loaded(x)[0], expected)
+    for each in (run, again, loaded):
+        functions = each.executable.host_program.inlined.functions
+        targets = {str(node.target) for function in functions for node in function.operators}
+        assert "ipu.onednn_lstm.default" in targets
+    (kept,) = (tmp_path / "programs").glob("*.program")
+    for path in (kept, tmp_path / "lstm.ipu"):
+        assert b"ipu.lstm" in path.read_bytes()
+        assert b"onednn_lstm" not in path.read_bytes()
 
 
 def test_a_machine_that_differs_decides_by_itself(model, path, caplog):
@@ -333,3 +373,30 @@ def test_random_numbers_go_on(path):
     loaded = load(path)
     assert torch.equal(run(torch.ones(50)), loaded(torch.ones(50)))
     assert not torch.equal(loaded(torch.ones(50)), loaded(torch.ones(50)))
+
+
+def test_free_rows_are_saved_and_proven_again(path):
+    """What a file says of its rows is believed of a program that allows it only."""
+    layer, mixed = (
+        compile_inference(nn.Linear(3, 2), EAGER),
+        compile_inference(lambda x: x + 1, EAGER),
+    )
+    norms = compile_inference(lambda x: x - x.mean(0), EAGER)
+    for one in (layer, mixed, norms):
+        one(torch.randn(4, 3))
+    save({"layer": layer, "fixed": mixed}, path, free_rows=["layer"])
+    save(load_entries(path), path)  # it stays
+    entries = load_entries(path)
+    x = torch.randn(9, 3)
+    torch.testing.assert_close(entries["layer"](x), layer.model(x))
+    with pytest.raises(InputError, match="Shape mismatch"):
+        entries["fixed"](x)
+    with pytest.raises(ipu_dynamo.CompileError, match="may mix rows"):
+        save(norms, path, free_rows=True)
+    with pytest.raises(SavedProgramError, match="names 'other'"):
+        save(layer, path, free_rows=["other"])
+    save(norms, path)
+    changed(path, "entries/program/entry.json", b'"free_rows": false', b'"free_rows": true')
+    with pytest.raises(SavedProgramError, match="its rows are not free") as error:
+        load(path)
+    assert error.value.reason is Reason.CONTENT

@@ -50,7 +50,7 @@ class ClipChecks:
             if self.has.at(gradient, clip.ipu, shard=True).shape != shape:
                 raise ValueError(f"%{gradient} is no gradient of %{name}")
 
-    def _number(self, made: GradientNorm | ClipFactor) -> None:
-        if made.type.shape or not made.type.dtype.is_floating_point:
-            raise ValueError(f"%{made.result} is {made.type}, no number")
-        self.has.define(made.result, made.ipu, made.type, made)
+    def _number(self, instruction: GradientNorm | ClipFactor) -> None:
+        if instruction.type.shape or not instruction.type.dtype.is_floating_point:
+            raise ValueError(f"%{instruction.result} is {instruction.type}, no number")
+        self.has.define(instruction.result, instruction.ipu, instruction.type, instruction)

@@ -42,13 +42,13 @@ def _named(functions: dict[str, Function], name: str) -> Function:
 def _check(node: fx.Node, functions: Sequence[Function]) -> None:
     if [body.name for body in bodies_of(node)] != [function.name for function in functions]:
         raise ValueError("it does not hold the bodies that it names")
-    made = [_type(value) for value in node.meta["val"]]
+    results = [_type(value) for value in node.meta["val"]]
     args: tuple[Any, ...] = node.args
     if node.target is branch_op:
         _predicate(_type(args[0].meta["val"]))
         for function in functions:
             _same(f"@{function.name} takes", list(function.inputs), _all(args[1]))
-            _same(f"@{function.name} returns", _results(function), made)
+            _same(f"@{function.name} returns", _results(function), results)
         return
     body = functions[-1]
     carried, captured = _all(args[0]), _all(args[1 if node.target is not loop_op else 2])
@@ -68,13 +68,13 @@ def _check(node: fx.Node, functions: Sequence[Function]) -> None:
         _same("a condition returns", _results(holds), [_predicate(*_results(holds)[:1])])
     _same(f"@{body.name} takes", list(body.inputs), [*carried, *rows, *captured])
     _same(f"@{body.name} carries on", _results(body)[: len(carried)], carried)
-    _same("it gives", made, [*carried, *stacked])
+    _same("it gives", results, [*carried, *stacked])
 
 
-def _predicate(found: TensorType | None = None) -> TensorType:
-    if found is None or found.dtype != torch.bool or found.shape.count(1) != len(found.shape):
-        raise ValueError(f"a condition is one bool, and this is {found}")
-    return found
+def _predicate(type_: TensorType | None = None) -> TensorType:
+    if type_ is None or type_.dtype != torch.bool or type_.shape.count(1) != len(type_.shape):
+        raise ValueError(f"a condition is one bool, and this is {type_}")
+    return type_
 
 
 def _results(function: Function) -> Types:
@@ -93,7 +93,7 @@ def _type(value: Any) -> TensorType:
     return TensorType.of(value)
 
 
-def _same(what: str, found: Types, expected: Types) -> None:
-    if found != expected:
-        one, other = (", ".join(map(str, types)) for types in (found, expected))
-        raise ValueError(f"{what} ({one}), and ({other}) is expected")
+def _same(what: str, actual: Types, expected: Types) -> None:
+    if actual != expected:
+        first, other = (", ".join(map(str, types)) for types in (actual, expected))
+        raise ValueError(f"{what} ({first}), and ({other}) is expected")

@@ -62,17 +62,19 @@ class MemoryChecks:
 
     def _call(self, call: Call) -> None:
         graph = self.functions[call.function].graph
-        given = dict(zip(graph.graph.find_nodes(op="placeholder"), call.arguments, strict=True))
+        argument_of = dict(
+            zip(graph.graph.find_nodes(op="placeholder"), call.arguments, strict=True)
+        )
         first: dict[object, str] = {}  # result by the node whose memory it is
         for name, node in zip(call.results, graph_outputs(graph), strict=True):
             if name is None or node is None:
                 continue
             base = root(node)
             self.makers[name] = call
-            if base in given and not self._same_pass(given[base], call):
-                self.lent[name] = given[base]
-            elif base in given:
-                self.shared |= {name: given[base], given[base]: name}
+            if base in argument_of and not self._same_pass(argument_of[base], call):
+                self.lent[name] = argument_of[base]
+            elif base in argument_of:
+                self.shared |= {name: argument_of[base], argument_of[base]: name}
             elif (other := first.setdefault(base, name)) != name:
                 self.shared |= {name: other, other: name}
 

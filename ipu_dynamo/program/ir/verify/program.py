@@ -123,9 +123,9 @@ class _Verifier:
             case AllGather():
                 self.gather(instruction)
             case ReduceScatter(types=types, shards=shards):
-                found = self.summed(instruction)
+                actual = self.summed(instruction)
                 _number("types", len(types), len(instruction.values))
-                for name, type_, expected in zip(instruction.values, found, types, strict=True):
+                for name, type_, expected in zip(instruction.values, actual, types, strict=True):
                     _same(name, type_, expected)
                 _number("shards", shards, sharing(instruction.groups, self.program.replicas))
             case AllReduce():
@@ -179,11 +179,11 @@ class _Verifier:
         _number("results", len(call.results), len(function.outputs))
         for name, expected in zip(call.arguments, function.inputs, strict=True):
             _same(name, self.has.at(name, call.ipu), expected)
-        for result, made in zip(call.results, function.outputs, strict=True):
-            if (result is None) != (made is None):
-                raise ValueError(f"%{result} is called what @{call.function} returns as {made}")
-            if result is not None and made is not None:
-                self.has.define(result, call.ipu, made, call)
+        for result, type_ in zip(call.results, function.outputs, strict=True):
+            if (result is None) != (type_ is None):
+                raise ValueError(f"%{result} is called what @{call.function} returns as {type_}")
+            if result is not None and type_ is not None:
+                self.has.define(result, call.ipu, type_, call)
         read = {(n, call.ipu) for n in call.arguments if self.is_parameter(n)}
         self.has.fetched -= read
         self.has.whole -= read
@@ -261,11 +261,11 @@ class _Verifier:
             raise ValueError(f"there is no ipu{ipu}, of {self.program.num_ipus}")
 
 
-def _same(name: str, found: TensorType, expected: TensorType) -> None:
-    if found != expected:
-        raise ValueError(f"%{name} is {found}, and {expected} is expected")
+def _same(name: str, actual: TensorType, expected: TensorType) -> None:
+    if actual != expected:
+        raise ValueError(f"%{name} is {actual}, and {expected} is expected")
 
 
-def _number(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{found} {what} stand where {expected} are expected")
+def _number(what: str, actual: int, expected: int) -> None:
+    if actual != expected:
+        raise ValueError(f"{actual} {what} stand where {expected} are expected")

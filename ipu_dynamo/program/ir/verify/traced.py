@@ -27,8 +27,8 @@ def check_factors(factors: UpdateFactors, has: Residence, functions: Functions) 
         raise ValueError(f"@{function.name} takes other numbers")
     if len(factors.results) != len(factors.types):
         raise ValueError(f"{len(factors.results)} results have {len(factors.types)} types")
-    made = [*factors.types, *counters]
-    if list(function.outputs[:-1]) != made or str(function.outputs[-1]) != "b8[]":
+    expected = [*factors.types, *counters]
+    if list(function.outputs[:-1]) != expected or str(function.outputs[-1]) != "b8[]":
         raise ValueError(f"@{function.name} gives other numbers")
     for name, type_ in zip(factors.results, factors.types, strict=True):
         has.define(name, factors.ipu, type_, factors)
@@ -64,14 +64,14 @@ def _check_signature(
     states: Sequence[TensorType],
     numbers: Sequence[TensorType],
 ) -> None:
-    taken, given = function.inputs, function.outputs
+    taken, returned = function.inputs, function.outputs
     gradient = taken[1] if len(taken) > 1 else None
     fits = gradient is not None and gradient.shape == weight.shape
     if not fits or list(taken) != [weight, gradient, *states, *numbers]:
         raise ValueError(f"@{function.name} takes something else than a {weight} and its states")
-    new = given[0]
+    new = returned[0]
     fits = new is not None and new.shape == weight.shape and new.dtype.is_floating_point
-    if not fits or list(given[1:]) != list(states):
+    if not fits or list(returned[1:]) != list(states):
         raise ValueError(f"@{function.name} gives something else than a {weight} and its states")
 
 

@@ -73,9 +73,11 @@ class WriteChecks:
             raise ValueError(f"%{name} is changed away from its owner, ipu{variable.ipu}")
         if value not in self._made:
             raise ValueError(f"%{value} is no result of this stage pass")
-        expected, found = self.has.at(name, write.ipu), self.has.at(value, write.ipu)
-        if found != expected and not (isinstance(write, Accumulate) and _summable(found, expected)):
-            raise ValueError(f"%{value} is {found}, and %{name} is {expected}")
+        expected, actual = self.has.at(name, write.ipu), self.has.at(value, write.ipu)
+        if actual != expected and not (
+            isinstance(write, Accumulate) and _summable(actual, expected)
+        ):
+            raise ValueError(f"%{value} is {actual}, and %{name} is {expected}")
         if isinstance(write, WriteBuffer):
             if name in self._written:
                 raise ValueError(f"%{name} is written by another stage pass already")

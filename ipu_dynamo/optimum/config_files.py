@@ -22,8 +22,7 @@ GONE = frozenset(  # options of 0.1.0 to 0.3.2 that later releases have not
     }
 )
 # What transformers' base class of configurations writes into each file, and the two versions.
-BASE_KEYS = frozenset(
-    """
+_BASE = """
     _name_or_path add_cross_attention architectures attn_implementation bad_words_ids
     begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size
     decoder_start_token_id diversity_penalty do_sample dtype early_stopping
@@ -36,8 +35,8 @@ BASE_KEYS = frozenset(
     suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
     typical_p use_bfloat16
-    """.split()
-)
+"""
+BASE_KEYS = frozenset(_BASE.split())
 _DEEPEST = 100  # objects and lists in each other
 _CONVERTED = "matmul_amp"  # in the file of this name of `ipu-saved-model convert`
 log = logging.getLogger(__name__)

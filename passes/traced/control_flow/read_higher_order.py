@@ -24,7 +24,7 @@ from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, whi
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.traced.lower_control_flow import call_flow
+from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class ReadHigherOrder:
 
 def _read(module: fx.GraphModule) -> bool:
     """Turn the operators of a module, and of the bodies that it holds."""
-    found = [(node, parts) for node in module.graph.nodes if (parts := _parts(module, node))]
-    for node, (flow, tensors) in found:
+    flows = [(node, parts) for node in module.graph.nodes if (parts := _parts(module, node))]
+    for node, (flow, tensors) in flows:
         held = [source for source in node.all_input_nodes if source.op == "get_attr"]
         node.target, node.args, node.kwargs = call_flow, (tensors, register_flow(flow)), {}
         node.meta[FLOW] = flow
         for source in held:
             if not source.users:
                 module.graph.erase_node(source)
-    if found:
+    if flows:
         module.recompile()
-    return bool(found)
+    return bool(flows)
 
 
 def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.Node]] | None:
@@ -104,12 +104,12 @@ def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Cap
     result = graph.output(graph.graph_copy(module.graph, {}))
     for inner in graph.nodes:
         inner.meta["val"] = inner.meta.get("example_value")
-    for number, given in enumerate(list(graph.find_nodes(op="placeholder"))):
+    for number, placeholder in enumerate(list(graph.find_nodes(op="placeholder"))):
         if number in numbers:
-            for user in list(given.users):
-                user.args = map_arg(user.args, _filled(given, numbers[number]))
-                user.kwargs = map_arg(dict(user.kwargs), _filled(given, numbers[number]))
-            graph.erase_node(given)
+            for user in list(placeholder.users):
+                user.args = map_arg(user.args, _filled(placeholder, numbers[number]))
+                user.kwargs = map_arg(dict(user.kwargs), _filled(placeholder, numbers[number]))
+            graph.erase_node(placeholder)
     returned: Any = result.args[0]
     returned = tuple(returned) if isinstance(returned, list | tuple) else (returned,)
     for value in returned:
@@ -124,8 +124,8 @@ def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Cap
     return body_capture(fx.GraphModule(module, graph))
 
 
-def _filled(given: fx.Node, number: Any) -> Any:
-    return lambda node: number if node is given else node
+def _filled(placeholder: fx.Node, number: Any) -> Any:
+    return lambda node: number if node is placeholder else node
 
 
 def _value(value: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.private.tracing import (
+from ipu_dynamo.capture.private.aot import (
     GradAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
@@ -110,8 +110,8 @@ def cut_body(graph: fx.Graph, constant: Callable[[int], bool]) -> CutBody:
     read = tuple(i for i, node in enumerate(joint.inputs) if node in plan.reached)
     ahead = _needed([*joint.results, *kept])
     forward = _module(graph, ahead, joint.inputs, [*joint.results, *kept])
-    given = [*kept, *(joint.inputs[i] for i in read), *joint.tangents.values()]
-    backward = _module(graph, plan.computed, given, list(joint.gradients.values()))
+    inputs = [*kept, *(joint.inputs[i] for i in read), *joint.tangents.values()]
+    backward = _module(graph, plan.computed, inputs, list(joint.gradients.values()))
     return CutBody(joint, kept, read, forward, backward)
 
 
@@ -165,9 +165,9 @@ def _needed(results: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _module(
-    graph: fx.Graph, wanted: set[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]
+    graph: fx.Graph, computed: set[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    nodes = [node for node in graph.nodes if node in wanted and node.op == "call_function"]
+    nodes = [node for node in graph.nodes if node in computed and node.op == "call_function"]
     copied, copies = subgraph(nodes, inputs)
     copied.output(tuple(copies[node] for node in results)).meta["val"] = None
     return module_of(copied)

@@ -1,0 +1,32 @@
+"""Mix the bits of integers, so that neighbours give keys that have nothing to do with each other.
+
+Source of the mixing function: "splitmix64" (S. Vigna).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_STEP, _FIRST, _SECOND = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+
+
+def mix(value: np.ndarray | np.uint64) -> np.ndarray:
+    """Spread every bit of 64-bit integers over all 64."""
+    value = value + _STEP
+    value = (value ^ (value >> np.uint64(30))) * _FIRST
+    value = (value ^ (value >> np.uint64(27))) * _SECOND
+    return np.asarray(value ^ (value >> np.uint64(31)))
+
+
+def mixed_key(numbers: Sequence[int]) -> tuple[int, int]:
+    """Two int32 words that hang on all bits of all of some 64-bit integers, and on their order."""
+    with np.errstate(over="ignore"):
+        key = mix(np.uint64(len(numbers)))
+        for number in numbers:
+            key = mix(mix(key) + np.uint64(number % 2**64))
+    first, second = key.reshape(1).view(np.int32).tolist()
+    return first, second

@@ -1,0 +1,64 @@
+"""Hold one part of a layer that is cut; a part that was filled up keeps that out of files."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def part_sizes(total: int, parts: int) -> list[int]:
+    """The rows of each part: equal, but for the last that have any, and those that have none."""
+    rows = -(-total // parts)
+    return [min(rows, max(0, total - number * rows)) for number in range(parts)]
+
+
+def first_parts(parts: Sequence[nn.Module], splits: Sequence[int]) -> list[tuple[int, nn.Module]]:
+    """The IPUs that have parts, each with the first of them.
+
+    Raises:
+        ValueError: the numbers are not of all parts.
+    """
+    if sum(splits) != len(parts) or min(splits, default=0) < 0:
+        raise ValueError(f"splits {list(splits)} are not {len(parts)} parts in all")
+    starts = accumulate(splits, initial=0)
+    return [
+        (ipu, parts[start])
+        for ipu, (start, count) in enumerate(zip(starts, splits, strict=False))
+        if count
+    ]
+
+
+class _Filled(nn.Module):
+    """A layer whose weight has `real` rows, and zeros behind them that no file sees."""
+
+    real: int
+    weight: Tensor
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = destination[prefix + "weight"][: self.real]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        name = prefix + "weight"
+        kept = state_dict.get(name)
+        if kept is not None and len(kept) == self.real < len(self.weight):
+            fill = kept.new_zeros(len(self.weight) - self.real, *kept.shape[1:])
+            state_dict = {**state_dict, name: torch.cat([kept, fill])}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class EmbeddingPart(_Filled, nn.Embedding):
+    """A part of an embedding's table."""
+
+
+class LinearPart(_Filled, nn.Linear):
+    """Some of a layer's outputs."""
+
+
+def filled(weight: Tensor, begin: int, real: int, rows: int) -> Tensor:
+    """A copy of rows `begin` to `begin + real`, and zeros up to `rows` of them."""
+    part = weight.detach().new_zeros(rows, *weight.shape[1:])
+    part[:real] = weight.detach()[begin : begin + real]
+    return part

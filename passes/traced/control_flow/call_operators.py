@@ -1,0 +1,53 @@
+"""Call the operator of a loop or branch, and say what its gradients share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
+from ipu_dynamo.ops.bodies import Body
+from ipu_dynamo.ops.control_flow import branch_op, loop_op, while_loop_op
+from ipu_dynamo.passes.traced.control_flow.body_gradient import CutBody
+
+GradientType = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def call_operator(
+    flow: ControlFlow, bodies: Sequence[Body], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Call the operator, with these bodies."""
+    carried, rest = list(tensors[: flow.carried]), tensors[flow.carried :]
+    scanned, captured = list(rest[: flow.scanned]), list(rest[flow.scanned :])
+    names = [body.name for body in bodies]
+    results: list[Tensor]
+    if flow.kind == "loop":
+        results = loop_op(carried, scanned, captured, flow.count, *names)
+    elif flow.kind == "while_loop":
+        results = while_loop_op(carried, captured, *names)
+    else:
+        results = branch_op(carried[0], captured, *names)
+    return results
+
+
+def gradients_of(
+    cut: CutBody, kept: Sequence[Tensor], inputs: dict[int, Tensor], tangents: dict[int, Tensor]
+) -> dict[int, Tensor]:
+    """What the backward half of a body computes, by numbers of inputs."""
+    arguments = [
+        *kept,
+        *(inputs[i] for i in cut.read),
+        *(tangents[i] for i in cut.joint.tangents),
+    ]
+    gradients = fx.Interpreter(cut.backward).run(*arguments)
+    return dict(zip(cut.joint.gradients, gradients, strict=True))
+
+
+def zeros_of(like: GradientType) -> Tensor:
+    """A gradient that nobody gave."""
+    shape, dtype, device = like
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def type_of(tensor: Tensor) -> GradientType:
+    return tensor.shape, tensor.dtype, tensor.device

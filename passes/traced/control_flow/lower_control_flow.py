@@ -1,0 +1,102 @@
+"""Turn captured loops and branches into operators with named bodies, where autograd runs them.
+
+Before   %r = ipu.control_flow([%h, %x, %w], 3)
+After    %r = ipu.loop([%h], [%x], [%w], 100, "body_4f0c...");  and for its gradient
+         %g = ipu.loop([%dh, %zero], [%dy, %kept], [%w], 100, "body_9a1e...", True)
+Keeps    values. The gradient of a loop is a loop in reverse order; its body reads what each
+         iteration of the forward loop kept. That of a branch is a branch. Bodies are functional.
+Source   PyTorch's AOTAutograd, for the gradient of a body.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.control_flow.trace_control_flow import (
+    NO_GRADIENT,
+    WITH_GRADIENT,
+    ControlFlow,
+)
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.bodies import Body
+from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, flow_of
+from ipu_dynamo.ops.marks.inner_gradients import (
+    HOOK,
+    hook_op,
+    require_gradient_op,
+    take_gradients_op,
+)
+from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.traced.control_flow.branch_gradient import differentiable_branch
+from ipu_dynamo.passes.traced.control_flow.call_operators import call_operator
+from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, functional
+from ipu_dynamo.passes.traced.control_flow.loop_gradient import differentiable_loop
+from ipu_dynamo.passes.traced.take_gradients import take_gradients
+
+
+class FlowInterpreter(fx.Interpreter):
+    """Run a traced graph; loops and branches in it become operators, and hooks act."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is control_flow_op:
+            flow = self.running.meta[FLOW]
+            return run_flow(flow, args[0])
+        if target is require_gradient_op:
+            return self._require_gradient(*args)
+        if target is hook_op:
+            hook = self.running.meta[HOOK]
+            return args[0].register_hook(lambda g: _flat(hook)(g, *args[1])[0])
+        if target is take_gradients_op:
+            return take_gradients(args, self.running)
+        return super().call_function(target, args, kwargs)
+
+    def _require_gradient(self, value: Tensor, required: bool) -> None:
+        """Go on with a leaf, of which a gradient is required or not, in place of `value`."""
+        node = self.running.args[0]
+        assert isinstance(node, fx.Node)
+        if value.requires_grad != required:
+            self.env[node] = value.detach().requires_grad_(required)
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.running = n
+        return super().run_node(n)
+
+
+def call_flow(tensors: Sequence[Tensor], handle: int) -> list[Tensor]:
+    """Call a loop or branch of Dynamo's graph, by its handle."""
+    flow = flow_of(handle)
+    assert isinstance(flow, ControlFlow)
+    return run_flow(flow, tensors)
+
+
+def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Call the operator of a loop or a branch, with a gradient where a tensor requires one."""
+    wanted = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+    if not any(wanted):
+        return call_operator(flow, _forward_bodies(flow), tensors)
+    if flow.kind == "while_loop":
+        raise CompileError(NO_GRADIENT, where=flow.where, hint=WITH_GRADIENT, id="control-flow")
+    call = differentiable_loop if flow.kind == "loop" else differentiable_branch
+    return call(flow, wanted, tensors, _run_of)
+
+
+def _forward_bodies(flow: ControlFlow) -> list[Body]:
+    """The bodies of a flow that needs no gradient."""
+    bodies = [
+        functional(_run_of(body), [n.meta["val"] for n in body.placeholder_nodes])
+        for body in flow.bodies
+    ]
+    flow.lowered += bodies
+    return bodies
+
+
+def _run_of(body: Capture) -> Run:
+    return _flat(body.graph)
+
+
+def _flat(graph: fx.GraphModule) -> Run:
+    module = module_of(graph.graph, graph)
+    return lambda *tensors: FlowInterpreter(module).run(*tensors)
