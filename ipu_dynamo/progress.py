@@ -1,7 +1,8 @@
 """Say what a compilation is doing, to whoever watches, and in the log how long it took."""
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class _Compilation:
     since: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    origins: Counter[str] = field(default_factory=Counter)
+    text: str = ""
 
     def turn_to(self, doing: Doing | None) -> None:
         time, over = perf_counter(), self.now
@@ -80,8 +83,16 @@ class _Compilation:
 
     def times(self) -> str:
         total = f"{perf_counter() - self.begun:.1f} s"
-        parts = [f"{self._counted(what)} {time:.1f} s" for what, time in self.seconds.items()]
+        parts = [
+            f"{self._counted(what)} {time:.1f} s{self._from_where(what)}"
+            for what, time in self.seconds.items()
+        ]
         return f"{total}: {', '.join(parts)}" if parts else total
+
+    def _from_where(self, what: str) -> str:
+        if what != "functions" or not self.origins:
+            return ""
+        return f" ({', '.join(f'{count} from {where}' for where, count in self.origins.items())})"
 
     def _counted(self, what: str) -> str:
         count = self.counts[what]
@@ -92,23 +103,32 @@ _current: ContextVar[_Compilation | None] = ContextVar("ipu_dynamo_compilation",
 
 
 @contextmanager
-def compilation(name: str) -> Iterator[None]:
+def compilation(name: str) -> Iterator[Callable[[], str]]:
     """Take the times of a compilation, and tell them at its end.
 
     Args:
         name: of what is compiled.
+
+    Returns:
+        What gives these times, once the block has ended.
     """
     current = _Compilation()
     token = _current.set(current)
     try:
-        yield
+        yield lambda: current.text
     finally:
         _current.reset(token)
     current.turn_to(None)
-    times = current.times()
+    current.text = times = current.times()
     log.info("compiled %s in %s", name, times)
     if (watcher := _watcher.get()) is not None:
         watcher.is_done(times)
+
+
+def code_comes_from(origin: str) -> None:
+    """Say where the code of a function is from: "memory", "disk", or "compiler"."""
+    if (current := _current.get()) is not None:
+        current.origins[f"the {origin}" if origin == "compiler" else origin] += 1
 
 
 def begin(what: str, number: int = 0, count: int = 0) -> None:

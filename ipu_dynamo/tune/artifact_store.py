@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.tune.scratch_folders import scratch_folder
+from ipu_dynamo.tune.scratch_folders import scratch_folder, sweep
 
 log = logging.getLogger(__name__)
 CACHE_DIR = "IPU_DYNAMO_CACHE_DIR"  # environment variable: the folder, or OFF
@@ -61,6 +61,7 @@ class StageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stages, self._kernels = folder / "stages", folder / "kernels"
+        self._building = folder / "building"
         _make_private(folder)
         for inner in (self._stages, self._kernels, self.scratch):
             inner.mkdir(mode=0o700, exist_ok=True)
@@ -71,10 +72,15 @@ class StageStore:
         return self.folder / "inductor"
 
     def building(self) -> AbstractContextManager[Path]:
-        """A folder to compile in, for a block; what killed processes have left goes first."""
-        for folder in (self._stages, self._kernels):
-            _sweep_unfinished(folder)
-        return scratch_folder(self.folder / "building")
+        """A folder to compile in, for a block."""
+        return scratch_folder(self._building)
+
+    def sweep(self) -> None:
+        """Remove what killed processes have left."""
+        with suppress(OSError):  # what cannot be removed harms nothing
+            sweep(self._building)
+            for folder in (self._stages, self._kernels):
+                _sweep_unfinished(folder)
 
     def read(self, key: str) -> Entry | None:
         """The entry, or None when there is none, or a damaged one."""

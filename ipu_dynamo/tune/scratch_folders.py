@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,7 +17,6 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     process lives."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(parent / _GATE):
-        _sweep(parent)
         folder = Path(tempfile.mkdtemp(dir=parent))
         handle = _open(folder)
         _try_lock(handle)
@@ -28,11 +27,17 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def _sweep(parent: Path) -> None:
-    """Remove the folders of processes that were killed."""
-    for folder in parent.iterdir():
-        if folder.name == _GATE:
-            continue
+def sweep(parent: Path) -> None:
+    """Remove the folders in `parent` of processes that were killed."""
+    if not parent.exists() or all(path.name == _GATE for path in parent.iterdir()):
+        return
+    with _locked(parent / _GATE):
+        folders = [path for path in parent.iterdir() if path.name != _GATE]
+        _remove_unlocked(folders)
+
+
+def _remove_unlocked(folders: Iterable[Path]) -> None:
+    for folder in folders:
         with suppress(OSError):  # somebody else has removed it
             handle = _open(folder)
             try:

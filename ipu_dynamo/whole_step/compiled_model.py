@@ -121,6 +121,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
+        self._times = ""  # that compiling took
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
 
     @property
@@ -253,10 +254,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         with (
             compile_lock(),
             torch.inference_mode(False),  # what is made outlives the call
-            compilation(_name(self.model)),
+            compilation(_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
         ):
             self._compile_alone(given)
+        self._times = times()
 
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options

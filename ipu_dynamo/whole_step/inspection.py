@@ -13,6 +13,7 @@ class Inspection(CompiledState):
     """What can be looked at in a compiled model; nothing here changes it."""
 
     _engine: Engine | None
+    _times: str
 
     @property
     def costs(self) -> Costs:
@@ -23,7 +24,9 @@ class Inspection(CompiledState):
     def explain(self) -> WholeStepExplanation:
         """What each pass did to the model, once compiled."""
         compiled, _ = self._ready()
-        return WholeStepExplanation(compiled.passes, compiled.program, compiled.host.decisions)
+        return WholeStepExplanation(
+            compiled.passes, compiled.program, compiled.host.decisions, self._times
+        )
 
     @property
     def schedule(self) -> Schedule:

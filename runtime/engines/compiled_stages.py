@@ -12,10 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
-from ipu_dynamo.progress import begin
+from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.private.inductor import (
     Lowered,
@@ -25,7 +26,7 @@ from ipu_dynamo.runtime.engines.private.inductor import (
     lower_artifact,
 )
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
-from ipu_dynamo.tune.artifact_store import Entry, open_store
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, Entry, open_store
 
 log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
@@ -51,6 +52,8 @@ class MachineCodes:
 
     def __init__(self) -> None:
         self._store = None if torch.compiler.config.force_disable_caches else open_store()
+        if self._store:
+            self._store.sweep()
         self._lowered: dict[str | int, tuple[Recipe, Lowered]] = {}
         self._failed: set[str | int] = set()
 
@@ -135,12 +138,22 @@ class MachineCodes:
 
 @contextmanager
 def machine_codes() -> Iterator[MachineCodes]:
-    """Compile together what is asked for in the block; other threads that compile wait."""
+    """Compile together what is asked for in the block; other threads that compile wait.
+
+    Raises:
+        IpuError: no file can be written for the compiler.
+    """
     with compile_lock():
         codes = MachineCodes()
-        with inductor_folder(codes._store.scratch if codes._store else None):
-            yield codes
-            codes.complete()
+        try:
+            with inductor_folder(codes._store.scratch if codes._store else None):
+                yield codes
+                codes.complete()
+        except OSError as error:  # a full disk, a folder that may only be read
+            raise IpuError(
+                f"what is compiled cannot be written: {error}\n"
+                f"  try:  free some space, or set {CACHE_DIR} to another folder"
+            ) from error
 
 
 def forget() -> None:
@@ -172,5 +185,6 @@ def _example(value: Tensor) -> Tensor:
 
 def _counted(origin: Origin, function: Function, code: MachineCode) -> MachineCode:
     origins[origin] += 1
+    code_comes_from(origin)
     log.debug("@%s: code from %s", function.name, origin)
     return code

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,7 +52,7 @@ class EagerEngine:
 
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
         self.compiled += len(recipes)
-        return [_run_eagerly(recipe) for recipe in recipes]
+        return [_run_eagerly(recipe) for recipe in _told(recipes)]
 
 
 class InductorEngine:
@@ -74,19 +74,23 @@ class InductorEngine:
 
 def _compiled_together(recipes: Sequence[Recipe]) -> list[Stage]:
     if not any(map(_has_machine_code, recipes)):
-        return [_run_eagerly(recipe) for recipe in recipes]
+        return [_run_eagerly(recipe) for recipe in _told(recipes)]
     from ipu_dynamo.runtime.engines.compiled_stages import (
         machine_codes,  # Inductor: a second to import
     )
 
     with machine_codes() as codes:
-        stages = []
-        for number, recipe in enumerate(recipes, 1):
-            begin("functions", number, len(recipes))
-            stages.append(_compiled(recipe, codes))
+        stages = [_compiled(recipe, codes) for recipe in _told(recipes)]
     if codes.some_failed:
         return [_compiled(recipe, codes) for recipe in recipes]
     return stages
+
+
+def _told(recipes: Sequence[Recipe]) -> Iterator[Recipe]:
+    """The recipes, each of which is begun with."""
+    for number, recipe in enumerate(recipes, 1):
+        begin("functions", number, len(recipes))
+        yield recipe
 
 
 def _has_machine_code(recipe: Recipe) -> bool:

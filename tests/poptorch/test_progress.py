@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 import poptorch
 from ipu_dynamo import Options, compile_inference
-from ipu_dynamo.progress import begin, compilation
+from ipu_dynamo.progress import begin, code_comes_from, compilation
 from poptorch.progress import compilation_bar
 
 
@@ -66,3 +66,19 @@ def test_the_log_has_a_line_for_each_compilation(caplog):
         compile_inference(nn.Linear(2, 2), Options(engine="eager")).compile(torch.ones(1, 2))
     (line,) = caplog.messages
     assert re.fullmatch(r"compiled Linear in \d.* s: tracing .* passes .*, 1 function .* s", line)
+
+
+def test_times_say_where_the_code_of_functions_is_from():
+    with compilation("Net") as times:
+        begin("functions", 1, 3)
+        for origin in ("disk", "compiler", "disk"):
+            code_comes_from(origin)
+        begin("compiler")
+    found = re.sub(r"\d+\.\d s", "0.1 s", times())
+    assert found == "0.1 s: 3 functions 0.1 s (2 from disk, 1 from the compiler), compiler 0.1 s"
+
+
+def test_an_explanation_has_the_times():
+    step = compile_inference(nn.Linear(2, 2), Options(engine="eager"))
+    step.compile(torch.ones(1, 2))
+    assert re.search(r"\ncompiled in \d+\.\d s: tracing .*, 1 function ", str(step.explain()))

@@ -37,7 +37,7 @@ from ipu_dynamo.whole_step.saving.check_entry import check_entry, check_tensors,
 from ipu_dynamo.whole_step.saving.decided import read_decided
 from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
 from ipu_dynamo.whole_step.saving.save import CORE
-from ipu_dynamo.whole_step.weights.initial_state import fresh_seed, new_accumulator
+from ipu_dynamo.whole_step.weights.initial_state import fresh_seed, new_accumulators
 from ipu_dynamo.whole_step.worker_counts import workers_for
 
 _LARGEST_TEXT = 1 << 28  # bytes of a program's text, or of a table
@@ -319,14 +319,9 @@ def _bring_up(
         gradients=entry.values[1],
         anchors=entry.anchors,
     )
-    sums = {
-        variable.name: new_accumulator(compiled, variable)
-        for variable in program.variables
-        if variable.kind == "accumulator"
-    }
     executable = Executable(
         host,
-        held | sums,
+        held | new_accumulators(compiled),
         engine,
         options.input_replica_groups.of(options.replicas),
         workers=workers_for(host, options),

@@ -14,7 +14,6 @@ from ipu_dynamo.program import (
     TensorType,
     Update,
     UpdateFactors,
-    Variable,
 )
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
@@ -35,7 +34,7 @@ def initial_tensors(
         private: copies of the model's tensors, and not these themselves.
         loss_scale: states of automatic loss scaling that exist already.
     """
-    held: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = new_accumulators(compiled)
     for variable in compiled.program.variables:
         device = compiled.devices[variable.ipu]
         if variable.name in compiled.tensors:
@@ -46,8 +45,6 @@ def initial_tensors(
                 tell_of_lost_values(f"{variable.kind} {variable.name}", tensor.to(device), own)
                 tensor = own
             held[variable.name] = tensor
-        elif variable.kind == "accumulator":
-            held[variable.name] = new_accumulator(compiled, variable)
         elif variable.kind == "loss_scale":
             first = compiled.loss_scale if variable.type.dtype.is_floating_point else 0
             held[variable.name] = torch.full((), first, dtype=variable.type.dtype, device=device)
@@ -57,14 +54,24 @@ def initial_tensors(
     return held | _states(compiled.program, known, held)
 
 
-def new_accumulator(compiled: Compiled, variable: Variable) -> Tensor:
-    """Zeros, laid out as the parameter whose gradients are summed."""
-    parameter = variable.name.removesuffix(".grad")
-    grouped = any(v.name == parameter and v.groups for v in compiled.program.variables)
-    like = compiled.tensors.get(parameter, torch.zeros(variable.type.shape))
-    like = like[0] if grouped else like
-    device = compiled.devices[variable.ipu]
-    return torch.zeros_like(like, dtype=variable.type.dtype, device=device)
+def new_accumulators(compiled: Compiled) -> dict[str, Tensor]:
+    """Zeros, laid out as the parameters whose gradients are summed."""
+    variables = compiled.program.variables
+    grouped = {variable.name for variable in variables if variable.groups}
+    accumulators = {}
+    for variable in variables:
+        if variable.kind != "accumulator":
+            continue
+        parameter = variable.name.removesuffix(".grad")
+        like = compiled.tensors.get(parameter)
+        if like is None:
+            like = torch.empty(variable.type.shape, device="meta")
+        elif parameter in grouped:
+            like = like[0]
+        accumulators[variable.name] = torch.zeros_like(
+            like, dtype=variable.type.dtype, device=compiled.devices[variable.ipu]
+        )
+    return accumulators
 
 
 def fresh_seed(program: Program) -> int:

@@ -157,6 +157,8 @@ def _compile(
             if custom_pass_names() is not None:  # else nothing is cached, and nothing can be saved
                 return compile_for(graph, list(examples), aot=True)
         except RuntimeError as error:
+            if isinstance(inner := getattr(error, "inner_exception", None), OSError):
+                raise inner from error  # Inductor cannot write its files
             if "serialize method" not in str(error):
                 raise
         return compile_for(graph, list(examples))

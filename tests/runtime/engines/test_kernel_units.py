@@ -1,5 +1,6 @@
 """Check that kernels which are compiled together compute what each would, whatever goes wrong."""
 
+import errno
 import logging
 import os
 import signal
@@ -12,15 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import codecache
 
-from ipu_dynamo import Options, compile_inference
+from ipu_dynamo import IpuError, Options, compile_inference
 from ipu_dynamo.runtime.engines import compiled_stages, kernel_units
 from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_compiler
 from ipu_dynamo.runtime.engines.kernel_source import Kernel, unit_source
 from ipu_dynamo.runtime.engines.private import promised_kernels
 from ipu_dynamo.testing import assert_same_bits
-from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
-from ipu_dynamo.tune.scratch_folders import scratch_folder
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF, StageStore
+from ipu_dynamo.tune.scratch_folders import scratch_folder, sweep
+from tests.runtime.engines.kill_rounds import kill_round
 
 SOURCE = """
 #include <torch/csrc/inductor/cpp_prefix.h>
@@ -203,6 +206,20 @@ def test_an_interrupted_compilation_leaves_nothing(folder, monkeypatch):
     torch.testing.assert_close(computed(), several(X))
 
 
+@pytest.mark.inductor
+def test_a_full_disk_is_an_error_that_says_what_to_do_and_nothing_is_kept(folder, monkeypatch):
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))  # the tests' has files
+        patch.setattr(codecache, "write_atomic", full)
+        with pytest.raises(IpuError, match=r"(?s)No space left on device.*try:.*CACHE_DIR"):
+            computed()
+    assert [*(folder / "stages").iterdir()] == []
+    torch.testing.assert_close(computed(), several(X))
+
+
 def test_a_compiler_that_fails_or_is_not_there_is_an_error(tmp_path):
     with pytest.raises(CompilerFailed, match="status 3\nwhat is wrong"):
         run_compiler(["sh", "-c", "echo what is wrong >&2; exit 3"], tmp_path)
@@ -279,9 +296,28 @@ def test_what_a_killed_process_has_left_is_swept_and_nothing_else(tmp_path):
     left = tmp_path / "left"
     left.mkdir()
     (left / "unit.cpp").write_text("half")
-    with scratch_folder(tmp_path) as first:
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        sweep(tmp_path)
         assert not left.exists()
-        with scratch_folder(tmp_path) as second:
-            assert first.exists()
-            assert second.exists()
+        assert first.exists()
+        assert second.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_unfinished_files_of_killed_processes_are_swept(tmp_path):
+    store = StageStore(tmp_path)
+    old, new = (tmp_path / "kernels" / f".unfinished-{name}" for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 120,) * 2)
+    store.sweep()
+    assert not old.exists()
+    assert new.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_processes_that_are_killed_while_they_compile_leave_nothing():
+    for number in range(5):
+        kill_round(number)
