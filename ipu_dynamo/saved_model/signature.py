@@ -37,7 +37,15 @@ class Signature:
         ValueError: the entry of the index does not fit the program.
     """
 
-    def __init__(self, program: ExportedProgram, entry: SignatureEntry, what: str) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        entry: SignatureEntry,
+        what: str,
+        *,
+        defaults: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._defaults = dict(defaults or {})  # of a row, for inputs that may be left out
         self.inputs: Mapping[str, TensorSpec] = dict(entry.inputs)
         self.outputs: Mapping[str, TensorSpec] = dict(entry.outputs)
         self.method_name = entry.method_name
@@ -112,6 +120,7 @@ class Signature:
         if unknown := [name for name in tensors if name not in self.inputs]:
             valid = ", ".join(map(repr, self.inputs))
             raise ValueError(f"unknown input {unknown[0]!r}; valid are {valid}")
+        tensors = self._with_defaults(tensors)
         with self._lock:
             program = self._open()
             flat: list[Any] = [
@@ -126,6 +135,18 @@ class Signature:
                 self._flat = FlatProgram(program)
             results = self._flat.run(flat, watch)
             return {name: results[spec.position] for name, spec in self.outputs.items()}
+
+    def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """All inputs, as many rows of those that were left out as of the first that is there."""
+        missing = [name for name in self._defaults if name not in tensors]
+        if not missing or not tensors:
+            return tensors
+        rows = next(iter(tensors.values())).shape[:1]
+        shapes = {name: self._defaults[name].shape for name in missing}
+        return {
+            **tensors,
+            **{name: self._defaults[name].expand(*rows, *shapes[name]) for name in missing},
+        }
 
     def _open(self) -> ExportedProgram:
         if self._program is None:

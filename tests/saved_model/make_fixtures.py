@@ -28,7 +28,8 @@ def record(folder, key, inputs, tags=("serve",)):
         feeds = {signature.inputs[name].name: value for name, value in inputs.items()}
         fetches = {name: info.name for name, info in signature.outputs.items()}
         outputs = session.run(fetches, feeds)
-    parts = {f"in/{name}": value for name, value in inputs.items()}
+    texts = {name for name, value in inputs.items() if value.dtype == object}
+    parts = {f"in/{name}": value for name, value in inputs.items() if name not in texts}
     parts |= {f"out/{name}": value for name, value in outputs.items()}
     np.savez(folder / f"{'+'.join(tags)}-{key}.npz", **parts)
 
@@ -227,6 +228,40 @@ def tf1_mlp(v1):
     return {"x": x}, {"y": v1.div(h, 2.0, name="y")}, {"x": values(3, 4)}
 
 
+def tf1_branches(v1):
+    """Branches of a learning phase, as `tf.layers` wrote them."""
+    x = v1.placeholder(tf.float32, [None, 4], "x")
+    training = v1.placeholder_with_default(False, [], "training")
+    w = tf1_variable("w", [4, 4])
+    y = v1.cond(training, lambda: v1.matmul(x, w) * 3.0, lambda: v1.matmul(x, w) + 1.0)
+    z = v1.cond(v1.logical_not(training), lambda: v1.tanh(y), lambda: y)
+    return {"x": x}, {"z": v1.identity(z, name="z")}, {"x": values(3, 4)}
+
+
+def tf1_examples(v1):
+    """What estimators export: a text that is parsed into features, one with a default."""
+    text = v1.placeholder(tf.string, [None], "input_example_tensor")
+    features = v1.io.parse_example(
+        text,
+        {
+            "ids": v1.io.FixedLenFeature([6], tf.int64),
+            "weight": v1.io.FixedLenFeature([1], tf.float32, [0.5]),
+        },
+    )
+    ids = v1.cast(features["ids"], tf.int32)
+    table = tf1_variable("table", [9, 5])
+    y = v1.reduce_mean(v1.gather(table, ids), 1) * features["weight"]
+
+    def example(ids, **weight):
+        lists = {"ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ids))}
+        for name, value in weight.items():
+            lists[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+        return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
+
+    texts = np.array([example([0, 1, 2, 3, 4, 8]), example([5] * 6)], dtype=object)
+    return {"examples": text}, {"y": v1.identity(y, name="y")}, {"examples": texts}
+
+
 def tf1_bert(v1):
     """A layer of BERT as its authors write it: one-hot embeddings, masks, shapes from tensors."""
     ids = v1.placeholder(tf.int32, [None, 6], "input_ids")
@@ -302,6 +337,10 @@ if __name__ == "__main__":
     tf1("tf1_variables", tf1_mlp)
     tf1("tf1_frozen", tf1_mlp, frozen=True)
     tf1("tf1_bert", tf1_bert)
+    tf1("tf1_examples", tf1_examples)
+    v1.disable_control_flow_v2()
+    tf1("tf1_branches", tf1_branches)
+    v1.enable_control_flow_v2()
     tf1("tf1_tag_sets", tf1_mlp, tags=(("serve",), ("serve", "gpu")))
     write_cases(HERE / "op_cases.npz")
     for path in HERE.rglob("fingerprint.pb"):

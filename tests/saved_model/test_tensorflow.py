@@ -23,7 +23,7 @@ from ipu_dynamo.saved_model.tf_graphs.variables import Variables
 from tests.saved_model.test_command import SERVE, refused, run  # noqa: F401  a fixture
 
 FIXTURES = Path(__file__).parent / "fixtures"
-RESULTS = sorted(FIXTURES.glob("*/*.npz"), key=str)
+RESULTS = sorted((p for p in FIXTURES.glob("*/*.npz") if "examples" not in str(p)), key=str)
 CASES = np.load(FIXTURES / "op_cases.npz")
 TOLERANCE = 1e-5  # of the largest value
 
@@ -123,6 +123,26 @@ def test_the_command_runs_what_tensorflow_saved(run, tmp_path):  # noqa: F811
     _, out, _ = run("show", "--dir", FIXTURES / "tf1_tag_sets", "--json")
     assert json.loads(out) == [["gpu", "serve"], ["serve"]]
     assert available_tag_sets(FIXTURES / "mlp") == [["serve"]]
+
+
+def test_examples_are_features_of_the_program(run, tmp_path):  # noqa: F811
+    folder = FIXTURES / "tf1_examples"
+    expected = np.load(folder / "serve-serving_default.npz")["out/y"]
+    text = 'inputs=[{"ids": [0, 1, 2, 3, 4, 8]}, {"ids": [5, 5, 5, 5, 5, 5]}]'
+    arguments = ("run", "--dir", folder, *SERVE, "--outdir", tmp_path, "--overwrite")
+    assert run(*arguments, "--input_examples", text)[0] == 0
+    close(np.load(tmp_path / "y.npy"), expected)
+    whole = text.replace("]}", '], "weight": [2]}')
+    assert run(*arguments, "--input_examples", whole)[0] == 0
+    close(np.load(tmp_path / "y.npy"), 4 * expected)  # the default is a half
+    missing = 'inputs=[{"weight": [2.0]}]'
+    refused(run(*arguments, "--input_examples", missing), "no value for input 'ids'")
+
+
+def test_a_branch_whose_predicate_is_known_is_left_alone():
+    names_ = [group.name for group in load(FIXTURES / "tf1_branches")["serving_default"].groups()]
+    assert [n for n in names_ if "Tanh" in n]
+    assert not [n for n in names_ if "Switch" in n or "Merge" in n or "mul" in n.lower().split("/")]
 
 
 def test_sums_are_those_of_the_standard():

@@ -3,7 +3,8 @@
 Before   out = call f(x);  f: y = MatMul(a, w); z = Identity(y); return z
 After    y = MatMul(x, w)
 Keeps    the order of data; names of nodes as they are in the innermost function. What passes its
-         argument on is no node, and what only control edges reach is not walked to.
+         argument on is no node, of branches whose predicate is known one is left, and what only
+         control edges reach is not walked to.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipu_dynamo.saved_model.tf_graphs.attributes import attributes_of
+from ipu_dynamo.saved_model.tf_graphs.constants import constant_tensor
+from ipu_dynamo.saved_model.tf_graphs.features import (
+    FEATURES,
+    PARSERS,
+    features_of,
+    sparse_results,
+)
 
 DEEPEST = 100
 PASSING = frozenset(
@@ -114,11 +122,14 @@ class Flattening:
     def _inputs(self, scope: _Scope, name: str) -> list[str]:
         if scope is self._top and any(node == name for node, _ in self._fed):
             return []
-        return data_inputs(scope.nodes[name])
+        message = scope.nodes[name]
+        return [] if message.op in PARSERS else data_inputs(message)
 
     def _finish(self, scope: _Scope, name: str) -> None:
         message = scope.nodes[name]
         node = TfNode(self._unique(name), message.op, attributes_of(message))
+        if message.op in PARSERS:
+            node.attributes[FEATURES] = features_of(message, scope.nodes)
         key = self._fed.get((name, 0)) if scope is self._top else None
         if key is not None:
             node.op = "Placeholder"
@@ -144,7 +155,7 @@ class Flattening:
             if name not in scope.nodes:
                 raise ValueError(f"the graph has no node {name!r}, which another one reads")
             message = scope.nodes[name]
-            index = _index(message.op, result)
+            index = _index(message, result)
             if scope is self._top and (name, index) in self._fed:
                 return scope, name, index
             if message.op in _CALLS:
@@ -154,8 +165,45 @@ class Flattening:
                 text = scope.returns[index]
             elif message.op in PASSING:
                 text = data_inputs(message)[index]
+            elif message.op == "Switch" and self._predicate(scope, message) == bool(index):
+                text = data_inputs(message)[0]
+            elif message.op == "Merge" and not index and (live := self._live(scope, message)):
+                text = live
             else:
                 return scope, name, index
+
+    def _predicate(self, scope: _Scope, switch: Any) -> bool | None:
+        """What decides a branch, where the graph says it; None where a call does."""
+        origin, name, _ = self._origin(scope, data_inputs(switch)[1])
+        fed = origin is self._top and any(node == name for node, _ in self._fed)
+        message, negated = origin.nodes[name], False
+        while not fed and message.op == "LogicalNot":
+            origin, name, _ = self._origin(origin, data_inputs(message)[0])
+            fed = origin is self._top and any(node == name for node, _ in self._fed)
+            message, negated = origin.nodes[name], not negated
+        if fed or message.op != "Const":
+            return None
+        value = constant_tensor(attributes_of(message)["value"], f"node {name!r}")
+        return bool(value.item()) != negated
+
+    def _live(self, scope: _Scope, merge: Any) -> str | None:
+        """The input of a branch's end that is computed, where its predicate is known."""
+        for text in data_inputs(merge):
+            todo, seen = [text], set()
+            while todo:
+                name, result = _split(todo.pop())
+                if name in seen or name not in scope.nodes:
+                    continue
+                seen.add(name)
+                message = scope.nodes[name]
+                if message.op != "Switch":
+                    todo += _all_inputs(message)
+                    continue
+                taken = self._predicate(scope, message)
+                # a control edge from `switch_t` says as much as data from it
+                if taken is not None and taken == bool(_index(message, result)):
+                    return text
+        return None
 
     def _called(self, scope: _Scope, message: Any) -> _Scope:
         """The scope of a call, one for each."""
@@ -199,8 +247,14 @@ def _split(text: str) -> tuple[str, list[str]]:
     return name, result
 
 
-def _index(op: str, result: list[str]) -> int:
+def _all_inputs(message: Any) -> list[str]:
+    """The inputs of a node, with those that only say that another one comes before."""
+    return [text.removeprefix("^") for text in message.input]
+
+
+def _index(message: Any, result: list[str]) -> int:
     """Which result `node`, `node:1` or, in a function, `node:name:0` is."""
+    op = message.op
     if not result:
         return 0
     if not result[-1].isdigit() or len(result) > 2:
@@ -210,4 +264,6 @@ def _index(op: str, result: list[str]) -> int:
         if result[0] not in _RESULTS[op]:
             raise ValueError(f"{op} has no result {result[0]!r}")
         offset = _RESULTS[op].index(result[0])
+    if len(result) == 2 and op in PARSERS and result[0] == "dense_values":
+        offset = sparse_results(message)
     return offset + int(result[-1])

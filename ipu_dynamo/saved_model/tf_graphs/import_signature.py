@@ -12,7 +12,8 @@ from torch.export import Dim, ExportedProgram
 from ipu_dynamo.saved_model.index import SignatureEntry
 from ipu_dynamo.saved_model.node_names import NAME, name_calls
 from ipu_dynamo.saved_model.program_interface import tensor_inputs, tensor_outputs
-from ipu_dynamo.saved_model.tf_graphs.dtypes import torch_dtype
+from ipu_dynamo.saved_model.tf_graphs.dtypes import STRING, torch_dtype
+from ipu_dynamo.saved_model.tf_graphs.features import FEATURES
 from ipu_dynamo.saved_model.tf_graphs.flatten import Flattening, TfNode
 from ipu_dynamo.saved_model.tf_graphs.graph_module import GraphModule, unsupported
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import Border, TfMetaGraph, TfSignature
@@ -23,11 +24,18 @@ _ROWS, _LENGTH, _PIXELS = 3, 8, 64  # examples of sizes that calls choose
 
 @dataclass(frozen=True, slots=True)
 class FlatSignature:
-    """The nodes of a signature, its placeholders and results, in the order of their keys."""
+    """The nodes of a signature, with its placeholders and results.
+
+    Attributes:
+        inputs: by key, each with what the signature says of it. Where the graph parses examples,
+            its features stand for the text that they are in.
+        defaults: of features that an example need not have.
+    """
 
     nodes: list[TfNode]
-    inputs: list[TfNode]
+    inputs: dict[str, tuple[TfNode, Border]]
     outputs: list[tuple[TfNode, int]]
+    defaults: dict[str, Tensor]
 
 
 def flatten_signature(graph: TfMetaGraph, signature: TfSignature) -> FlatSignature:
@@ -39,18 +47,58 @@ def flatten_signature(graph: TfMetaGraph, signature: TfSignature) -> FlatSignatu
     fed = {border.tensor: key for key, border in signature.inputs.items()}
     flat = Flattening(graph.graph, fed)
     outputs = [flat.result(border.tensor) for border in signature.outputs.values()]
-    inputs = []
-    for key in signature.inputs:
-        if key not in flat.inputs:  # no output depends on it
-            flat.inputs[key] = TfNode(key, "Placeholder", {})
-        inputs.append(flat.inputs[key])
-    return FlatSignature(flat.nodes, inputs, outputs)
+    inputs = {
+        key: (flat.inputs.get(key, TfNode(key, "Placeholder", {})), border)
+        for key, border in signature.inputs.items()
+    }
+    parsers = [node for node in flat.nodes if FEATURES in node.attributes]
+    if not parsers:
+        return FlatSignature(flat.nodes, inputs, outputs, {})
+    # nothing but a parser reads a text
+    inputs = {key: value for key, value in inputs.items() if value[1].dtype != STRING}
+    features, defaults = _features(parsers)
+    nodes = [node for node in flat.nodes if node not in parsers]
+    for node in nodes:
+        node.inputs = [_fed(features, source) for source in node.inputs]
+    outputs = [_fed(features, source) for source in outputs]
+    for placeholder, border in features.values():
+        if placeholder.name in inputs:
+            raise ValueError(f"two inputs have the name {placeholder.name!r}")
+        inputs[placeholder.name] = placeholder, border
+    placeholders = [placeholder for placeholder, _ in features.values()]
+    return FlatSignature([*placeholders, *nodes], inputs, outputs, defaults)
+
+
+_Features = dict[tuple[TfNode, int], tuple[TfNode, Border]]
+
+
+def _features(parsers: Sequence[TfNode]) -> tuple[_Features, dict[str, Tensor]]:
+    """A placeholder for each dense feature that nodes parse, and the defaults that there are."""
+    placeholders: _Features = {}
+    defaults: dict[str, Tensor] = {}
+    for node in parsers:
+        for index, feature in node.attributes[FEATURES].items():
+            border = Border("", feature.dtype, (None, *feature.shape))
+            placeholders[node, index] = TfNode(feature.name, "Placeholder", {}), border
+            if feature.default is not None:
+                shape = [size or 1 for size in feature.shape]
+                defaults[feature.name] = feature.default.reshape(shape)
+    return placeholders, defaults
+
+
+def _fed(features: _Features, source: tuple[TfNode, int]) -> tuple[TfNode, int]:
+    """What an input reads, where features stand for a parser's results."""
+    if source in features:
+        return features[source][0], 0
+    if FEATURES in source[0].attributes:
+        raise NotImplementedError(f"node {source[0].name!r} gives sparse features")
+    return source
 
 
 def import_signature(
     folder: Path, graph: TfMetaGraph, signature: TfSignature
-) -> tuple[ExportedProgram, SignatureEntry]:
-    """The program of a signature, and what an index says of it.
+) -> tuple[ExportedProgram, SignatureEntry, dict[str, Tensor]]:
+    """The program of a signature, what an index says of it, and defaults of inputs.
 
     Raises:
         NotImplementedError: an operator, type or form is not supported; all operators are listed.
@@ -60,8 +108,9 @@ def import_signature(
     if missing := unsupported(flat.nodes):
         listed = ", ".join(f"{op} ({name!r})" for op, name in sorted(missing.items()))
         raise NotImplementedError(f"{folder}: operators that are not supported: {listed}")
-    module = GraphModule(flat.nodes, flat.inputs, flat.outputs, Variables(folder)).eval()
-    borders = list(signature.inputs.items())
+    placeholders = [node for node, _ in flat.inputs.values()]
+    module = GraphModule(flat.nodes, placeholders, flat.outputs, Variables(folder)).eval()
+    borders = [(key, border) for key, (_, border) in flat.inputs.items()]
     examples = [_example(key, border) for key, border in borders]
     with torch.no_grad():
         module(*examples)  # makes constants that are used as tensors parts of the module
@@ -83,7 +132,7 @@ def import_signature(
         signature.method_name,
         module.parameter_names,
     )
-    return program, entry
+    return program, entry, flat.defaults
 
 
 def _example(key: str, border: Border) -> Tensor:

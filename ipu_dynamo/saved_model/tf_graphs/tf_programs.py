@@ -34,8 +34,8 @@ class TfPrograms:
         Raises:
             NotImplementedError: it has operators that are not supported.
         """
-        program, entry = import_signature(self.path, graph, graph.signatures[key])
-        return Signature(program, entry, f"{self.path}: signature {key!r}")
+        program, entry, defaults = import_signature(self.path, graph, graph.signatures[key])
+        return Signature(program, entry, f"{self.path}: signature {key!r}", defaults=defaults)
 
     def operators(self, graph: TfMetaGraph, key: str) -> list[str]:
         """The operators of a signature by TensorFlow's names; nothing is imported for it."""
