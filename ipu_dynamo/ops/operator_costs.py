@@ -9,12 +9,14 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ipu_dynamo.ops.graph_queries import only_looks
+from ipu_dynamo.ops.stochastic_rounding import round_stochastically_op
 
 aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.
 _FLOPS_PER_SECOND = 5e10
 BYTES_PER_SECOND = 5e9
 ANCHORED = "ipu.anchored"  # key of node.meta: only somebody who looks inside wants the value
+_ROUNDING_PASSES = 80  # a rounding at random is 40 operators on numbers of twice the size
 _COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (
@@ -57,4 +59,5 @@ def _nbytes(node: fx.Node) -> int:
         value = value[0]
     if only_looks(node) or not isinstance(value, Tensor):
         return 0
-    return value.numel() * value.element_size()
+    passes = _ROUNDING_PASSES if node.target is round_stochastically_op else 1
+    return passes * value.numel() * value.element_size()
