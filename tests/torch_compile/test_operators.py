@@ -47,6 +47,9 @@ def test_at_least_98_percent_of_what_eager_does_with_static_shapes():
     total = len(OPERATORS) - len(NOT_IN_EAGER) - outside
     failing = sum(len(group.names) for group in FAILURES)
     assert failing <= 0.02 * total
+    pinned = (ROOT / "constraints.txt").read_text()
+    if f"torch=={torch.__version__.partition('+')[0]}" not in pinned:
+        return  # the page has the figures of that version
     figure = f"{total - failing} of the {total} operators"
     share = f"({(total - failing) / total:.1%})".replace("%", " %")
     page = " ".join((ROOT / "docs" / "torch_compile.md").read_text().split())
