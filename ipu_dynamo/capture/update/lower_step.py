@@ -117,7 +117,7 @@ def _free_of_tensors(
     world = traced.world
     free = {leaf.path for leaf in traced.taken if leaf.is_number or world.is_known(leaf)}
     (output,) = graph.find_nodes(op="output")
-    nodes = iter(output.args[0])  # type: ignore[arg-type]
+    nodes = iter(output.args[0])
     after = {result.path: next(nodes) for result in traced.results if result.node is not None}
     tensors = list(graph.find_nodes(op="placeholder"))[: 2 * len(world.parameters)]
     while True:
