@@ -81,7 +81,9 @@ def lower(traced: TracedGraph) -> Lowered:
     graph = module.graph
     placeholders = list(graph.find_nodes(op="placeholder"))
     by_path = {x.path: p for x, p in zip(traced.taken, placeholders[2 * count :], strict=True)}
-    for first, *others in alike_counters(world):
+    free = _free_of_tensors(traced, graph, by_path)
+    for paths in alike_counters(world):
+        first, *others = [path for path in paths if path in free] or paths[:1]
         for path in others:
             by_path[path].replace_all_uses_with(by_path[first])
     _write_constants(module)
@@ -106,6 +108,25 @@ def lower(traced: TracedGraph) -> Lowered:
         after,
         tuple((node, line) for node, (_, line) in zip(nodes, kept, strict=True)),
     )
+
+
+def _free_of_tensors(
+    traced: TracedGraph, graph: fx.Graph, leaves: Mapping[str, fx.Node]
+) -> set[str]:
+    """Paths of numbers whose next values hang on no parameter, no gradient and no other state."""
+    world = traced.world
+    free = {leaf.path for leaf in traced.taken if leaf.is_number or world.is_known(leaf)}
+    (output,) = graph.find_nodes(op="output")
+    nodes = iter(output.args[0])
+    after = {result.path: next(nodes) for result in traced.results if result.node is not None}
+    tensors = list(graph.find_nodes(op="placeholder"))[: 2 * len(world.parameters)]
+    while True:
+        sources = {*tensors, *(leaves[path] for path in leaves.keys() - free)}
+        hangs = depends_on(graph, sources)
+        wrong = {path for path in free if path in after and hangs[after[path]]}
+        if not wrong:
+            return free
+        free -= wrong
 
 
 def _input(leaf: Leaf, mode: Any) -> Tensor:

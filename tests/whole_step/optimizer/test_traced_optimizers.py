@@ -144,6 +144,7 @@ WRITTEN = [
     (optimizers.SkipsByDtype, {}, "one"),
     (optimizers.ScheduledByNumbers, {"warm": 2}, "one"),
     (optimizers.Coupled, {}, "pipeline"),
+    (optimizers.ScalesByItsOwnSize, {}, "one"),
     (optimizers.EstimatesItsRate, {}, "pipeline"),
     (optimizers.EstimatesItsRate, {}, "several steps"),
     (optimizers.KeepsLists, {}, "off the chip"),

@@ -207,3 +207,16 @@ class KeepsLists(Base):
         for mean, (group, p) in pairs:
             mean.mul_(0.9).add_(p.grad)
             p.sub_(mean / (1 + self.norms.mean()) * group["lr"])
+
+
+class ScalesByItsOwnSize(Base):
+    """Keeps, for each parameter, a number that hangs on its gradients; all begin with zero."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state = self.state[p]
+            if not state:
+                state["size"] = torch.zeros(())
+            state["size"].lerp_(p.grad.square().mean(), 0.1)
+            p.sub_(p.grad / (state["size"].sqrt() + 1e-3) * group["lr"])
