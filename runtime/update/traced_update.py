@@ -43,7 +43,12 @@ class TracedFactors:
             if not (dtype.is_floating_point or float(number).is_integer()):
                 return False  # it was traced for a whole number
             given.append(torch.tensor(number, dtype=dtype))
-        *made, holds = self._run([*given, *self._counters])
+        try:
+            *made, holds = self._run([*given, *self._counters])
+        except RuntimeError as error:
+            if "ZeroDivisionError" in str(error):
+                return False  # it divides by a count that another variant begins
+            raise
         if holds is None or not holds.item():
             return False
         values = [value for value in made if value is not None]

@@ -28,6 +28,15 @@ aten = torch.ops.aten
 EPOCH = "update.epoch"  # how often the step has changed what the optimiser keeps
 
 
+def _input(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder; a state may be called what a group calls one of its numbers."""
+    name = name.replace(".", "_")
+    taken = {node.target for node in graph.find_nodes(op="placeholder")}
+    while name in taken:
+        name += "_state"
+    return graph.placeholder(name)
+
+
 def counters_of(step: Lowered, common: Plan) -> tuple[Counter, ...]:
     """The counters of a step, in order."""
     counters = list(_distinct(step, common).values())
@@ -77,7 +86,7 @@ class Factors:
     def hyperparameters(self) -> list[tuple[tuple[int, str], fx.Node]]:
         """Numbers that a step only reads: their group and name, and their placeholder."""
         return [
-            ((leaf.group or 0, leaf.key), self.step.leaves[path])
+            (leaf.hyperparameter, self.step.leaves[path])
             for path, leaf in self.step.inputs.items()
             if path in self.common.hyperparameters
         ]
@@ -91,13 +100,13 @@ class Factors:
         step, graph, copies = self.step, fx.Graph(), dict[fx.Node, fx.Node]()
         like = step.parameters[0].meta["val"]
         for (group, name), node in self.hyperparameters:
-            placeholder = graph.placeholder(f"group{group}_{name}".replace(".", "_"))
+            placeholder = _input(graph, f"group{group}_{name}")
             placeholder.meta["val"] = node.meta["val"]
             copies[node] = placeholder
         counters = []
         distinct = _distinct(step, self.common)
         for path, counter in distinct.items():
-            placeholder = graph.placeholder(counter.name.replace(".", "_"))
+            placeholder = _input(graph, counter.name)
             with fake_mode_of([like]):
                 placeholder.meta["val"] = torch.empty((), dtype=counter.type.dtype)
             counters.append(placeholder)
@@ -105,7 +114,7 @@ class Factors:
                 copies[step.leaves[path]] = placeholder
         epoch = None
         if self.common.epochs:
-            epoch = graph.placeholder(EPOCH.replace(".", "_"))
+            epoch = _input(graph, EPOCH)
             with fake_mode_of([like]):
                 epoch.meta["val"] = torch.empty((), dtype=torch.int64)
         after = [step.after.get(path) for path in distinct]

@@ -49,6 +49,12 @@ class Leaf:
         return type(self.value) in (int, float)
 
     @property
+    def hyperparameter(self) -> tuple[int, str]:
+        """Group and name of a number that only users change: what belongs to no group stands with
+        the first, under a name that no key of a group has."""
+        return (0, f"self.{self.key}") if self.group is None else (self.group, self.key)
+
+    @property
     def is_tensor(self) -> bool:
         return isinstance(self.value, Tensor) and self.refers is None
 

@@ -92,7 +92,8 @@ class TracedOptimizer:
         found: list[list[tuple[str, Leaf]]] = [[] for _ in world.members]
         for leaf in world.leaves:
             if leaf.path in wanted:
-                found[leaf.group or 0].append((leaf.key, leaf))
+                group, name = leaf.hyperparameter
+                found[group].append((name, leaf))
         return found
 
     def refresh(self, groups: Sequence[Group], optimizer: Optimizer) -> tuple[Group, ...]:

@@ -139,6 +139,7 @@ WRITTEN = [
     (optimizers.Lion, {}, "several steps"),
     (optimizers.Lookahead, {}, "one"),
     (optimizers.CountsInItsGroup, {}, "one"),
+    (optimizers.OneNameForThree, {}, "pipeline"),
     (optimizers.TensorsAsRates, {}, "one"),
     (optimizers.Centralized, {}, "pipeline"),
     (optimizers.SkipsByDtype, {}, "one"),

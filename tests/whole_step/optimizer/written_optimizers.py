@@ -66,6 +66,26 @@ class CountsInItsGroup(Base):
             p.add_(p.grad, alpha=-group["lr"] / math.sqrt(group["step"]))
 
 
+class OneNameForThree(Base):
+    """Has a number under one name in itself, in its group, and in each state from the first step
+    on, which divides by it."""
+
+    def __init__(self, params):
+        super().__init__(params, every=3)
+        self.every = 0.5
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state = self.state[p]
+            if not state:
+                state["every"], state["step"] = group["every"] * 2, 0
+            state["step"] += 1
+            if state["step"] % state["every"] == 0:
+                p.mul_(self.every)
+            p.add_(p.grad, alpha=-group["lr"] / group["every"])
+
+
 class TensorsAsRates(Base):
     """Has a tensor as an attribute, and makes tensors of numbers."""
 
