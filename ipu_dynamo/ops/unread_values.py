@@ -13,8 +13,9 @@ from math import comb
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.private.native import COMPOSITE
+
 aten = torch.ops.aten
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def _cov(
@@ -83,5 +84,5 @@ def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tens
     return torch.stack([x[place.flatten()[chosen]] for place in places], 1)
 
 
-aten.cov.default.py_impl(_COMPOSITE)(_cov)
-aten.combinations.default.py_impl(_COMPOSITE)(_combinations)
+aten.cov.default.py_impl(COMPOSITE)(_cov)
+aten.combinations.default.py_impl(COMPOSITE)(_combinations)

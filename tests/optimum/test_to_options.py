@@ -133,7 +133,7 @@ def test_the_core_is_told_what_poptorch_makes_of_it(inference, one):
     options = adopt(one.to_options(for_inference=inference), training=not inference)
     theirs = core_options(options, training=not inference)
     assert one.to_core_options(for_inference=inference) == theirs
-    pipelined = not one.sharded_execution_for_inference
+    pipelined = theirs.strategy.kind == "pipelined"
     assert theirs.strategy.sharded_if_short == (inference and pipelined)
 
 

@@ -17,6 +17,7 @@ if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     )
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # of kernels that call other operators
 NormBase = torch.nn.modules.batchnorm._NormBase  # of all batch and instance norms
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
