@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ipu_dynamo.ops.unread_values  # noqa: F401 - before Dynamo looks at a model
+if "torch" in sys.modules:  # PyTorch looks the backend up before Dynamo sees a model
+    import ipu_dynamo.ops.unread_values  # noqa: F401
 
 if TYPE_CHECKING:
     from torch import fx

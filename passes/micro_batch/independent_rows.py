@@ -44,6 +44,7 @@ from ipu_dynamo.program.ir.function import graph_outputs
 
 aten = torch.ops.aten
 _HINT = "compile it for one number of rows, or leave what mixes or counts rows outside of the model"
+_WHOLE = (torch.int64, torch.int32)
 _SHOWN = (aten.view.default, aten.unsqueeze.default, aten._to_copy.default)
 
 
@@ -203,6 +204,8 @@ def _number_of_row(node: fx.Node, rows: int) -> int | None:
     while node.target in _SHOWN:
         if [size for size in shape_of(node) if size != 1] != [rows]:
             return None
+        if node.meta["val"].dtype not in _WHOLE:
+            return None  # which holds fewer numbers
         node = node.all_input_nodes[0]
     counts = {
         aten.arange.default: (rows,),

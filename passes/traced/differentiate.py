@@ -128,7 +128,9 @@ class Differentiate:
         for node in capture.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
             if node.op not in ("placeholder", "output"):
-                node.meta[BACKWARD] = is_backward(node)
+                # What a hook computes of a gradient is backward, whoever recorded it.
+                follows = any(source.meta.get(BACKWARD) for source in node.all_input_nodes)
+                node.meta[BACKWARD] = follows or is_backward(node)
         capture.graph.recompile()
         return True
 

@@ -166,6 +166,33 @@ def test_training_is_that_of_pytorch(loss, accumulation):
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("recompute", ["off", "all"])
+def test_a_hook_runs_in_backward_however_the_last_stage_is_computed(recompute):
+    torch.manual_seed(0)
+    model = Net(hook_reads_a_weight).double()
+    x, y = torch.randn(2, 4, 3, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_dynamo.compile_training(model, optimizer, Options(engine="eager", recompute=recompute))(
+        x, y
+    )
+    plain(x, y).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        change = 0 if theirs.grad is None else 0.1 * theirs.grad
+        assert torch.allclose(ours, theirs - change, rtol=1e-9, atol=1e-12)
+
+
+def test_inference_says_where_gradients_are_not_enabled():
+    class Force(Net):
+        def forward(self, x):
+            (force,) = torch.autograd.grad(self.energy(x.requires_grad_()), x)
+            return force
+
+    with pytest.raises(CompileError, match=r"(?s)requires a gradient.*enable_grad") as caught:
+        ipu_dynamo.compile_inference(Force(None).eval(), EAGER)(torch.randn(4, 3))
+    assert "from: test_inner_gradients.py:" in str(caught.value)
+
+
 def test_inference_takes_gradients_where_they_are_enabled():
     class Force(Net):
         def forward(self, x):
@@ -239,9 +266,18 @@ def rows(net, x, y):
     return torch.func.vmap(torch.func.grad(net.energy))(x).square().sum()
 
 
+def batched(net, x, y):
+    x = x.detach().requires_grad_()
+    (rows_of_it,) = torch.autograd.grad(
+        net.first(x)[:, 0], x, torch.eye(4), is_grads_batched=True, create_graph=True
+    )
+    return rows_of_it.square().sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
+        (batched, "several rows at once"),
         (looks, "returns None"),
         (removes, "removes a hook"),
         (calls_backward, "calls backward"),

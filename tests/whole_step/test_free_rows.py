@@ -115,6 +115,7 @@ class Weighted(nn.Module):
         (lambda x: torch.cat([x, x]), "may mix rows"),
         (lambda x: x[torch.tensor([1, 0, 3, 2])], "may mix rows"),
         (lambda x: x[torch.arange(4).flip(0), torch.zeros(4).long()], "may mix rows"),
+        (lambda x: x[torch.arange(4).bool().long(), torch.zeros(4).long()], "may mix rows"),
         (lambda x: x + torch.arange(4.0)[:, None], "place of a row"),
         (Weighted(), "place of a row"),
         (lambda x: (x, torch.ones(4)), "return once"),

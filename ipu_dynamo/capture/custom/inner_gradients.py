@@ -112,11 +112,18 @@ def record_gradients(
             where=called_from(),
             hint="take the gradient with torch.autograd.grad(loss, inputs, create_graph=True)",
         )
-    if not all(is_fake(tensor) for tensor in (*results, *inputs)):
+    known_tangents = [tangent for tangent in tangents if tangent is not None]
+    if not all(is_fake(tensor) for tensor in (*results, *inputs, *known_tangents)):
         raise CompileError(
             "the model takes gradients in forward for several rows at once",
             where=called_from(),
             hint="take the gradient of a sum over rows: each row's gradient is its own",
+        )
+    if not any(tensor.requires_grad for tensor in results):
+        raise CompileError(
+            "the model takes the gradient of what has none: no result of it requires a gradient",
+            where=called_from(),
+            hint="let inputs require one; in inference, wrap it in torch.enable_grad() in forward",
         )
     with outside_recording():
         known = run_engine(results, inputs, tangents, retain=True, create=False)

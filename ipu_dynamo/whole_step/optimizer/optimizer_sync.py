@@ -159,7 +159,9 @@ class OptimizerLink:
     def trace_next(self, program: Program, executable: Executable, options: Options) -> Program:
         """The program with the update for the numbers of the next step."""
         assert self.traced is not None
+        known = self._known_steps
         self.read_state(program, executable)
+        self._known_steps = known  # the call that asks is counted, and its step is still to come
         step = self.traced.trace_next(self.optimizer, self._parameters())
         return with_trace(program, step, self.groups, options)
 

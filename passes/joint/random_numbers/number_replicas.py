@@ -3,6 +3,8 @@
 Before   %i: i64[] = ipu.replica_index()
 After    an input %replica_index, which is 0, 1, ... on each replica
 Keeps    everything else.
+Source   design of this project: a program is the same for every replica, and what tells them apart
+         is an input.
 """
 
 from collections.abc import Iterator

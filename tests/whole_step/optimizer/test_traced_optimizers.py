@@ -157,6 +157,19 @@ def test_optimizers_of_users_are_traced(kind, settings, place):
     compare(lambda model: kind(model.parameters(), **settings), place, calls=5)
 
 
+def test_states_are_those_of_every_step_where_a_step_is_traced_anew():
+    model = Layers()
+    theirs = copy.deepcopy(model)
+    ours, reference = (optim.RAdam(m.parameters(), lr=0.1) for m in (model, theirs))
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x in torch.randn(9, 4, 3):  # another variant from the sixth on
+        run(x)
+        reference.zero_grad()
+        theirs(x).backward()
+        reference.step()
+        check_states(ours.state_dict(), reference.state_dict())
+
+
 def test_step_hooks_are_traced():
     def halve(optimizer, args, kwargs):
         for group in optimizer.param_groups:
