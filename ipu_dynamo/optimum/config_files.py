@@ -50,7 +50,11 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        read = json.loads(text, object_pairs_hook=lambda pairs: _last_of_each(pairs, path))
+        read = json.loads(
+            text,
+            object_pairs_hook=lambda pairs: _last_of_each(pairs, path),
+            parse_constant=_refused,
+        )
     except OSError as error:
         raise OSError(f"cannot read the configuration {path}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -65,6 +69,11 @@ def read_file(path: str | Path) -> dict[str, Any]:
             "that `ipu-saved-model convert` writes, for a saved model"
         )
     return read
+
+
+def _refused(constant: str) -> Any:
+    """What Python alone reads: NaN and the infinite numbers."""
+    raise ValueError(f"JSON has no {constant}")
 
 
 def _last_of_each(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Check one value of a configuration, at every assignment: its type, its bounds, its splits."""
 
+import math
 import types
 from collections.abc import Mapping
 from itertools import dropwhile
@@ -67,7 +68,8 @@ class Field:
 
         Raises:
             TypeError: of another type than declared, also inside a list or dictionary.
-            ValueError: below its bound, no known word, or splits that cannot be.
+            ValueError: infinite or no number, below its bound, no known word, or splits that
+                cannot be.
         """
         if not self.takes_by_pod(value):
             return self._check_plain(value)
@@ -93,6 +95,11 @@ class Field:
             raise self._wrong_type(value, "") from None
         if value is None:
             return
+        numbers = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(one) for one in numbers if isinstance(one, float)):
+            raise ValueError(
+                f"`IPUConfig` attribute `{self.name}` must have finite numbers, got {value!r}"
+            )
         if self.lowest is not None and value != "auto":
             self._check_bound(value, self.lowest)
         if self.choices and value not in self.choices:

@@ -46,11 +46,14 @@ def find_layer_lists(
         layers: the path of a list, or several.
 
     Raises:
-        ValueError: no such path; no list; or several by the last rule.
+        ValueError: no such path; no list; a layer that is named twice; or several lists by the
+            last rule.
     """
     if layers is not None:
         paths = [layers] if isinstance(layers, str) else list(layers)
-        return tuple(_named(model, path) for path in paths)
+        named = tuple(_named(model, path) for path in paths)
+        _check_each_once(named)
+        return named
     names = set(getattr(model, "_no_split_modules", None) or ())
     checkpointed = getattr(sys.modules.get(_MODELING_LAYERS), "GradientCheckpointingLayer", ())
     rules: tuple[Callable[[Sequence[nn.Module]], bool], ...] = (
@@ -95,6 +98,26 @@ def _named(model: nn.Module, path: str) -> LayerList:
     if not isinstance(found, nn.ModuleList | nn.Sequential) or not len(found):
         raise ValueError(f"layers={path!r} is a {type(found).__name__}, no list of layers")
     return LayerList(path, tuple(found), tuple(found._modules))
+
+
+def _check_each_once(lists: Sequence[LayerList]) -> None:
+    """Refuse lists with a layer that is in them twice, or in another layer: it has one IPU."""
+    paths: dict[nn.Module, str] = {}
+    for one in lists:
+        for path, layer in zip(one.paths, one.layers, strict=True):
+            if layer in paths:
+                again = path if path == paths[layer] else f"{path}, which is {paths[layer]},"
+                raise ValueError(
+                    f"layers={[one.path for one in lists]} name {again} twice: it is on one IPU"
+                )
+            paths[layer] = path
+    for outer, path in paths.items():
+        for part in outer.modules():
+            if part is not outer and part in paths:
+                raise ValueError(
+                    f"layers={[one.path for one in lists]} name {paths[part]}, and {path} that it "
+                    "is in: a layer is on one IPU"
+                )
 
 
 def _equal(layers: Sequence[nn.Module]) -> bool:

@@ -1,5 +1,6 @@
 """Place a model on IPUs as a configuration says, without changing its class, and undo that."""
 
+import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,15 @@ class _Changes:
     handles: list[RemovableHandle] = field(default_factory=list)
     swaps: Swaps = field(default_factory=Swaps)
 
-    def undo(self, model: nn.Module) -> None:
+    def undo(self, model: nn.Module, *, weights: bool) -> None:
+        """Take it all back.
+
+        Args:
+            weights: parts may have been trained: the whole layers get their weights.
+        """
         for handle in self.handles:
             handle.remove()
-        take_out(model, self.swaps)
+        take_out(model, self.swaps, weights=weights)
 
 
 # Kept beside the models: none of them has an attribute more.
@@ -89,7 +95,7 @@ def parallelize(
         the model.
 
     Raises:
-        RuntimeError: it is parallelized already.
+        RuntimeError: it is parallelized already, or a copy of a model that was.
         ValueError: no list of layers, or several that may be meant; what the configuration asks
             for cannot be. The model is as before.
         IncompatibleIPUConfigError: the configuration's layers are not those of the model.
@@ -98,21 +104,24 @@ def parallelize(
         raise RuntimeError(
             f"this {type(model).__name__} is parallelized already: call deparallelize(model) first"
         )
+    _check_no_copy(model)
     own = own_config(ipu_config)
-    config = own._plain()
+    config = copy.copy(own._plain())  # "auto" is replaced in it alone until nothing can fail
     lists = find_layer_lists(model, layers)
     if sample is not None and layers is None and len(lists) > 1:
         lists = in_order_of_calls(model, lists, sample)
-    if config._layers_per_ipu == "auto":
+    auto = config._layers_per_ipu == "auto"
+    if auto:
         config._layers_per_ipu = plan_for(model, lists, sample, config).layers_per_ipu
-        own._layers_per_ipu = config._layers_per_ipu
     changes = _Changes()
     try:
         placed = _apply(model, lists, config, changes)
     except BaseException:
-        changes.undo(model)
+        changes.undo(model, weights=False)
         raise
     _parallelized[model] = changes
+    if auto:
+        own._layers_per_ipu = config._layers_per_ipu
     log.info("%s\n%s", type(model).__name__, table(placed.parts))
     return model
 
@@ -150,9 +159,19 @@ def deparallelize(model: _Model) -> _Model:
     """
     changes = _parallelized.pop(model, None)
     if changes is None:
+        _check_no_copy(model)
         raise RuntimeError(f"this {type(model).__name__} is not parallelized")
-    changes.undo(model)
+    changes.undo(model, weights=True)
     return model
+
+
+def _check_no_copy(model: nn.Module) -> None:
+    """Refuse the copy of a parallelized model: its hooks are there, what they replaced is not."""
+    if any(isinstance(hook, _Calls) for hook in model._forward_pre_hooks.values()):
+        raise RuntimeError(
+            f"this {type(model).__name__} is a copy of a parallelized model, which cannot be "
+            "undone or placed anew: copy a model before parallelize, or after deparallelize"
+        )
 
 
 def is_parallelized(model: nn.Module) -> bool:

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ipu_dynamo.optimum.serialized_embedding import SerializedEmbedding, check_plain_embedding
 from ipu_dynamo.optimum.serialized_linear import OUTPUT_CHANNELS, SerializedLinear, SplitProjection
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.optimum.config import IPUConfig
 
 log = logging.getLogger(__name__)
+_ATTRIBUTES = "factor", "mode"  # what a SerializedLinear has more than a linear layer
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,13 @@ class Swaps:
     Args:
         replaced: path of the parent, name in it, and the module that was there.
         parts: what stands there instead.
-        reclassed: path of a linear layer that became a serialised one.
+        reclassed: path of a linear layer that became a serialised one, and its own attributes of
+            those names that a serialised one uses.
     """
 
     replaced: list[tuple[str, str, nn.Module]] = field(default_factory=list)
     parts: list[nn.Module] = field(default_factory=list)
-    reclassed: list[str] = field(default_factory=list)
+    reclassed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
 def choose(model: nn.Module, config: "IPUConfig") -> Choice:
@@ -129,34 +131,50 @@ def put_in(model: nn.Module, choice: Choice, swaps: Swaps) -> None:
                 _replace(model, path, projection, swaps)
             swaps.parts.append(projection)
         else:
-            swaps.reclassed.append(paths[0])
             head: Any = choice.head
+            own = {name: vars(head)[name] for name in _ATTRIBUTES if name in vars(head)}
+            swaps.reclassed.append((paths[0], own))
             head.factor, head.mode = choice.projection, OUTPUT_CHANNELS
             head.__class__ = SerializedLinear
 
 
-def take_out(model: nn.Module, swaps: Swaps) -> None:
-    """Put the layers back that `put_in` has replaced, with the weights of now."""
-    for path in swaps.reclassed:
+def take_out(model: nn.Module, swaps: Swaps, *, weights: bool) -> None:
+    """Put the layers back that `put_in` has replaced.
+
+    Args:
+        weights: they get the weights and modes of now; else they are as they were.
+    """
+    for path, own in swaps.reclassed:
         head: Any = model.get_submodule(path)
         head.__class__ = nn.Linear
-        del head.factor, head.mode
+        for name in _ATTRIBUTES:
+            vars(head).pop(name, None)
+        vars(head).update(own)
     for parent, name, module in reversed(swaps.replaced):
         owner = model.get_submodule(parent)
         part: Any = owner._modules[name]
-        _write_back(part, module)
+        if weights:
+            _write_back(part, module)
         owner._modules[name] = module
 
 
 def _write_back(part: Any, module: Any) -> None:
     """Give a plain layer the weights and modes of the parts that stood for it."""
     first = next(iter(part.children()))[0]
-    module.weight.data = part.whole_weight()
+    _set(module.weight, part.whole_weight())
     module.weight.requires_grad_(first.weight.requires_grad)
     if getattr(part, "bias", None) is not None:
-        module.bias.data = part.bias.detach().clone()
+        _set(module.bias, part.bias.detach().clone())
         module.bias.requires_grad_(part.bias.requires_grad)
     module.training = part.training
+
+
+def _set(parameter: nn.Parameter, value: Tensor) -> None:
+    """Give a parameter a value: in its own memory, which others may share, if it has that form."""
+    if (parameter.dtype, parameter.device) == (value.dtype, value.device):
+        parameter.data.copy_(value)
+    else:
+        parameter.data = value
 
 
 def _replace(model: nn.Module, path: str, layer: nn.Module, swaps: Swaps) -> None:

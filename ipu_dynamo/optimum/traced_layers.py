@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.blocks import BlockStart
+from ipu_dynamo import blocks
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
@@ -24,14 +24,18 @@ Sample = tuple[Any, ...] | Mapping[str, Any]
 
 
 class _Summed(nn.Module):
-    """A model whose result is one number that training could minimise: the loss, or a sum."""
+    """A model whose result is one number that training could minimise: the loss, or a sum.
 
-    def __init__(self, model: nn.Module) -> None:
+    What is added to the model is in a block of its own, on IPU `own_ipu`.
+    """
+
+    def __init__(self, model: nn.Module, own_ipu: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.own_ipu = model, own_ipu
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         result = self.model(*args, **kwargs)
+        blocks.begin("one number", self.own_ipu)
         loss = getattr(result, "loss", None)
         tensors = [loss] if loss is not None else pytree.tree_leaves(result)
         values = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
@@ -50,14 +54,13 @@ def _hooked(hooks: Sequence[tuple[nn.Module, Callable[..., None]]]) -> Iterator[
             handle.remove()
 
 
-def _trace(model: nn.Module, sample: Sample, *, training: bool, summed: bool) -> Capture:
+def _trace(model: nn.Module, sample: Sample, *, training: bool) -> Capture:
     args = sample if isinstance(sample, tuple) else ()
     kwargs = dict(sample) if isinstance(sample, Mapping) else {}
-    called = _Summed(model) if summed else model
     modes = [(module, module.training) for module in model.modules()]
-    called.train(training)
+    model.train(training)
     try:
-        return trace(called, read_arguments(called, args, kwargs), training=training)
+        return trace(model, read_arguments(model, args, kwargs), training=training)
     finally:
         for module, mode in modes:
             module.training = mode
@@ -74,7 +77,7 @@ def in_order_of_calls(
         for layer in one.layers
     ]
     with _hooked(hooks):
-        _trace(model, sample, training=False, summed=False)
+        _trace(model, sample, training=False)
     order = list(first)
     return tuple(
         sorted(lists, key=lambda one: order.index(one.path) if one.path in first else len(order))
@@ -90,6 +93,8 @@ def layer_seconds(
 ) -> tuple[list[float], float]:
     """What each layer takes, with what runs behind it; and what runs on IPU 0 in any case.
 
+    The sum of results that stands for a loss is no part of the model, and not counted.
+
     Args:
         config: its mode says whether the backward pass counts.
         ipus: so many share this machine's threads.
@@ -98,9 +103,9 @@ def layer_seconds(
     training = config.mode == "training"
     # Each layer is on an IPU of its own, so that blocks say what belongs to which.
     placed = place(model, lists, range(1, count + 1), Choice())
-    hooks = [(begin.module, BlockStart(begin.name, begin.ipu)) for begin in placed.begins]
+    hooks = [(begin.module, blocks.BlockStart(begin.name, begin.ipu)) for begin in placed.begins]
     with _hooked(hooks):
-        capture = _trace(model, sample, training=training, summed=True)
+        capture = _trace(_Summed(model, count + 1), sample, training=training)
     owners = _take_markers(capture)
     core = config.to_core_options(for_inference=not training)
     options = Options(
@@ -111,10 +116,10 @@ def layer_seconds(
         strategy=Strategy("pipelined", ipus=ipus),
     )
     costs = measured_costs(capture, options, loss=0 if training else None)
-    seconds = [0.0] * (count + 1)
+    seconds = [0.0] * (count + 2)
     for owner, (forward, backward) in zip(owners, costs, strict=True):
         seconds[owner] += forward + backward
-    return seconds[1:], seconds[0]
+    return seconds[1:-1], seconds[0]
 
 
 def _take_markers(capture: Capture) -> list[int]:

@@ -17,7 +17,8 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
         text: pairs `key=value`, with commas between; a list is `[a b c]`.
 
     Raises:
-        ValueError: grammar, an unknown key, or a text that its field cannot have.
+        ValueError: grammar, an unknown key, one that is set twice, or a text that its field
+            cannot have.
     """
     values = {}
     for pair in text.split(","):
@@ -26,6 +27,8 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
             raise ValueError(f"{pair!r} in {text!r} is no pair key=value")
         if name not in fields:
             raise ValueError(f"an IPUConfig has no field {name!r}, which {text!r} sets")
+        if name in values:
+            raise ValueError(f"{text!r} sets {name} twice")
         value = _value(name, written, fields[name])
         fields[name].check(value)
         values[name] = value

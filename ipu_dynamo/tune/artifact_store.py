@@ -1,8 +1,8 @@
 """Keep compiled stages in a folder of the user's own, for later processes.
 
 A stage's code is Inductor's artifact, a pickle, and shared libraries: who can write them can run
-code as the user. Therefore the folder is made with mode 0700, and one that belongs to somebody
-else, or that others can write to, is refused.
+code as the user. Therefore the folder and those in it are made with mode 0700, and one that belongs
+to somebody else, or that others can write to, is refused.
 """
 
 import json
@@ -62,9 +62,8 @@ class StageStore:
         self.folder = folder
         self._stages, self._kernels = folder / "stages", folder / "kernels"
         self._building = folder / "building"
-        _make_private(folder)
-        for inner in (self._stages, self._kernels, self.scratch):
-            inner.mkdir(mode=0o700, exist_ok=True)
+        for private in (folder, self._stages, self._kernels, self.scratch, self._building):
+            _make_private(private)
 
     @property
     def scratch(self) -> Path:

@@ -28,7 +28,7 @@ class CompilerFailed(Exception):
 
 
 def run_compiler(command: Sequence[str], folder: Path) -> None:
-    """Run a command in `folder`, where its temporary files go, too.
+    """Run a command in `folder`, where its temporary files go, too. It speaks English.
 
     Raises:
         CompilerFailed: it is not there, or has failed.
@@ -41,7 +41,7 @@ def run_compiler(command: Sequence[str], folder: Path) -> None:
             stdout=printed,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=os.environ | {"TMPDIR": str(folder)},
+            env=os.environ | {"TMPDIR": str(folder), "LC_ALL": "C"},
             start_new_session=True,  # Ctrl-C comes to Python alone, which ends the others
         )
         try:

@@ -150,7 +150,7 @@ def make_engine(name: str) -> Engine:
         return InductorEngine()
     if name == "inductor":
         raise IpuError(
-            "the inductor engine needs a C++ compiler: install g++ or clang++, or "
+            f"the inductor engine needs a C++ compiler ({_tried()}): install g++ or clang++, or "
             "choose engine='eager'"
         )
     return EagerEngine()
@@ -161,5 +161,13 @@ def _compiler() -> str | None:
     """The C++ compiler that Inductor will find; one line of log when there is none."""
     found = next((path for name in cpp_compiler_names() if (path := shutil.which(name))), None)
     if found is None:
-        log.warning("no C++ compiler found: stages run on the eager engine, operator by operator")
+        log.warning(
+            "no C++ compiler found (%s): stages run on the eager engine, operator by operator",
+            _tried(),
+        )
     return found
+
+
+def _tried() -> str:
+    names = ", ".join(map(repr, cpp_compiler_names()))
+    return f"tried {names}, each the name of a program without options"

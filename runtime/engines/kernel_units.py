@@ -22,6 +22,10 @@ Scratch = Callable[[], AbstractContextManager[Path]]
 Keep = Callable[[Path], Path]
 
 
+class _NothingWrittenError(Exception):
+    """What is called as the compiler is none."""
+
+
 def compile_kernels(promises: Iterable[Promise], scratch: Scratch, keep: Keep) -> list[Promise]:
     """Compile kernels, as many as may be in one file, and put them in their places.
 
@@ -60,6 +64,9 @@ def _compile(group: Sequence[Promise], scratch: Scratch, keep: Keep) -> list[Pro
     try:
         _compile_together(group, scratch, keep)
         return []
+    except _NothingWrittenError as error:  # nor would it write anything for Inductor
+        log.debug("%s", error)
+        return list(group)
     except (CompilerFailed, OSError, ImportError) as error:
         problem = error
     of_a_kernel = isinstance(problem, CompilerFailed) and not any(
@@ -76,6 +83,8 @@ def _compile_together(group: Sequence[Promise], scratch: Scratch, keep: Keep) ->
         source = unit_source([promise.kernel for promise in group])
         (folder / SOURCE).write_text(source, encoding="utf-8")
         run_compiler(group[0].command, folder)
+        if not (folder / LIBRARY).is_file():
+            raise _NothingWrittenError(f"{group[0].command[0]} succeeds, and writes no library")
         library = keep(folder / LIBRARY)
         functions = [load_function(library, promise.kernel.symbol) for promise in group]
     for promise, function in zip(group, functions, strict=True):

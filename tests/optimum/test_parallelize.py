@@ -262,6 +262,38 @@ def test_given_lists_are_numbered_in_their_order():
     assert [begun(model)[f"{name}.0"] for name in ("early", "late")] == [0, 1]
 
 
+def test_a_layer_is_named_once():
+    model = TwoLists(4)
+    with pytest.raises(ValueError, match=r"\['early', 'early'\] name early.0 twice"):
+        parallelize(model, config_of(), layers=["early", "early"])
+    model.other = nn.Sequential(model.early[1])
+    with pytest.raises(ValueError, match=r"name other.0, which is early.1, twice"):
+        parallelize(model, config_of(), layers=["early", "other"])
+    model.outer = nn.Sequential(model.early)
+    with pytest.raises(ValueError, match=r"name early.0, and outer.0 that it is in"):
+        parallelize(model, config_of(), layers=["early", "outer"])
+    assert not begun(model)
+
+
+@pytest.mark.parametrize("fields", FIELDS[1:], ids=str)
+@pytest.mark.parametrize("fails", [True, False])
+def test_weights_keep_their_memory_and_heads_their_attributes(fields, fails):
+    model = small("llama", 2).share_memory()
+    model.lm_head.factor = "mine"
+    if fails:
+        blocks.BeginBlock(model.model.layers[1], "mine")
+    places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    if fails:
+        with pytest.raises(ValueError, match="begins a block already"):
+            parallelize(model, config_of(**fields))
+    else:
+        deparallelize(parallelize(model, config_of(**fields)))
+    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == places
+    assert all(weight.is_shared() for weight in model.parameters())
+    assert model.lm_head.factor == "mine"
+    assert not hasattr(model.lm_head, "mode")
+
+
 def test_only_once_and_only_after(tmp_path):
     model = TwoLists(2)
     with pytest.raises(RuntimeError, match="is not parallelized"):
@@ -272,6 +304,14 @@ def test_only_once_and_only_after(tmp_path):
     deparallelize(model)
     with pytest.raises(RuntimeError, match="is not parallelized"):
         deparallelize(model)
+
+
+def test_a_copy_of_a_parallelized_model_says_what_it_is():
+    model = copy.deepcopy(parallelize(TwoLists(2), config_of(), layers=["early", "late"]))
+    with pytest.raises(RuntimeError, match=r"is a copy of a parallelized model.*: copy a"):
+        deparallelize(model)
+    with pytest.raises(RuntimeError, match="is a copy of a parallelized model"):
+        parallelize(model, config_of(), layers=["early", "late"])
 
 
 class _Sharing(nn.Module):

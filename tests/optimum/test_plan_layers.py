@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from ipu_dynamo import blocks
 from ipu_dynamo.optimum import (
     IncompatibleIPUConfigError,
     IPUConfig,
@@ -122,6 +123,26 @@ def test_auto_cuts_by_cost_and_writes_the_numbers_back(counted, mode, caplog):
     assert plan.layers_per_ipu == [1, 3]
     assert plan.seconds[1] > plan.seconds[0] > 0
     assert fixed.layers_per_ipu == [1, -1]
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_equal_layers_are_cut_equally_whatever_is_added_to_measure_them(counted, mode):
+    config = IPUConfig()
+    config.mode = mode
+    model = nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(6)))
+    model.forward = lambda x: nn.Sequential(*model[0])(x)
+    plan = plan_layers(model, (torch.randn(4, 2),), 2, config)
+    assert plan.layers_per_ipu == [3, 3]
+    assert plan.seconds[0] == plan.seconds[1] > 0
+
+
+def test_a_plan_that_fails_leaves_auto_in_the_configuration(counted):
+    config = IPUConfig(layers_per_ipu="auto", ipus_per_replica=2)
+    model = Slow()
+    blocks.BeginBlock(model.layers[3], "mine")
+    with pytest.raises(ValueError, match="begins a block already"):
+        parallelize(model, config, sample=(torch.randn(2, 4),))
+    assert config.layers_per_ipu == "auto"
 
 
 def test_a_tied_head_counts_where_its_table_is(counted):

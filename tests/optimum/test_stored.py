@@ -122,6 +122,7 @@ DEEP = '{"a": ' * 99 + "{}" + "}" * 99  # nested 100 times
     ("text", "words"),
     [
         ("{", "is not JSON"),
+        ('{"matmul_proportion": NaN}', r"ipu_config.json is not JSON: JSON has no NaN"),
         ("\xff", "is not JSON"),
         ("[]", "is a list, not an object"),
         ('{"a": ' + DEEP + "}", "nested deeper than 100"),

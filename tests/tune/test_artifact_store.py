@@ -124,6 +124,16 @@ def test_a_folder_that_others_write_to_is_refused(tmp_path, monkeypatch):
         open_store()
 
 
+@pytest.mark.parametrize("inner", ["stages", "kernels", "inductor", "building"])
+def test_an_inner_folder_that_others_write_to_is_refused(tmp_path, monkeypatch, inner):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
+    (tmp_path / inner).mkdir()
+    (tmp_path / inner).chmod(0o777)
+    with pytest.raises(IpuError, match=rf"{inner}, which others can write to \(mode 0777"):
+        open_store()
+
+
 def test_a_bad_default_folder_is_warned_of_once_and_not_used(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv(CACHE_DIR)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

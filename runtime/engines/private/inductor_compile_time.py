@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._inductor import sizevars
 
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.runtime.engines.private.vector_instructions import vector_sets_known
 
 
@@ -36,8 +37,6 @@ def polynomial_indices_kept() -> Iterator[None]:
             return index
         return original(index, variable, vector)
 
-    sizevars.simplify_index_in_vec_range = simplified  # type: ignore[assignment]
-    try:
+    here = in_this_thread(simplified, original)
+    with replaced(sizevars, "simplify_index_in_vec_range", here):
         yield
-    finally:
-        sizevars.simplify_index_in_vec_range = original

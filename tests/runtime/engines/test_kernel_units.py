@@ -193,6 +193,20 @@ def test_a_program_runs_where_one_of_its_kernels_does_not_compile(folder, monkey
 
 
 @pytest.mark.inductor
+def test_a_program_runs_where_the_compiler_succeeds_and_writes_nothing(folder, monkeypatch, caplog):
+    def alone(promise):
+        raise IndexError("list index out of range")  # as Inductor, of what the compiler prints
+
+    monkeypatch.setattr(kernel_units, "run_compiler", lambda command, scratch: None)
+    monkeypatch.setattr(promised_kernels.Promise, "compiled_alone", alone)
+    with caplog.at_level(logging.DEBUG, logger="ipu_dynamo"):
+        torch.testing.assert_close(computed(), several(X))
+    assert "succeeds, and writes no library" in caplog.text
+    assert "runs on the eager engine" in caplog.text
+    assert [*(folder / "stages").iterdir()] == []
+
+
+@pytest.mark.inductor
 def test_an_interrupted_compilation_leaves_nothing(folder, monkeypatch):
     def interrupted(command, scratch):
         raise KeyboardInterrupt
@@ -218,6 +232,12 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_nothing_is_kept(folder
             computed()
     assert [*(folder / "stages").iterdir()] == []
     torch.testing.assert_close(computed(), several(X))
+
+
+def test_a_compiler_speaks_the_language_in_which_errors_are_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(CompilerFailed, match=r"speaks C$"):
+        run_compiler(["sh", "-c", 'echo "speaks $LC_ALL"; exit 1'], tmp_path)
 
 
 def test_a_compiler_that_fails_or_is_not_there_is_an_error(tmp_path):

@@ -1,5 +1,7 @@
 """Check that compiling takes the same decisions as without shortcuts."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import sympy
 import torch
@@ -41,6 +43,10 @@ def test_polynomials_are_not_simplified(monkeypatch):
         stride_at(quotient, first, 16)
         sizevars.simplify_index_in_vec_range(relation, first, 16)
         assert seen == [quotient, relation]
+        polynomial = 3 * first + 1
+        with ThreadPoolExecutor(1) as pool:  # another thread's compilation is not ours
+            pool.submit(sizevars.simplify_index_in_vec_range, polynomial, first, 16).result()
+        assert seen == [quotient, relation, polynomial]
 
 
 def test_what_is_compiled_is_shortened(monkeypatch):
