@@ -346,18 +346,29 @@ def of_another_shape(gradients, weights, states, numbers):
     return {}, {"count": torch.zeros(2)}
 
 
+def test_what_no_program_can_keep_is_refused():
+    run, *_ = pair({}, apply=by_value)
+    message = r"values of gradients or weights\n.*test_function_update\.py:\d+ in by_value"
+    with pytest.raises(CompileError, match=message):
+        run(torch.ones(4, 3))
+
+
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (by_value, r"values of gradients or weights\n.*test_function_update\.py:\d+ in by_value"),
         (unknown, "returns a weight 'third', and has none of that name"),
         (of_another_shape, r"returns a state 'count' of shape \[2\], which was \[\]"),
+        (lambda *_: ({}, {"count": 1.0}), "returns a state 'count' that is a float"),
+        (lambda *_: None, "returns a NoneType instead of new weights and new states"),
+        (lambda *_: ({}, None), "returns a NoneType as new states"),
     ],
 )
-def test_what_no_program_can_keep_is_refused(apply, message):
-    run, *_ = pair({}, apply=apply)
-    with pytest.raises(CompileError, match=message):
+def test_what_is_no_update_is_refused(apply, message):
+    run, _, _, theirs, reference = pair({}, apply=apply)
+    with pytest.raises(InputError, match=message):
         run(torch.ones(4, 3))
+    with pytest.raises(InputError, match=message):
+        train(theirs, reference, torch.ones(4, 3))
 
 
 def test_shards_are_refused_where_the_whole_is_needed():
