@@ -1,17 +1,35 @@
 """Mix the bits of integers, so that neighbours give keys that have nothing to do with each other.
 
-Source of the mixing function: "splitmix64" (S. Vigna).
+Source of the mixing functions: of 64 bits "splitmix64" (S. Vigna), of 32 bits "lowbias32"
+(C. Wellons, hash-prospector).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
+
+MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # of "lowbias32", as its shifts
+SHIFTS = (16, 15, 16)
 
 _STEP, _FIRST, _SECOND = (
     np.uint64(0x9E3779B97F4A7C15),
     np.uint64(0xBF58476D1CE4E5B9),
     np.uint64(0x94D049BB133111EB),
 )
+
+
+def signed(value: int) -> int:
+    """The int32 with the low 32 bits of `value`."""
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def mix_bits(value: Tensor) -> Tensor:
+    """Spread every bit of int32 integers over all 32."""
+    for shift, factor in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
+        value = value ^ ((value >> shift) & ((1 << (32 - shift)) - 1))
+        value = value * signed(factor) if factor != 1 else value
+    return value
 
 
 def mix(value: np.ndarray | np.uint64) -> np.ndarray:

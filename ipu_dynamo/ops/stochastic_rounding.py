@@ -1,7 +1,6 @@
 """Define the operator that rounds numbers to half precision up or down at random, without bias.
 
-The random bits of an element mix its index with two words of a key. The 32-bit mixing function is
-"lowbias32" (C. Wellons, hash-prospector), applied twice.
+The random bits of an element mix its index with two words of a key.
 
 Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
 """
@@ -10,16 +9,10 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
+from ipu_dynamo.ops.key_mixing import mix_bits
 
-MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-SHIFTS = (16, 15, 16)
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("round_stochastically(Tensor x, Tensor first, Tensor second) -> Tensor")
-
-
-def signed(value: int) -> int:
-    """The int32 with the low 32 bits of `value`."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def round_stochastically(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -36,7 +29,7 @@ def round_stochastically(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
         x = x.to(torch.float32)
     bits = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     for word in (first, second):
-        bits = _mixed(bits + word)
+        bits = mix_bits(bits + word)
     bits = bits & ((1 << DROPPED_BITS) - 1)
     # large numbers: carry the random bits into the fraction, then cut it
     dense = x if x.is_contiguous() else x.clone()
@@ -47,13 +40,6 @@ def round_stochastically(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     size = x.abs()
     chosen = torch.where(size < SMALLEST_NORMAL, small, large)
     return torch.where(size < float("inf"), chosen, x).to(torch.float16)
-
-
-def _mixed(value: Tensor) -> Tensor:
-    for shift, factor in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
-        value = value ^ ((value >> shift) & ((1 << (32 - shift)) - 1))
-        value = value * signed(factor) if factor != 1 else value
-    return value
 
 
 def _fake(x: Tensor, first: Tensor, second: Tensor) -> Tensor:

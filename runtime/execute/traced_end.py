@@ -117,12 +117,16 @@ class TracedEnd:
     def _joined(
         self, function: Function, parameters: Sequence[TracedParameter]
     ) -> tuple[list[JoinedUpdate], list[TracedParameter]]:
-        """Updates of many small parameters together, and the parameters that are left."""
+        """Updates of many small parameters together, and the parameters that are left: what all of
+        them take is a number, as an element of a tensor would not lie beside theirs in a row."""
         assert self._run is not None
         alike: dict[tuple[int, ...], list[TracedParameter]] = {}
-        for one in parameters:
-            alike.setdefault(tuple(map(id, one.numbers)), []).append(one)
         together, left = [], []
+        for one in parameters:
+            if any(number.dim() for number in one.numbers):
+                left.append(one)
+            else:
+                alike.setdefault(tuple(map(id, one.numbers)), []).append(one)
         for group in alike.values():
             weight, run = group[0].weight, None
             if len(group) >= _FEW and weight.numel() <= _SMALL:

@@ -54,6 +54,10 @@ def test_no_uniform_number_is_rounded_to_the_end(dtype):
     drawn = keyed_uniform(KEY, (COUNT,), dtype=dtype)
     assert drawn.dtype == dtype
     assert drawn.max() < 1.0
+    ends = keyed_uniform(KEY, (COUNT,), 1000.0, 1001.0, dtype=dtype)  # 2**-1 apart in half
+    assert ends.dtype == dtype
+    assert ends.min() >= 1000.0
+    assert ends.double().max() < 1001.0
 
 
 def test_every_bit_of_a_key_counts_and_no_draw_is_another_shifted():

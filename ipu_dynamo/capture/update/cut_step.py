@@ -9,17 +9,19 @@ Keeps    what every result is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
-from ipu_dynamo.capture.update.coupling import JOINT, places, values_between
+from ipu_dynamo.capture.update.coupling import JOINT, Place, places, values_between
 from ipu_dynamo.capture.update.cut_factors import Factors, counters_of
 from ipu_dynamo.capture.update.lower_step import Lowered
 from ipu_dynamo.capture.update.plan_step import Plan
 from ipu_dynamo.capture.update.step_graphs import (
+    call_on,
     is_elementwise,
     is_number,
     needed_for,
@@ -60,11 +62,33 @@ class _Cutter:
         self.shared = {step.leaves[s.path]: s.key for s in common.shared if s.path in step.leaves}
         owners |= dict.fromkeys(self.shared, JOINT)
         self.owners, self.place = owners, places(step.graph, owners)
+        self.step = step = self.with_values_of_others()
         self.order = {node: i for i, node in enumerate(step.graph.nodes)}
         self.factors: dict[fx.Node, str] = {}
         self.names: dict[fx.Node, str] = {}
         self.functions: dict[str, Function] = {}
         self.drawn: set[fx.Node] = set()
+
+    def with_values_of_others(self) -> Lowered:
+        """The step, where what becomes another parameter's is a joint value: a copy of it."""
+        graph, weights, after = self.step.graph, list(self.step.weights), dict(self.step.after)
+        (output,) = graph.find_nodes(op="output")
+        copies: dict[fx.Node, fx.Node] = {}
+
+        def reached(node: Any, number: int) -> Any:
+            if node not in self.place or self.place[node].owner in (JOINT, number):
+                return node
+            if node not in copies:
+                with graph.inserting_before(output):
+                    copies[node] = call_on(graph, torch.ops.aten.clone.default, node)
+                self.place[copies[node]] = Place(JOINT, self.place[node].round)
+            return copies[node]
+
+        for number, states in enumerate(self.common.states):
+            weights[number] = reached(weights[number], number)
+            for path in (state.path for state in states if state.path in after):
+                after[path] = reached(after[path], number)
+        return replace(self.step, weights=tuple(weights), after=after)
 
     def cut(self) -> TracedStep:
         step, common = self.step, self.common

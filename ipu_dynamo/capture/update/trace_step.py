@@ -27,7 +27,7 @@ from ipu_dynamo.capture.private.update_symbols import (
 )
 from ipu_dynamo.capture.random_states import random_states
 from ipu_dynamo.capture.update.world import Leaf, World
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
@@ -229,11 +229,11 @@ def _symbols(raw: fx.GraphModule) -> dict[str, int]:
     return found
 
 
-def explained(error: Exception, world: World) -> UntraceableUpdate:
-    """The error with the line of the optimiser that caused it."""
-    where = _line_within(error)
-    if isinstance(error, UntraceableUpdate):
+def explained(error: Exception, world: World) -> IpuError:
+    """The error with the line of the optimiser that caused it; one of this package is clear."""
+    if isinstance(error, IpuError):
         return error
+    where = _line_within(error)
     if isinstance(error, DATA_DEPENDENT):
         problem = f"{_name(world)} decides in Python by the values of gradients or weights"
     else:

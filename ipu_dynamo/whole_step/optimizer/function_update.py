@@ -41,7 +41,8 @@ class TracedUpdate(Optimizer):
     Raises:
         CompileError: when the program is compiled, with the line: `apply` asks for the value of a
             tensor, reads one that is in no argument, or does not do the same twice.
-        InputError: it returns a name that it has not got, or another shape.
+        InputError: it returns something else than two mappings of tensors, a name that it has not
+            got, or another shape.
 
     Example:
         def apply(gradients, weights, states, numbers):
@@ -91,7 +92,8 @@ class TracedUpdate(Optimizer):
         gradients = {name: p.grad for name, p in weights.items()}
         states: Tensors = {str(name): held for name, held in self.state.items()}
         numbers = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-        new_weights, new_states = self._apply(gradients, dict(weights), dict(states), numbers)
+        new = self._apply(gradients, dict(weights), dict(states), numbers)
+        new_weights, new_states = _checked_pair(new)
         _check("weight", new_weights, weights)
         _check("state", new_states, states)
         # copies: what is written may be what another result is
@@ -112,10 +114,25 @@ class TracedUpdate(Optimizer):
                 self.state[name] = held
 
 
+def _checked_pair(new: object) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    if not isinstance(new, (tuple, list)) or len(new) != 2:
+        problem = f"the update returns a {type(new).__name__} instead of new weights and new states"
+        raise InputError(problem, hint="return weights, states; {} where none changes")
+    for what, part in zip(("weights", "states"), new, strict=True):
+        if not isinstance(part, Mapping):
+            problem = f"the update returns a {type(part).__name__} as new {what}"
+            raise InputError(problem, hint="return names with tensors; {} where none changes")
+    new_weights, new_states = new
+    return new_weights, new_states
+
+
 def _check(what: str, new: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
     for name, value in new.items():
         if name not in known:
             raise InputError(f"the update returns a {what} {name!r}, and has none of that name")
+        if not isinstance(value, Tensor):
+            problem = f"the update returns a {what} {name!r} that is a {type(value).__name__}"
+            raise InputError(problem, hint="return a tensor, as of torch.full_like(known, value)")
         if value.shape != known[name].shape:
             raise InputError(
                 f"the update returns a {what} {name!r} of shape {list(value.shape)}, which was "

@@ -19,7 +19,9 @@ def joined(function: Function, elements: int) -> Function | None:
     """The function for vectors of so many elements; None: it does not compute element by element.
 
     Args:
-        function: takes a weight first; all that it takes is of the weight's shape, or a number.
+        function: takes a weight first; all that it takes is the parameter's own and of the
+            weight's shape, or a number. A tensor that all parameters share is neither: a row has it
+            once for each, so that the caller leaves such parameters out.
     """
     weight = function.inputs[0]
     shape = weight.shape if weight is not None else ()

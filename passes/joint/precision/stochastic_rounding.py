@@ -3,10 +3,14 @@
 Before   %y: f16[n] = aten.add(%a, %b)
 After    %y_f32: f32[n] = aten.add(%a_f32, %b_f32)
          %y: f16[n] = ipu.round_stochastically(%y_f32, %first, %second)    words of a key
-Keeps    stages and source lines; values that a half holds exactly. Every other result becomes one
-         of the two halves around it, the nearer one with the greater probability, so that its
-         expectation is exact. Views and copies round nothing; partial sums in half precision
-         and sums in accumulators are rounded to the nearest.
+Keeps    stages and source lines; values that a half holds exactly, but that -0.0 becomes 0.0.
+         Every other result becomes one of the two halves around it, the nearer one with the
+         greater probability. From 2**-14, the smallest normal half, the expectation is exact.
+         Below, the chance of the upper half is rounded down to a multiple of 2**-13, so that the
+         expectation is up to 2**-13 of a step of 2**-24 too low, and a positive number below
+         2**-37 is always 0. Numbers between the largest half, 65504, and 65536 become one of it and
+         infinity. Views and copies round nothing; partial sums in half precision and sums in
+         accumulators are rounded to the nearest.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
 """
 

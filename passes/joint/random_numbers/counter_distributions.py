@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ipu_dynamo.ops.stochastic_rounding import MULTIPLIERS, SHIFTS, signed
+from ipu_dynamo.ops.key_mixing import MULTIPLIERS, SHIFTS, signed
 from ipu_dynamo.passes.graph.builder import call
 
 aten = torch.ops.aten

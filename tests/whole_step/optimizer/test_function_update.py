@@ -1,6 +1,7 @@
 """Check updates that are one function of all gradients, weights and states."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -247,6 +248,91 @@ def test_rounds_follow_one_another():
     assert sum(isinstance(i, JointUpdate) for i in run.program.walk()) == 2
 
 
+class Squares(torch.nn.Module):
+    """Parameters of one shape, which updates can exchange."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return identity_loss(x.square(), "mean")
+
+
+def swapping(gradients, weights, states, numbers):
+    """Each weight becomes the next one, and the last state the first weight."""
+    names = list(weights)
+    new = {n: weights[other] for n, other in zip(names, [*names[1:], names[0]], strict=True)}
+    return new, {f"{names[-1]}.mean": weights[names[0]], f"{names[0]}.mean": gradients[names[0]]}
+
+
+def of_another_state(gradients, weights, states, numbers):
+    """A weight by a state that lives with another one."""
+    first, second, third = weights
+    new = {first: weights[first] - states[f"{second}.mean"], third: states[f"{second}.mean"]}
+    return new, {f"{second}.mean": gradients[second] + states[f"{second}.mean"]}
+
+
+def at_random(seed):
+    """A random update: operators on gradients, weights and states, and any values as results."""
+    rng = random.Random(seed)
+    kinds = ["sum", "scale", "add", "matmul", "where", "write"]
+    operators = [(rng.choice(kinds), rng.random(), rng.random()) for _ in range(rng.randint(3, 8))]
+    ends = [(rng.random(), rng.random()) for _ in range(8)]
+
+    def apply(gradients, weights, states, numbers):
+        names = list(gradients)
+        tensors = [*gradients.values(), *weights.values(), *(states[f"{n}.mean"] for n in names)]
+        scalars = [states["count"], states["scale"], states["rate"] * numbers["lr"]]
+
+        def pick(values, at):
+            return values[int(at * len(values))]
+
+        for kind, one, two in operators:
+            first, second = pick(tensors, one), pick(tensors, two)
+            if kind == "sum":
+                scalars.append(first.square().sum().sqrt())
+            elif kind == "scale":
+                tensors.append(first * torch.tanh(pick(scalars, two)))
+            elif kind == "add":
+                tensors.append(first + second * 0.5)
+            elif kind == "matmul":
+                tensors.append(torch.tanh(first @ second))
+            elif kind == "where":
+                tensors.append(torch.where(pick(scalars, two) > 0.1, first, second))
+            else:
+                tensors.append(first.clone().mul_(0.5).add_(0.1))
+        new, kept = {}, {}
+        for name, (kind, at), (keep, of) in zip(names, ends[:3], ends[3:6], strict=True):
+            if kind > 0.4:
+                new[name] = weights[name] - 0.1 * torch.tanh(pick(tensors, at))
+            elif kind > 0.1:
+                new[name] = pick(tensors, at)
+            if keep > 0.3:
+                kept[f"{name}.mean"] = pick(tensors, of)
+        for name, (keep, of) in zip(("count", "scale"), ends[6:], strict=True):
+            if keep > 0.3:
+                kept[name] = torch.tanh(pick(scalars, of))
+        return new, kept
+
+    return apply
+
+
+@pytest.mark.parametrize("apply", [swapping, of_another_state, *map(at_random, range(10))])
+def test_parameters_take_values_of_each_other(apply):
+    model = Squares().double()
+    theirs = copy.deepcopy(model)
+    ours, reference = update_of(model, apply), update_of(theirs, apply)
+    reference.use_parameters_of(theirs)
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x in torch.randn(3, 4, 2, dtype=torch.float64):
+        run(x)
+        train(theirs, reference, x)
+    check(model, ours, theirs, reference)
+
+
 def by_value(gradients, weights, states, numbers):
     norm = sum(g.square().sum() for g in gradients.values())
     return ({n: weights[n] - g for n, g in gradients.items()} if norm > 1 else {}), {}
@@ -260,18 +346,29 @@ def of_another_shape(gradients, weights, states, numbers):
     return {}, {"count": torch.zeros(2)}
 
 
+def test_what_no_program_can_keep_is_refused():
+    run, *_ = pair({}, apply=by_value)
+    message = r"values of gradients or weights\n.*test_function_update\.py:\d+ in by_value"
+    with pytest.raises(CompileError, match=message):
+        run(torch.ones(4, 3))
+
+
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (by_value, r"values of gradients or weights\n.*test_function_update\.py:\d+ in by_value"),
         (unknown, "returns a weight 'third', and has none of that name"),
         (of_another_shape, r"returns a state 'count' of shape \[2\], which was \[\]"),
+        (lambda *_: ({}, {"count": 1.0}), "returns a state 'count' that is a float"),
+        (lambda *_: None, "returns a NoneType instead of new weights and new states"),
+        (lambda *_: ({}, None), "returns a NoneType as new states"),
     ],
 )
-def test_what_no_program_can_keep_is_refused(apply, message):
-    run, *_ = pair({}, apply=apply)
-    with pytest.raises(CompileError, match=message):
+def test_what_is_no_update_is_refused(apply, message):
+    run, _, _, theirs, reference = pair({}, apply=apply)
+    with pytest.raises(InputError, match=message):
         run(torch.ones(4, 3))
+    with pytest.raises(InputError, match=message):
+        train(theirs, reference, torch.ones(4, 3))
 
 
 def test_shards_are_refused_where_the_whole_is_needed():

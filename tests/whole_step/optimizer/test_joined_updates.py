@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from ipu_dynamo import compile_training, identity_loss
+from ipu_dynamo import TracedUpdate, compile_training, identity_loss
 from ipu_dynamo.runtime.update.traced_update import JoinedUpdate
 from tests.whole_step.optimizer import written_optimizers as optimizers
 
@@ -26,8 +26,14 @@ class Many(nn.Module):
         return identity_loss(torch.stack([s.float().sin().sum() for s in scaled]), "sum")
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation": 2}, {"replicas": 2}])
-@pytest.mark.parametrize("kind", [optim.Adamax, optimizers.Lion, optimizers.Centralized])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (optim.Adamax, {"gradient_accumulation": 2}),
+        (optimizers.Lion, {"replicas": 2}),
+        (optimizers.Centralized, {}),
+    ],
+)
 def test_they_become_what_they_would_alone(kind, options, monkeypatch):
     calls = []
     write = JoinedUpdate.write
@@ -51,3 +57,28 @@ def test_they_become_what_they_would_alone(kind, options, monkeypatch):
             torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-5)
     joins = kind is not optimizers.Centralized  # which takes a mean of each gradient
     assert len(calls) == (3 if joins else 0)  # not in the first step, which makes the states
+
+
+def by_the_mean(gradients, weights, states, numbers):
+    """Weights by the mean of all gradients and a table: tensors of their shape that they share."""
+    small = [name for name, weight in weights.items() if weight.shape == (3, 4)]
+    mean = torch.stack([gradients[name] for name in small]).mean(0)
+    return {name: weights[name] - (mean + states["table"]) * numbers["lr"] for name in small}, {}
+
+
+def test_what_takes_a_shared_tensor_is_updated_alone():
+    model = Many()
+    theirs = copy.deepcopy(model)
+    ours, reference = (
+        TracedUpdate({"table": torch.arange(12.0).view(3, 4)}, by_the_mean, {"lr": 0.1})
+        for _ in range(2)
+    )
+    reference.use_parameters_of(theirs)
+    run = compile_training(model, ours, {"engine": "eager"})
+    for x in torch.randn(2, 4, 1):
+        run(x)
+        reference.zero_grad()
+        theirs(x).backward()
+        reference.step()
+    for mine, expected in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected)
