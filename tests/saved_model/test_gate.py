@@ -172,6 +172,16 @@ CHANGES = {
     "operator with a loop": lambda v: nodes(v)[1].update(
         target="torch.ops.higher_order.while_loop"
     ),
+    **{
+        f"operator {name}": lambda v, name=name: nodes(v)[1].update(
+            target=f"torch.ops.aten.{name}.default"
+        )
+        for name in (
+            *("_sparse_csr_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_to_sparse"),
+            *("_nested_view_from_buffer", "mkldnn_linear", "fbgemm_linear_int8_weight", "set_"),
+            *("max_pool2d_with_indices_backward", "_ctc_loss_backward", "_softmax_backward_data"),
+        )
+    },
     "operator that loads code": lambda v: nodes(v)[1].update(target="torch.ops.load_library"),
     "extension": lambda v: nodes(v)[1].update(target="#x:y"),
     "size that is code": lambda v: set_size(v, "__import__('os').system('touch canary')"),
@@ -198,6 +208,12 @@ CHANGES = {
     "range that is counted to": lambda v: v["range_constraints"].update(
         u999999999={"min_val": 0, "max_val": 1}
     ),
+    **{
+        f"range {key!r}": lambda v, key=key: v["range_constraints"].update(
+            {key: {"min_val": 0, "max_val": 1}}
+        )
+        for key in ("u 999999", "u+999999", "zuf 999999", "u", "u*9", "zuf(7)", "u000001")
+    },
     "range that is code": lambda v: v["range_constraints"].update(
         {"__import__": {"min_val": 0, "max_val": 1}}
     ),

@@ -206,8 +206,11 @@ def _program(value: schema.ExportedProgram) -> None:
         rest = {letter for letter in key if not letter.isalnum()} - _RANGE_MARKS
         if len(key) > 1000 or rest or not key.isascii() or not key.strip():
             raise Refusal(f"a range of {key[:80]!r}, which is no size")
-        if re.match(r"(?:u|zuf)[0-9]{6}", key):  # PyTorch counts up to it
-            raise Refusal(f"a range of {key[:80]!r}, a size with too high a number")
+        # PyTorch counts up to the number of such a size, and reads it with int()
+        if key.startswith(("u", "zuf")) and not re.fullmatch(r"(?:u|zuf)[0-9]{1,5}", key):
+            raise Refusal(
+                f"a range of {key[:80]!r}, a size whose number is not below 100000"
+            )
 
 
 def _custom_object(value: Any) -> None:
