@@ -208,9 +208,7 @@ def _program(value: schema.ExportedProgram) -> None:
             raise Refusal(f"a range of {key[:80]!r}, which is no size")
         # PyTorch counts up to the number of such a size, and reads it with int()
         if key.startswith(("u", "zuf")) and not re.fullmatch(r"(?:u|zuf)[0-9]{1,5}", key):
-            raise Refusal(
-                f"a range of {key[:80]!r}, a size whose number is not below 100000"
-            )
+            raise Refusal(f"a range of {key[:80]!r}, a size whose number is not below 100000")
 
 
 def _custom_object(value: Any) -> None:
