@@ -125,8 +125,16 @@ def _randn(*shape: int) -> Any:
 
 
 def _randint(low: Any, high: Any = None, size: Any = None, dtype: Any = None) -> Any:
-    shape = None if size is None else _bounded(size)
+    shape = _drawn_shape(low, high, size)
     return np.random.randint(low, high, shape, dtype=_dtype(dtype) or np.int64)
+
+
+def _drawn_shape(low: Any, high: Any, size: Any) -> tuple[int, ...] | None:
+    """The shape that is asked for; bounded also where that of the limits takes its place."""
+    limits = [_numbers(value).shape for value in (low, high) if value is not None]
+    shape = None if size is None else _bounded(size)
+    _bounded(np.broadcast_shapes(*limits, shape or ()))
+    return shape
 
 
 def _default_rng(seed: Any = None) -> np.random.Generator:
@@ -159,7 +167,7 @@ def _drawn(name: str) -> Callable[..., Any]:
 
 
 def _integers(generator: np.random.Generator, low: Any, high: Any = None, size: Any = None) -> Any:
-    return generator.integers(low, high, None if size is None else _bounded(size))
+    return generator.integers(low, high, _drawn_shape(low, high, size))
 
 
 def _of(function: Callable[..., Any]) -> Callable[..., Any]:

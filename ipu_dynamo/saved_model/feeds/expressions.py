@@ -6,6 +6,7 @@ arrays 2**28 bytes at most.
 """
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -197,8 +198,10 @@ class _Walk:
             chosen = [
                 to_array(i, self._part(node)) for i in parts if isinstance(i, list | np.ndarray)
             ]
-            count = max((part.size for part in chosen if part.dtype != bool), default=1)
-            check_array_bytes((max(count, 1), value.size), value.itemsize, self._part(node))
+            # each index takes the place of a dimension, and all of them are one broadcast shape
+            shape = np.broadcast_shapes(*(part.shape for part in chosen if part.dtype != bool))
+            count = max(math.prod(shape), 1)
+            check_array_bytes((count, value.size), value.itemsize, self._part(node))
         elif not isinstance(value, list | tuple) or isinstance(index, tuple):
             raise self._refused(node, f"no subscript of a {type(value).__name__}")
         return value[index]

@@ -244,7 +244,7 @@ def _terms(call: _Call) -> int:
     if call.name == "Mul" or call.name in _DIVISIONS:
         return min(math.prod(terms), _BEYOND)
     if call.name in _POWERS:
-        return min(max(terms, default=1) ** LARGEST_EXPONENT, _BEYOND)
+        return min(math.prod([max(terms, default=1)] * LARGEST_EXPONENT), _BEYOND)
     return min(max(sum(terms), 1), _BEYOND)
 
 
