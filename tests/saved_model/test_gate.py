@@ -187,6 +187,10 @@ CHANGES = {
     "size that is code": lambda v: set_size(v, "__import__('os').system('touch canary')"),
     "size that takes long": lambda v: set_size(v, "Pow(Integer(9), Integer(999999999))"),
     "name that is code": lambda v: rename(v, "x", EVIL_NAME),
+    **{
+        f"hiding name {name}": lambda v, name=name: rename(v, "x", name)
+        for name in ("torch", "math", "_operator", "device", "inf", "fx_pytree", "import", "None")
+    },
     "argument that is code": lambda v: v["graph_module"]["module_call_graph"][0][
         "signature"
     ].update(forward_arg_names=[EVIL_NAME, "y"]),
@@ -234,6 +238,7 @@ CHANGES = {
 def test_programs_that_are_more_than_data_are_refused(content, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     part = r"model\.json: operator '" if kind.startswith(("operator", "extension")) else None
+    part = "is no name of a value: " if kind.startswith("hiding") else part
     with pytest.raises(Refusal, match=part):  # by the gate, and not by what PyTorch does later
         read(with_program(content, CHANGES[kind]))
     assert not list(tmp_path.iterdir())

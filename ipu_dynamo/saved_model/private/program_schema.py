@@ -124,6 +124,11 @@ def _named(value: Any) -> None:
         check_identifier(value.name)
 
 
+def _keyword(value: schema.NamedArgument) -> None:
+    if value.name:
+        check_identifier(value.name, hides=True)
+
+
 def _sym_argument(value: Any) -> None:
     if value.type == "as_name":
         check_identifier(value.as_name)
@@ -220,7 +225,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     schema.TokenArgument: _custom_object,
     schema.CustomObjArgument: _custom_object,
     schema.GraphArgument: _named,
-    schema.NamedArgument: _named,
+    schema.NamedArgument: _keyword,
     schema.InputToConstantInputSpec: _named,
     schema.SymIntArgument: _sym_argument,
     schema.SymFloatArgument: _sym_argument,
