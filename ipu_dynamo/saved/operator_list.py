@@ -8,6 +8,7 @@ from torch import fx
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.library.host_call import calls_host, host_call
 from ipu_dynamo.ops.operators import operator_name, operator_named
+from ipu_dynamo.ops.unchecked_operators import unchecked
 from ipu_dynamo.program import Program
 from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
@@ -16,23 +17,6 @@ from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 _NAMESPACES = frozenset({"aten", "prims", "ipu", "quantized_decomposed"})
 _PYTHON = "getitem"
 _HOST_CALL = str(host_call)
-# They exchange the memory of a tensor, which a program knows the layout of.
-_REBINDING = frozenset(
-    {
-        "set_",
-        "set",
-        "resize_",
-        "resize",
-        "resize_as_",
-        "resize_as_sparse_",
-        "as_strided_",
-        "set_data",
-    }
-)
-# Libraries of one processor, which believe the sizes and packed bytes that they are given: host
-# passes call them on the machine that runs a program, so no saved program does.
-_OF_ONE_MACHINE = ("ipu.onednn_", "aten.mkldnn_", "aten._mkldnn_", "aten.to_mkldnn")
-_SPARSE = ("aten._sparse_", "aten.sparse_")  # programs have no sparse tensors; indices go unchecked
 
 
 def write_operators(programs: Iterable[Program]) -> dict[str, str]:
@@ -100,18 +84,12 @@ def _name(node: fx.Node) -> str:
 
 def _problem(name: str) -> str | None:
     """Why saved programs do not call an operator; None if they may."""
-    namespace, _, rest = name.partition(".")
+    namespace = name.partition(".")[0]
     if name == _HOST_CALL:
         return "is Python of the process that compiled it"
     if name != _PYTHON and namespace not in _NAMESPACES:
         return f"is none of {', '.join(sorted(_NAMESPACES))}"
-    if rest.partition(".")[0] in _REBINDING:
-        return "exchanges the memory of a tensor"
-    if name.startswith(_OF_ONE_MACHINE):
-        return "is of a library of one machine, which believes the sizes that it is given"
-    if name.startswith(_SPARSE):
-        return "is one of sparse tensors, which programs do not have"
-    return None
+    return unchecked(name)
 
 
 def _schema(name: str) -> str:

@@ -172,11 +172,25 @@ CHANGES = {
     "operator with a loop": lambda v: nodes(v)[1].update(
         target="torch.ops.higher_order.while_loop"
     ),
+    **{
+        f"operator {name}": lambda v, name=name: nodes(v)[1].update(
+            target=f"torch.ops.aten.{name}.default"
+        )
+        for name in (
+            *("_sparse_csr_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_to_sparse"),
+            *("_nested_view_from_buffer", "mkldnn_linear", "fbgemm_linear_int8_weight", "set_"),
+            *("max_pool2d_with_indices_backward", "_ctc_loss_backward", "_softmax_backward_data"),
+        )
+    },
     "operator that loads code": lambda v: nodes(v)[1].update(target="torch.ops.load_library"),
     "extension": lambda v: nodes(v)[1].update(target="#x:y"),
     "size that is code": lambda v: set_size(v, "__import__('os').system('touch canary')"),
     "size that takes long": lambda v: set_size(v, "Pow(Integer(9), Integer(999999999))"),
     "name that is code": lambda v: rename(v, "x", EVIL_NAME),
+    **{
+        f"hiding name {name}": lambda v, name=name: rename(v, "x", name)
+        for name in ("torch", "math", "_operator", "device", "inf", "fx_pytree", "import", "None")
+    },
     "argument that is code": lambda v: v["graph_module"]["module_call_graph"][0][
         "signature"
     ].update(forward_arg_names=[EVIL_NAME, "y"]),
@@ -198,6 +212,12 @@ CHANGES = {
     "range that is counted to": lambda v: v["range_constraints"].update(
         u999999999={"min_val": 0, "max_val": 1}
     ),
+    **{
+        f"range {key!r}": lambda v, key=key: v["range_constraints"].update(
+            {key: {"min_val": 0, "max_val": 1}}
+        )
+        for key in ("u 999999", "u+999999", "zuf 999999", "u", "u*9", "zuf(7)", "u000001")
+    },
     "range that is code": lambda v: v["range_constraints"].update(
         {"__import__": {"min_val": 0, "max_val": 1}}
     ),
@@ -218,6 +238,7 @@ CHANGES = {
 def test_programs_that_are_more_than_data_are_refused(content, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     part = r"model\.json: operator '" if kind.startswith(("operator", "extension")) else None
+    part = "is no name of a value: " if kind.startswith("hiding") else part
     with pytest.raises(Refusal, match=part):  # by the gate, and not by what PyTorch does later
         read(with_program(content, CHANGES[kind]))
     assert not list(tmp_path.iterdir())

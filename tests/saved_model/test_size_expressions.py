@@ -85,6 +85,24 @@ def test_everything_else_is_refused(text):
         checked(text)
 
 
+def sums(count):
+    return [f"Add(Symbol('s{i}'), Integer({i + 1}))" for i in range(count)]
+
+
+@pytest.mark.parametrize("name", ["FloorDiv", "CleanDiv", "CeilDiv", "Mod", "PythonMod"])
+def test_what_is_divided_multiplies_out_to_few_terms(name):
+    def product(count):
+        return f"{name}(Mul({', '.join(sums(count))}), Symbol('s99'))"
+
+    nested = "Symbol('s0')"
+    for part in sums(20):
+        nested = f"{name}({nested}, {part})"
+    assert checked(product(6)) == product(6)
+    for text in (product(9), nested, f"ModularIndexing({product(9)}, Integer(3), Integer(5))"):
+        with pytest.raises(Refusal, match="terms"):
+            checked(text)
+
+
 SYMBOLS = st.integers(0, 99).map(lambda n: f"Symbol('s{n}', positive=True, integer=True)")
 NUMBERS = st.integers(-(2**63), 2**63 - 1).map(lambda n: f"Integer({n})")
 TREES = st.recursive(

@@ -220,6 +220,65 @@ def test_a_graph_that_calls_itself_is_refused():
         Flattening(graph, {}).result("a:0")
 
 
+def call(nodes, name, function, *inputs):
+    nodes.add(name=name, op="PartitionedCall", input=inputs).attr.add(
+        key="f"
+    ).value.func.name = function
+
+
+ENDLESS = {
+    "i:0": [("i", "Identity", "j"), ("j", "Identity", "i")],
+    "c:0": [],  # a call of what returns its argument, fed by its own result
+    "s:1": [("s", "Switch", "x", "n"), ("n", "LogicalNot", "n")],
+    "s:0": [("s", "Switch", "x", "s")],
+}
+TOO_FEW = {
+    "i:0": [("i", "Identity")],
+    "s:0": [("s", "Switch", "x")],
+    "s:1": [("s", "Switch", "x", "n"), ("n", "LogicalNot")],
+    "t2999:1": [(f"t{i}", "Switch", "x", f"t{i - 1}:1" if i else "x") for i in range(3000)],
+}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "nodes", "problem"),
+    [(*item, "depends on itself") for item in ENDLESS.items()]
+    + [(*item, "has no input|more than 100 deep") for item in TOO_FEW.items()],
+)
+def test_graphs_that_never_begin_are_refused(tensor, nodes, problem):
+    graph = parse_message("Graph", b"", "none")
+    graph.node.add(name="x", op="Placeholder")
+    function = graph.library.function.add()
+    function.signature.name = "same"
+    function.signature.input_arg.add(name="a")
+    function.signature.output_arg.add(name="y")
+    function.ret.add(key="y", value="a")
+    call(graph.node, "c", "same", "c")
+    for name, op, *inputs in nodes:
+        graph.node.add(name=name, op=op, input=inputs)
+    with pytest.raises(ValueError, match=problem):
+        Flattening(graph, {"x:0": "x"}).result(tensor)
+
+
+def test_functions_that_double_have_a_bound(monkeypatch):
+    monkeypatch.setattr("ipu_dynamo.saved_model.tf_graphs.flatten.MOST_NODES", 1000)
+    graph = parse_message("Graph", b"", "none")
+    graph.node.add(name="x", op="Placeholder")
+    call(graph.node, "c", "f0", "x")
+    for level in range(12):
+        function = graph.library.function.add()
+        function.signature.name = f"f{level}"
+        function.signature.input_arg.add(name="a")
+        function.signature.output_arg.add(name="y")
+        for name in ("p", "q") if level < 11 else ():
+            call(function.node_def, name, f"f{level + 1}", "a")
+        inputs = ["p:output:0", "q:output:0"] if level < 11 else ["a", "a"]
+        function.node_def.add(name="s", op="AddV2", input=inputs)
+        function.ret.add(key="y", value="s:z:0")
+    with pytest.raises(ValueError, match="more than 1000 nodes"):
+        Flattening(graph, {"x:0": "x"}).result("c:0")
+
+
 def test_deep_graphs_need_no_stack():
     graph = parse_message("Graph", b"", "none")
     graph.node.add(name="n0", op="Placeholder")

@@ -1,12 +1,14 @@
 """Name the operators that a program from a file may call.
 
 Registered overloads of PyTorch's own libraries and ours, and the arithmetic of sizes. PyTorch looks
-up any attribute of its modules for a name in a file; here are closed lists.
+up any attribute of its modules for a name in a file; here are closed lists, less the operators that
+believe the indices or sizes that they are given.
 """
 
 import re
 
 from ipu_dynamo.ops.operators import operator_named
+from ipu_dynamo.ops.unchecked_operators import unchecked
 from ipu_dynamo.saved_model.gate.refusal import Refusal
 
 NUMBERS = frozenset(
@@ -26,6 +28,9 @@ WITH_GRAPHS = frozenset(
 )
 _REGISTERED = re.compile(r"torch\.ops\.((?:aten|prims|ipu)\.[A-Za-z_]\w*\.[A-Za-z_]\w*)", re.ASCII)
 
+# It believes indices that its forward operator would have computed.
+_GRADIENT = re.compile(r"(?:aten|prims)\.\w*_backward", re.ASCII)
+
 
 def check_operator(target: str) -> None:
     """Let a name pass that stands for an operator of the lists.
@@ -37,7 +42,13 @@ def check_operator(target: str) -> None:
         return
     if not (match := _REGISTERED.fullmatch(target)):
         raise Refusal(f"operator {target[:200]!r} is none that a program may have")
+    name = match[1]
+    problem = unchecked(name)
+    if problem is None and _GRADIENT.match(name):
+        problem = "computes a gradient, which programs of inference do not"
+    if problem is not None:
+        raise Refusal(f"operator {target[:200]!r} {problem}")
     try:
-        operator_named(match[1])
+        operator_named(name)
     except ValueError as error:
         raise Refusal(f"operator {target[:200]!r}: {error}", trusting=False) from error

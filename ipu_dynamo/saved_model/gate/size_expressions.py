@@ -5,6 +5,7 @@ it with `sympify`, which runs Python. What is handed on here was printed from co
 closed list, with limits under which sympy's own rewriting stays short.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from ipu_dynamo.saved_model.gate.refusal import Refusal
 MOST_CHARACTERS = 4096
 DEEPEST = 32
 MOST_EXTREMA = 16  # operands of Max and Min in all: sympy needs 2 s for 40
+MOST_TERMS = 128  # of what is divided, multiplied out: sympy needs 2 s for 256, and doubles
 LARGEST_EXPONENT = 8
 LARGEST_SHIFT = 63
 
@@ -62,6 +64,8 @@ _OF_TORCH = [
     "Identity",
 ]
 CONSTRUCTORS = frozenset(_OF_SYMPY + _OF_TORCH)
+_BEYOND = 1 << 20  # as good as endless
+_DIVISIONS = {"FloorDiv", "CleanDiv", "CeilDiv", "Mod", "PythonMod", "ModularIndexing"}
 _POWERS = {"Pow", "PowByNatural", "FloatPow"}
 _ASSUMPTIONS = frozenset(
     [
@@ -92,6 +96,7 @@ class _Call:
     name: str
     text: str = ""
     arguments: list["_Call"] = field(default_factory=list)
+    terms: int = 1  # once products of sums are multiplied out, and nested divisors with them
 
     def __str__(self) -> str:
         return self.text or f"{self.name}({', '.join(map(str, self.arguments))})"
@@ -207,6 +212,11 @@ class _Parser:
             self._extrema += len(call.arguments)
             if self._extrema > MOST_EXTREMA:
                 raise Refusal(f"a size has more than {MOST_EXTREMA} operands of Max and Min")
+        call.terms = _terms(call)
+        if call.name in _DIVISIONS and call.terms > MOST_TERMS:
+            raise Refusal(
+                f"a size divides what has more than {MOST_TERMS} terms: {str(call)[:80]!r}"
+            )
         if call.name in _POWERS:
             small = _number(call.arguments[-1]) if len(call.arguments) == 2 else None
             if small is None or not -LARGEST_EXPONENT <= small <= LARGEST_EXPONENT:
@@ -226,6 +236,16 @@ def _number(call: _Call) -> int | None:
         return None
     above, *below = (int(part) for part in call.text[len(call.name) + 1 : -1].split(","))
     return -(-above // below[0]) if below else above
+
+
+def _terms(call: _Call) -> int:
+    """How many terms a size has at most once it is multiplied out."""
+    terms = [argument.terms for argument in call.arguments]
+    if call.name == "Mul" or call.name in _DIVISIONS:
+        return min(math.prod(terms), _BEYOND)
+    if call.name in _POWERS:
+        return min(math.prod([max(terms, default=1)] * LARGEST_EXPONENT), _BEYOND)
+    return min(max(sum(terms), 1), _BEYOND)
 
 
 def _has_power(call: _Call) -> bool:

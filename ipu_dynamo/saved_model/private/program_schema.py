@@ -124,6 +124,11 @@ def _named(value: Any) -> None:
         check_identifier(value.name)
 
 
+def _keyword(value: schema.NamedArgument) -> None:
+    if value.name:
+        check_identifier(value.name, hides=True)
+
+
 def _sym_argument(value: Any) -> None:
     if value.type == "as_name":
         check_identifier(value.as_name)
@@ -206,8 +211,9 @@ def _program(value: schema.ExportedProgram) -> None:
         rest = {letter for letter in key if not letter.isalnum()} - _RANGE_MARKS
         if len(key) > 1000 or rest or not key.isascii() or not key.strip():
             raise Refusal(f"a range of {key[:80]!r}, which is no size")
-        if re.match(r"(?:u|zuf)[0-9]{6}", key):  # PyTorch counts up to it
-            raise Refusal(f"a range of {key[:80]!r}, a size with too high a number")
+        # PyTorch counts up to the number of such a size, and reads it with int()
+        if key.startswith(("u", "zuf")) and not re.fullmatch(r"(?:u|zuf)[0-9]{1,5}", key):
+            raise Refusal(f"a range of {key[:80]!r}, a size whose number is not below 100000")
 
 
 def _custom_object(value: Any) -> None:
@@ -219,7 +225,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     schema.TokenArgument: _custom_object,
     schema.CustomObjArgument: _custom_object,
     schema.GraphArgument: _named,
-    schema.NamedArgument: _named,
+    schema.NamedArgument: _keyword,
     schema.InputToConstantInputSpec: _named,
     schema.SymIntArgument: _sym_argument,
     schema.SymFloatArgument: _sym_argument,

@@ -21,6 +21,7 @@ from ipu_dynamo.saved_model.tf_graphs.features import (
 )
 
 DEEPEST = 100
+MOST_NODES = 1_000_000  # once functions are inlined
 PASSING = frozenset(
     [
         *("Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckNumerics"),
@@ -86,6 +87,8 @@ class Flattening:
         self._scopes: dict[tuple[_Scope, str], _Scope] = {}
         self._done: dict[tuple[_Scope, str], TfNode] = {}
         self._names: dict[str, int] = {}
+        self._predicates: dict[tuple[_Scope, str], bool | None] = {}
+        self._deciding: dict[tuple[_Scope, str], None] = {}  # switches, from the outermost
         self.nodes: list[TfNode] = []
         self.inputs: dict[str, TfNode] = {}
 
@@ -137,6 +140,8 @@ class Flattening:
         for text in self._inputs(scope, name):
             source, source_name, index = self._origin(scope, text)
             node.inputs.append((self._done[source, source_name], index))
+        if len(self.nodes) >= MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} nodes once functions are inlined")
         self._done[scope, name] = node
         self.nodes.append(node)
 
@@ -147,8 +152,12 @@ class Flattening:
 
     def _origin(self, scope: _Scope, text: str) -> tuple[_Scope, str, int]:
         """The node that computes a tensor, behind calls, arguments and what passes it on."""
+        seen: set[tuple[_Scope, str]] = set()
         while True:
             name, result = _split(text)
+            if (scope, text) in seen:
+                raise ValueError(f"node {name!r} depends on itself")
+            seen.add((scope, text))
             if scope.is_function and name in scope.arguments:
                 text, scope = scope.inputs[scope.arguments[name]], scope.caller or scope
                 continue
@@ -164,9 +173,9 @@ class Flattening:
                     raise ValueError(f"{name!r} has no result {index}")
                 text = scope.returns[index]
             elif message.op in PASSING:
-                text = data_inputs(message)[index]
+                text = _input(message, index)
             elif message.op == "Switch" and self._predicate(scope, message) == bool(index):
-                text = data_inputs(message)[0]
+                text = _input(message, 0)
             elif message.op == "Merge" and not index and (live := self._live(scope, message)):
                 text = live
             else:
@@ -174,17 +183,37 @@ class Flattening:
 
     def _predicate(self, scope: _Scope, switch: Any) -> bool | None:
         """What decides a branch, where the graph says it; None where a call does."""
-        origin, name, _ = self._origin(scope, data_inputs(switch)[1])
-        fed = origin is self._top and any(node == name for node, _ in self._fed)
-        message, negated = origin.nodes[name], False
-        while not fed and message.op == "LogicalNot":
-            origin, name, _ = self._origin(origin, data_inputs(message)[0])
-            fed = origin is self._top and any(node == name for node, _ in self._fed)
-            message, negated = origin.nodes[name], not negated
-        if fed or message.op != "Const":
-            return None
-        value = constant_tensor(attributes_of(message)["value"], f"node {name!r}")
-        return bool(value.item()) != negated
+        key = scope, switch.name
+        if key in self._deciding:
+            raise ValueError(f"node {switch.name!r} depends on itself")
+        if len(self._deciding) >= DEEPEST:
+            raise ValueError(f"node {switch.name!r}: predicates are more than {DEEPEST} deep")
+        if key not in self._predicates:
+            self._deciding[key] = None
+            try:
+                self._predicates[key] = self._decided(scope, _input(switch, 1))
+            finally:
+                del self._deciding[key]
+        return self._predicates[key]
+
+    def _decided(self, scope: _Scope, text: str) -> bool | None:
+        """The value of a predicate that is a constant, or its negation."""
+        negated, seen = False, set()
+        while True:
+            scope, name, _ = self._origin(scope, text)
+            if (scope, name) in seen:
+                raise ValueError(f"node {name!r} depends on itself")
+            seen.add((scope, name))
+            message = scope.nodes[name]
+            fed = scope is self._top and any(node == name for node, _ in self._fed)
+            if fed or message.op not in ("LogicalNot", "Const"):
+                return None
+            if message.op == "Const":
+                value = constant_tensor(attributes_of(message)["value"], f"node {name!r}")
+                if value.numel() != 1:
+                    raise ValueError(f"node {name!r}: a predicate of {value.numel()} elements")
+                return bool(value.item()) != negated
+            text, negated = _input(message, 0), not negated
 
     def _live(self, scope: _Scope, merge: Any) -> str | None:
         """The input of a branch's end that is computed, where its predicate is known."""
@@ -235,6 +264,18 @@ class Flattening:
 def data_inputs(message: Any) -> list[str]:
     """The inputs of a node without those that only say that another one comes before."""
     return [text for text in message.input if not text.startswith("^")]
+
+
+def _input(message: Any, index: int) -> str:
+    """The input at a position, of those that are data.
+
+    Raises:
+        ValueError: the node has fewer.
+    """
+    texts = data_inputs(message)
+    if index >= len(texts):
+        raise ValueError(f"node {message.name!r} ({message.op}) has no input {index}")
+    return texts[index]
 
 
 def _tensor(text: str) -> tuple[str, int]:
