@@ -11,10 +11,8 @@ from math import pi, prod
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.key_mixing import mixed_key
+from ipu_dynamo.ops.key_mixing import mix_bits, mixed_key
 
-_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # as signed numbers: "lowbias32" (C. Wellons)
-_SHIFTS = (16, 15, 16)
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _MOST = 1 << 24  # values among which an integer is drawn
 
@@ -69,7 +67,8 @@ def keyed_uniform(
     """
     _check_floating(dtype)
     span = _fraction(key, shape, _DIGITS.get(dtype, 24), replica).mul(high - low)
-    return span.add(low).to(dtype)
+    drawn = span.add(low).to(dtype)
+    return torch.where(drawn >= high, low, drawn)  # rounding reaches the end
 
 
 def keyed_normal(
@@ -186,16 +185,8 @@ def _bits(key: Tensor, shape: Sequence[int], replica: Tensor | None, draw: int =
     index = replica_index() if replica is None else replica
     words = torch.ops.ipu.mix_key(key, index)
     value = torch.arange(prod(shape), dtype=torch.int32, device=key.device).view(tuple(shape))
-    value = _mix(value + words[0])
-    return _mix(value + (words[1] + draw))
-
-
-def _mix(value: Tensor) -> Tensor:
-    for shift, factor in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
-        value = value ^ ((value >> shift) & ((1 << (32 - shift)) - 1))
-        if factor != 1:
-            value = value * ((factor + (1 << 31)) % (1 << 32) - (1 << 31))
-    return value
+    value = mix_bits(value + words[0])
+    return mix_bits(value + (words[1] + draw))
 
 
 def _check_floating(dtype: torch.dtype) -> None:
