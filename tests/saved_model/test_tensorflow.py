@@ -14,6 +14,7 @@ pytest.importorskip("google.protobuf")
 
 from ipu_dynamo.saved_model import available_tag_sets, load
 from ipu_dynamo.saved_model.tf_graphs.checksums import _slow_crc, masked_crc
+from ipu_dynamo.saved_model.tf_graphs.constants import constant_tensor
 from ipu_dynamo.saved_model.tf_graphs.flatten import Flattening
 from ipu_dynamo.saved_model.tf_graphs.graph_module import GraphModule
 from ipu_dynamo.saved_model.tf_graphs.messages import parse_message
@@ -295,3 +296,17 @@ def test_fixtures_are_small():
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) < 300_000
         for path in FIXTURES.iterdir()
     )
+
+
+def test_few_bytes_of_a_file_make_no_large_constant():
+    tensor = parse_message("Graph", b"", "none").node.add().attr.add().value.tensor
+    tensor.dtype = 1  # float32
+    tensor.shape.dim.add().size = 1 << 28
+    tensor.float_val.append(2.5)
+    constant = constant_tensor(tensor, "c")
+    assert constant.shape == (1 << 28,)
+    assert constant[-1] == 2.5
+    assert constant.untyped_storage().nbytes() == 4
+    tensor.float_val.append(1.5)
+    with pytest.raises(ValueError, match="c: damaged: 2 values for 268435456 elements"):
+        constant_tensor(tensor, "c")

@@ -4,6 +4,7 @@ import io
 import logging
 import math
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch.export import ExportedProgram
 
 from ipu_dynamo.saved_model.gate.refusal import Refusal, damaged
 
-_log = logging.getLogger("torch._export.serde.serialize")
+_LOGS = ("torch._export.serde.serialize", "torch.fx.experimental", "torch._subclasses")
 
 
 def tensor_of(meta: schema.TensorMeta, storage: Tensor) -> Tensor:
@@ -131,9 +132,14 @@ def _check_described(module: schema.GraphModule, tensors: Mapping[str, Tensor]) 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Leave out PyTorch's notices of what a refusal says, too."""
-    level = _log.level
-    _log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
     finally:
-        _log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -11,6 +11,7 @@ from ipu_dynamo.saved_model.tf_graphs.dtypes import torch_dtype
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import shape_of
 
 _MOST_BYTES = 1 << 31
+_MOST_REPEATED = 1 << 26  # bytes of copies of a list's last value, which the file does not hold
 _LISTS = {
     torch.float32: "float_val",
     torch.float64: "double_val",
@@ -53,6 +54,10 @@ def constant_tensor(message: Any, what: str) -> Tensor:
         bits = torch.from_numpy(np.array(values or [0], np.uint16).view(np.int16)).view(dtype)
     else:
         bits = torch.tensor(values or [0], dtype=dtype)
+    if len(bits) == 1:
+        return bits.expand(count).reshape(sizes)  # one number, however large the shape
+    if (count - len(bits)) * dtype.itemsize > _MOST_REPEATED:
+        raise ValueError(f"{what}: damaged: {len(values)} values for {count} elements")
     flat = bits[-1:].expand(count).clone()
     flat[: min(len(bits), count)] = bits[:count]
     return flat.reshape(sizes)
