@@ -1,7 +1,6 @@
 """Hold what Hugging Face programs say of the machine: `IPUConfig`, its fields and its modes."""
 
 import logging
-from collections.abc import Mapping
 from difflib import get_close_matches
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ipu_dynamo.optimum import pod_types
 from ipu_dynamo.optimum.coherence import check_coherence, layer_count
 from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME
-from ipu_dynamo.optimum.fields import OUTPUT_MODES, Field, field, fields_of, plain
+from ipu_dynamo.optimum.fields import OUTPUT_MODES, field, fields_of, plain
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 from ipu_dynamo.optimum.stored import Stored
 from ipu_dynamo.optimum.update_text import read_update
@@ -344,10 +343,6 @@ class IPUConfig(Stored):
         return all(getattr(self, n) == getattr(other, n) for n in fields_of(IPUConfig))
 
     __hash__ = None  # type: ignore[assignment]
-
-    @classmethod
-    def _fields(cls) -> Mapping[str, Field]:
-        return fields_of(IPUConfig)
 
 
 IPUConfig.__signature__ = Signature(  # type: ignore[attr-defined]

@@ -143,8 +143,9 @@ def type_text(declared: Any) -> str:
 
 
 def fields_of(owner: type) -> dict[str, Field]:
-    """The fields of a class by name, in order."""
-    return {name: field for name, field in vars(owner).items() if isinstance(field, Field)}
+    """The fields of a class and its bases by name, in order."""
+    members = [member for base in reversed(owner.__mro__) for member in vars(base).items()]
+    return {name: field for name, field in members if isinstance(field, Field)}
 
 
 def plain(field: str, value: Any, pod_type: str | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from ipu_dynamo.optimum import hub
 from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME, read_file, repaired
-from ipu_dynamo.optimum.fields import Field
+from ipu_dynamo.optimum.fields import fields_of
 from ipu_dynamo.version import __version__
 
 log = logging.getLogger(__name__)
@@ -22,13 +22,9 @@ class Stored:
 
     model_type: ClassVar[str] = ""
 
-    @classmethod
-    def _fields(cls) -> Mapping[str, Field]:
-        raise NotImplementedError
-
     def to_dict(self) -> dict[str, Any]:
         """Every field, the versions of this package and of transformers, and `model_type`."""
-        values = {name: _copied(getattr(self, name)) for name in self._fields()}
+        values = {name: _copied(getattr(self, name)) for name in fields_of(type(self))}
         return {
             **values,
             "model_type": self.model_type,
@@ -71,10 +67,10 @@ class Stored:
         Raises:
             Whatever the constructor does.
         """
-        values = repaired(config_dict, cls._fields())
+        values = repaired(config_dict, fields_of(cls))
         unused = {}
         if return_unused_kwargs:
-            known = {*cls._fields(), *GONE, *BASE_KEYS}
+            known = {*fields_of(cls), *GONE, *BASE_KEYS}
             unused = {name: value for name, value in kwargs.items() if name not in known}
         own = {name: value for name, value in kwargs.items() if name not in unused}
         config = cls(**{**values, **own})

@@ -32,7 +32,11 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
         if path.exists():
             old = path.with_name(f".{path.name[-150:]}.replaced-{mark}")
             os.rename(path, old)
-            os.rename(target, path)
+            try:
+                os.rename(target, path)
+            except BaseException:
+                os.rename(old, path)
+                raise
             shutil.rmtree(old)
         else:
             os.rename(target, path)

@@ -245,10 +245,6 @@ class Executable:
         """Let `host` make the step of an optimiser that runs in Python."""
         self._steps.host = host
 
-    def replace_updates(self, program: Program) -> None:
-        """Use the updates of another program, whose loop and variables are the same, alone."""
-        self._steps.add(program, only=True)
-
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
         self._steps.end.reload_states()

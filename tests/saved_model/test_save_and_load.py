@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,6 +147,37 @@ def test_the_module_is_not_changed(folder, tmp_path):
     save(tmp_path / "p", {"t": exported()}, overwrite=True)
     assert list(load(tmp_path / "p")) == ["t"]
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    save(tmp_path / "p", {"s": exported()})
+    rename = os.rename
+
+    def unfinished_stays(old, new):
+        if ".unfinished-" in Path(old).name:
+            raise OSError("no room")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", unfinished_stays)
+    with pytest.raises(OSError, match="no room"):
+        save(tmp_path / "p", {"t": exported()}, overwrite=True)
+    assert list(load(tmp_path / "p")) == ["s"]
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_warming_up_changes_no_answer(tmp_path):
+    save(tmp_path / "p", {"s": exported()})
+    warm, cold = (load(tmp_path / "p")["s"] for _ in range(2))
+    warm.warm_up()
+    inputs = {
+        name: torch.randn([size or 3 for size in spec.shape]) for name, spec in warm.inputs.items()
+    }
+    answers = warm(**inputs), cold(**inputs)
+    assert answers[0].keys() == answers[1].keys()
+    assert all(torch.equal(answers[0][name], value) for name, value in answers[1].items())
+    warm.close()
+    with pytest.raises(RuntimeError):
+        warm.warm_up()
 
 
 @pytest.mark.parametrize(

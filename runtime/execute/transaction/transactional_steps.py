@@ -117,16 +117,9 @@ class TransactionalSteps:
         )
         self._signals = DeferredSignals()
 
-    def add(self, program: Program, *, only: bool = False) -> None:
-        """Take in the updates of another program.
-
-        Args:
-            only: forget those that are known.
-        """
-        end = self._end_of(program)
-        if only:
-            self._ends, self.program, self.end = [], program, end
-        self._ends.append((program, end))
+    def add(self, program: Program) -> None:
+        """Take in the updates of another program."""
+        self._ends.append((program, self._end_of(program)))
 
     @property
     def others(self) -> tuple[Program, ...]:
