@@ -1,0 +1,1 @@
+"""Offer the names of TensorFlow's `ipu` that Keras programs use."""
