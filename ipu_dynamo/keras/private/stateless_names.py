@@ -1,0 +1,136 @@
+"""Use private names of Keras for stateless steps. Checked on Keras 3.15.1.
+
+Everything that the folder `step` needs of Keras beyond its public interface.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras import StatelessScope
+from keras.src.backend import get_stateless_scope as current_scope
+from keras.src.backend.torch import core as backend_core
+from keras.src.backend.torch import random as backend_random
+from keras.src.random.seed_generator import draw_seed
+from keras.src.utils import traceback_utils
+
+__all__ = [
+    "add_losses",
+    "backend_core",
+    "backend_random",
+    "build_for",
+    "call_tracks",
+    "config_of",
+    "current_scope",
+    "draw_seed",
+    "gives_training",
+    "inner_optimizers",
+    "loss_objects",
+    "loss_of",
+    "mapping_of",
+    "override_losses",
+    "tensor_of",
+    "track_loss",
+    "traceback_utils",
+    "trained_variables",
+]
+
+
+def tensor_of(variable: Any) -> Any:
+    """The tensor that holds a variable."""
+    return variable._value
+
+
+def mapping_of(scope: StatelessScope) -> dict[int, Any]:
+    """The values of a stateless scope, by the identity of their variable."""
+    mapping: dict[int, Any] = scope.state_mapping
+    return mapping
+
+
+def gives_training(model: Any) -> bool:
+    """Whether the trainer passes `training` to the model's `call`."""
+    return bool(model._call_has_training_arg)
+
+
+def build_for(model: Any, batch: Any) -> None:
+    """Build model, metrics, loss and optimiser for a batch, as `fit` does before its first step."""
+    model._symbolic_build(data_batch=batch)
+
+
+def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss that `fit` minimises, or `evaluate` reports."""
+    return model._compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+def track_loss(model: Any, loss: Any, count: int) -> None:
+    """Note a loss, the mean over `count` rows, in the metric of that name."""
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def override_losses(model: Any, losses: Sequence[Any]) -> None:
+    """Let `model.losses` be these; none: what it collects itself."""
+    model._losses_override.clear()
+    if losses:
+        model._losses_override = list(losses)
+
+
+def add_losses(layer: Any) -> list[Any]:
+    """The losses that a layer and those in it have added in this scope, without regularisers'."""
+    losses = layer._get_own_losses()
+    for inner in layer._flatten_layers(include_self=False):
+        losses.extend(inner._get_own_losses())
+    return list(losses)
+
+
+def call_tracks(model: Any) -> tuple[Any, ...]:
+    """Objects that `compile` makes anew: a program is of those that it was traced with."""
+    return (
+        model.optimizer,
+        getattr(model, "_loss_tracker", None),
+        getattr(model, "_compile_loss", None),
+        getattr(model, "_compile_metrics", None),
+    )
+
+
+def loss_objects(model: Any) -> Any:
+    """What `compile` made of its argument `loss`."""
+    return getattr(model, "_compile_loss", None)
+
+
+def trained_variables(optimizer: Any) -> list[Any]:
+    """The variables that an optimiser was built for, in the order of its gradients."""
+    return list(optimizer._trainable_variables)
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """An optimiser and all that it hands gradients on to."""
+    found, waiting = [], [optimizer]
+    while waiting:
+        one = waiting.pop(0)
+        if one is None or any(one is other for other in found):
+            continue
+        found.append(one)
+        waiting += [getattr(one, "inner_optimizer", None), *getattr(one, "optimizers", ())]
+    return found
+
+
+def config_of(optimizer: Any) -> dict[str, Any]:
+    """What is constant in a traced update: all of `get_config` but learning rates in variables."""
+    config: dict[str, Any] = optimizer.get_config()
+    if is_variable(getattr(optimizer, "_learning_rate", None)):
+        config = {**config, "learning_rate": None}
+    return config
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is one of Keras' variables."""
+    return isinstance(value, backend_core.Variable)
+
+
+def callable_rates(optimizer: Any) -> bool:
+    """Whether a learning rate is a Python function, which is no schedule."""
+    from keras.optimizers.schedules import LearningRateSchedule
+
+    rate: Callable[..., Any] | Any = getattr(optimizer, "_learning_rate", None)
+    return callable(rate) and not isinstance(rate, LearningRateSchedule) and not is_variable(rate)
