@@ -199,7 +199,8 @@ def constant_value(tensor: Tensor) -> Tensor | None:
             if node not in wanted:
                 continue
             if node.op == "get_attr":
-                values[node] = getattr(mode.tracer.root, str(node.target))
+                root: Any = getattr(mode.tracer, "root", None)
+                values[node] = getattr(root, str(node.target))
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)

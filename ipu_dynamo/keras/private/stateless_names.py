@@ -29,8 +29,8 @@ __all__ = [
     "mapping_of",
     "override_losses",
     "tensor_of",
-    "track_loss",
     "traceback_utils",
+    "track_loss",
     "trained_variables",
 ]
 
@@ -105,7 +105,8 @@ def trained_variables(optimizer: Any) -> list[Any]:
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """An optimiser and all that it hands gradients on to."""
-    found, waiting = [], [optimizer]
+    found: list[Any] = []
+    waiting = [optimizer]
     while waiting:
         one = waiting.pop(0)
         if one is None or any(one is other for other in found):
@@ -134,3 +135,18 @@ def callable_rates(optimizer: Any) -> bool:
 
     rate: Callable[..., Any] | Any = getattr(optimizer, "_learning_rate", None)
     return callable(rate) and not isinstance(rate, LearningRateSchedule) and not is_variable(rate)
+
+
+def is_layer(value: Any) -> bool:
+    """Whether a value is a layer, or a model."""
+    from keras import Layer
+
+    return isinstance(value, Layer)
+
+
+def is_overridden(model: Any, method: str) -> bool:
+    """Whether a method of Keras' trainer is a user's own."""
+    from keras.src.backend.torch.trainer import TorchTrainer
+
+    plain = next(base for base in type(model).__mro__ if method in vars(base))
+    return plain is not TorchTrainer and not plain.__module__.startswith("ipu_dynamo.")
