@@ -5,7 +5,7 @@ so the same seed shuffles alike with and without the extension.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from ipu_dynamo.keras.loop.batches import Batch, OneForm, normalised, partial_batch
@@ -59,7 +59,7 @@ class Epochs:
         assert self._current is not None
         yield 0, 0, [normalised(next(self._current), copy=self._copy)]
 
-    def executions(self, depth: int) -> Iterator[tuple[int, list[Batch]]]:
+    def executions(self, depth: int) -> Generator[tuple[int, list[Batch]]]:
         """One epoch: the first step of each execution, and its batches.
 
         Args:

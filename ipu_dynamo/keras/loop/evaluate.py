@@ -1,5 +1,6 @@
 """Evaluate an extended model: the loop of Keras, with executions of several steps."""
 
+from collections import deque
 from typing import Any
 
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
@@ -61,12 +62,12 @@ def _evaluate(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> d
     model.eval()
     function = make_test_function(model)
     model.stop_evaluating = False
-    last: list[Any] = [{}]
+    last: deque[Any] = deque(maxlen=1)
     with threads_ended(callbacks):
         callbacks.on_test_begin()
         model.reset_metrics()
         work = Work(function, prepared.shape, epochs, callbacks)
-        run_epoch(work, lambda logs: last.__setitem__(0, logs))
-        logs: dict[str, Any] = python_logs(metrics_or_logs(model, last[0]))
+        run_epoch(work, last)
+        logs: dict[str, Any] = python_logs(metrics_or_logs(model, last[0] if last else {}))
         callbacks.on_test_end(logs)
     return logs

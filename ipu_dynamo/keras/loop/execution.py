@@ -47,9 +47,7 @@ class ExecutionFunction:
         shape = call_shape(self.model, self.kind, steps)
         return self.run([normalised(batch, copy=False) for batch in batches], shape)
 
-    def run(
-        self, batches: Sequence[Batch], shape: CallShape, on_step: OnStep | None = None
-    ) -> Any:
+    def run(self, batches: Sequence[Batch], shape: CallShape, on_step: OnStep | None = None) -> Any:
         """As a call, for batches in their normal form, and a shape that was checked.
 
         Args:

@@ -1,8 +1,10 @@
 """Train an extended model: the loop of Keras, with executions of several steps."""
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -135,9 +137,14 @@ def _train(
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
         model.train()
-        last: list[Any] = [{}]
-        run_epoch(work, lambda logs, last=last: last.__setitem__(0, logs))
-        epoch_logs = dict(metrics_or_logs(model, last[0]))
+        last: deque[Any] = deque(maxlen=1)
+        told = (
+            None
+            if epoch > first_epoch
+            else partial(tell_effective_batch, shape=work.shape, plan=prepared.plan)
+        )
+        run_epoch(work, last, told)
+        epoch_logs = dict(metrics_or_logs(model, last[0] if last else {}))
         model.eval()
         if validation and validation.due(model, epoch):
             epoch_logs.update(validation.run(model, callbacks))

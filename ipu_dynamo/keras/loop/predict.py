@@ -1,5 +1,6 @@
 """Predict with an extended model: the loop of Keras, with executions of several steps."""
 
+from collections import deque
 from typing import Any
 
 import keras
@@ -43,14 +44,16 @@ def predict(
     model.eval()
     function = make_predict_function(model)
     model.stop_predicting = False
-    executions: list[Any] = []
+    executions: deque[Any] = deque()
     try:
         with threads_ended(callbacks):
             callbacks.on_predict_begin()
-            run_epoch(Work(function, prepared.shape, epochs, callbacks), executions.append)
+            run_epoch(Work(function, prepared.shape, epochs, callbacks), executions)
             callbacks.on_predict_end()
     finally:
         epochs.close()
+    if not executions:
+        raise ValueError("the data has no batch to predict from")
     return keras.tree.map_structure(
         lambda *outputs: np.concatenate([to_numpy(output) for output in outputs]), *executions
     )

@@ -1,11 +1,14 @@
 """Run the executions of one epoch, with the callbacks around batches."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.loop.batches import Batch
 from ipu_dynamo.keras.loop.callback_list import BatchHooks
 from ipu_dynamo.keras.loop.epochs import Epochs
 from ipu_dynamo.keras.loop.execution import ExecutionFunction, Kind
@@ -16,7 +19,8 @@ from ipu_dynamo.keras.settings.enumerations import ReplicatedMetricReductionMeth
 from ipu_dynamo.keras.settings.model_settings import Settings
 from ipu_dynamo.keras.step.programs import CallShape
 
-Taken = Callable[[Any], None]
+Begun = Callable[[Batch], None]
+Executions = Generator[tuple[int, list[Batch]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +54,40 @@ def is_asynchronous(settings: Settings, kind: Kind, shape: CallShape) -> bool:
     return settings.asynchronous_callbacks and not accumulated
 
 
-def run_epoch(work: Work, taken: Taken) -> None:
+def run_epoch(work: Work, results: deque[Any], begun: Begun | None = None) -> None:
     """Run one epoch, until the data ends or a callback stops it.
 
     Args:
-        taken: gets the logs, or outputs, of each execution, before the end hooks of its last step.
+        results: gets the logs, or outputs, of each execution.
+        begun: gets the first batch, before its execution.
     """
     settings = state_of(work.model).settings
     hooks = BatchHooks.of(work.callbacks, work.kind)
-    executions = work.epochs.executions(settings.infeed_keywords.get("prefetch_depth", 1))
-    with closing(executions):  # type: ignore[type-var]
+    depth = settings.infeed_keywords.get("prefetch_depth", 1)
+    # closed, so that the infeed's thread ends with the epoch, and not with its last reference
+    with closing(_announced(work.epochs.executions(depth), begun)) as executions:
         if is_asynchronous(settings, work.kind, work.shape):
-            _run_asynchronous(work, hooks, settings, executions, taken)
+            _run_asynchronous(work, hooks, settings, executions, results)
         else:
-            _run_synchronous(work, hooks, executions, taken)
+            _run_synchronous(work, hooks, executions, results)
 
 
-def _run_synchronous(work: Work, hooks: BatchHooks, executions: Any, taken: Taken) -> None:
+def _announced(executions: Executions, begun: Begun | None) -> Executions:
+    with closing(executions):
+        for first, batches in executions:
+            if first == 0 and begun is not None:
+                begun(batches[0])
+            yield first, batches
+
+
+def _run_synchronous(
+    work: Work, hooks: BatchHooks, executions: Executions, results: deque[Any]
+) -> None:
     """Call the hooks once for each execution, between executions."""
     for first, batches in executions:
         hooks.begin(first)
         result = work.function.run(batches, work.shape)
-        taken(result)
+        results.append(result)
         last = first + work.shape.steps - 1
         hooks.end(last, {"outputs": result} if work.kind == "predict" else result)
         if getattr(work.model, hooks.flag):
@@ -79,7 +95,7 @@ def _run_synchronous(work: Work, hooks: BatchHooks, executions: Any, taken: Take
 
 
 def _run_asynchronous(
-    work: Work, hooks: BatchHooks, settings: Settings, executions: Any, taken: Taken
+    work: Work, hooks: BatchHooks, settings: Settings, executions: Executions, results: deque[Any]
 ) -> None:
     """Call the hooks for each step of each replica, in a thread, while the program runs."""
     call_in_order(work.callbacks)
@@ -92,15 +108,16 @@ def _run_asynchronous(
     depth = settings.outfeed_keywords.get("buffer_depth", 1) * work.shape.steps
     with CallbackThread(deliver, depth) as thread:
         for first, batches in executions:
-            result = work.function.run(
-                batches,
-                work.shape,
-                lambda step, replicas, first=first: thread.put(first + step, replicas),
-            )
+            on_step = partial(_put, thread, first)
+            result = work.function.run(batches, work.shape, on_step)
             thread.check()
-            taken(result)
+            results.append(result)
             if getattr(work.model, hooks.flag):
                 break
+
+
+def _put(thread: CallbackThread, first: int, step: int, replicas: Sequence[Any]) -> None:
+    thread.put(first + step, replicas)
 
 
 def _logs_of_step(settings: Settings, kind: Kind, replicas: Sequence[Any]) -> Sequence[Any]:
