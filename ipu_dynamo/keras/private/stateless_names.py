@@ -6,7 +6,8 @@ Everything that the folder `step` needs of Keras beyond its public interface.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras import StatelessScope
+from keras import StatelessScope, tree
+from keras.src import backend
 from keras.src.backend import get_stateless_scope as current_scope
 from keras.src.backend.torch import core as backend_core
 from keras.src.backend.torch import random as backend_random
@@ -18,7 +19,7 @@ __all__ = [
     "backend_core",
     "backend_random",
     "build_for",
-    "call_tracks",
+    "compiled_objects",
     "config_of",
     "current_scope",
     "draw_seed",
@@ -51,9 +52,29 @@ def gives_training(model: Any) -> bool:
     return bool(model._call_has_training_arg)
 
 
-def build_for(model: Any, batch: Any) -> None:
-    """Build model, metrics, loss and optimiser for a batch, as `fit` does before its first step."""
-    model._symbolic_build(data_batch=batch)
+def build_for(model: Any, batch: Any, *, compiled: bool) -> None:
+    """Build what is not built yet, as Keras does before a first step.
+
+    Args:
+        batch: `(x, y, sample_weight)`.
+        compiled: metrics, loss and optimiser, too.
+    """
+    layers = all(layer.built for layer in model._flatten_layers())
+    if not compiled:
+        if not layers:
+            symbolic = tree.map_structure(_symbolic, batch[0])
+            backend.compute_output_spec(model, symbolic, training=False)
+            model._post_build()
+        return
+    parts = (model._compile_metrics, model._compile_loss, model.optimizer)
+    if not layers or any(part is not None and not part.built for part in parts):
+        model._symbolic_build(data_batch=batch)
+
+
+def _symbolic(leaf: Any) -> Any:
+    if leaf is None:
+        return None
+    return backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype))
 
 
 def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
@@ -83,7 +104,7 @@ def add_losses(layer: Any) -> list[Any]:
     return list(losses)
 
 
-def call_tracks(model: Any) -> tuple[Any, ...]:
+def compiled_objects(model: Any) -> tuple[Any, ...]:
     """Objects that `compile` makes anew: a program is of those that it was traced with."""
     return (
         model.optimizer,
@@ -91,11 +112,6 @@ def call_tracks(model: Any) -> tuple[Any, ...]:
         getattr(model, "_compile_loss", None),
         getattr(model, "_compile_metrics", None),
     )
-
-
-def loss_objects(model: Any) -> Any:
-    """What `compile` made of its argument `loss`."""
-    return getattr(model, "_compile_loss", None)
 
 
 def trained_variables(optimizer: Any) -> list[Any]:
@@ -129,7 +145,7 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, backend_core.Variable)
 
 
-def callable_rates(optimizer: Any) -> bool:
+def has_callable_rate(optimizer: Any) -> bool:
     """Whether a learning rate is a Python function, which is no schedule."""
     from keras.optimizers.schedules import LearningRateSchedule
 
