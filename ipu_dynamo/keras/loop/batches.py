@@ -10,7 +10,7 @@ from torch import Tensor
 from ipu_dynamo.keras.private.keras_private import to_tensor
 
 Batch = tuple[Any, Any, Any]
-"""Inputs, targets and sample weights: tensors, nested as the model takes them; None where absent."""
+"""Inputs, targets and sample weights: tensors, nested as the model takes them, or None."""
 
 _PARTS = ("x", "y", "sample_weight")
 

@@ -1,7 +1,7 @@
 """Take the batches of each epoch from a data adapter of Keras, an execution's worth at a time.
 
-When the data is begun anew, and when it goes on, is as in Keras' own iterator, random draws included:
-so the same seed shuffles alike with and without the extension.
+When the data is begun anew, and when it goes on, is as in Keras' own iterator, random draws
+included: so the same seed shuffles alike with and without the extension.
 """
 
 import warnings
@@ -89,7 +89,7 @@ class Epochs:
         self._current, self._seen = iter(self._adapter.get_torch_dataloader()), 0
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """The epoch's batches, as many at once as an execution takes. Runs in the infeed's thread."""
+        """The epoch's batches, as many at once as an execution takes; for the infeed's thread."""
         assert self._current is not None
         batches: list[Batch] = []
         for number in range(self.plan.batches):

@@ -42,7 +42,7 @@ def train_on_batch(
     return _step(function, (x, y, sample_weight), return_dict, method="train_on_batch")
 
 
-def test_on_batch(
+def evaluate_on_batch(
     model: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
 ) -> Any:
     """What `test_on_batch` of an extended model does; arguments as in Keras."""
@@ -82,5 +82,6 @@ def _check_one_batch(model: Any, kind: Kind, method: str) -> None:
     if replicas * micro_batches > 1:
         raise ValueError(
             f"{method} runs one batch, and an execution of {model.name} takes at least "
-            f"{replicas * micro_batches}: {micro_batches} on each of {replicas} replicas. Use {kind}"
+            f"{replicas * micro_batches}: {micro_batches} on each of {replicas} replicas. "
+            f"Use {kind}"
         )
