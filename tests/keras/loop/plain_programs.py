@@ -4,7 +4,6 @@ The loop's own tests need no compiler: whatever is about steps, data, callbacks 
 same. Replicas share one model here, so only the order of their batches can be looked at.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +62,7 @@ class PlainMachine:
     micro_batches: int = 1
     before_step: Callable[[int], None] = lambda step: None
     shapes: list[tuple[str, CallShape]] = field(default_factory=list)
-    threads: set[threading.Thread] = field(default_factory=set)
+    first_batches: list[Any] = field(default_factory=list)
 
     def replica_count(self, model: Any) -> int:
         return self.replicas
@@ -77,7 +76,7 @@ class PlainMachine:
 
     def program_for(self, model: Any, kind: str, batch: Any, shape: CallShape) -> PlainProgram:
         self.shapes.append((kind, shape))
-        self.threads.add(threading.current_thread())
+        self.first_batches.append(batch)
         return PlainProgram(model, kind, shape, self.before_step)
 
     def install(self, monkeypatch: Any) -> None:

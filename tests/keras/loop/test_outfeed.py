@@ -51,10 +51,13 @@ def test_an_exception_of_a_callback_is_raised_and_nobody_waits():
         delivered.append(step)
         raise KeyError("callback")
 
-    with pytest.raises(KeyError, match="callback"):  # noqa: SIM117
+    def run():
         with CallbackThread(deliver, depth=1) as thread:
             for step in range(20):
                 thread.put(step, [])
+
+    with pytest.raises(KeyError, match="callback"):
+        run()
     assert delivered == [0]
 
 

@@ -49,7 +49,7 @@ def test_steps_per_execution_is_reduced_to_the_steps_with_a_warning():
 
 
 def test_steps_are_a_multiple_of_an_execution():
-    with pytest.raises(ValueError, match="which is 4, must be a divisor .* which is 10"):
+    with pytest.raises(ValueError, match=r"which is 4, must be a divisor .* which is 10"):
         plan(number=10, per_execution=4)
 
 
