@@ -11,6 +11,9 @@ from ipu_dynamo.keras.extensions import (
     ModelExtension,
     SequentialExtension,
 )
+from ipu_dynamo.keras.private.keras_graphs import (
+    flat_layers,
+)
 from ipu_dynamo.keras.private.keras_private import (
     Functional,
     Model,
@@ -18,6 +21,7 @@ from ipu_dynamo.keras.private.keras_private import (
     functional_init_arguments,
     registered_names,
 )
+from ipu_dynamo.keras.stages.model_build import watch_build
 
 # by plain class and mixin; without a model that uses it an extended class goes, and is made again
 _EXTENDED: weakref.WeakValueDictionary[tuple[int, type], type] = weakref.WeakValueDictionary()
@@ -30,7 +34,23 @@ def make_model(
     functional = functional_init_arguments(args, kwargs)
     if cls is Model and functional:  # Keras makes a Functional, which comes here again
         return original_new(cls, *args, **kwargs)
-    return original_new(extended_class(cls, functional=functional), *args, **kwargs)
+    model = original_new(extended_class(cls, functional=functional), *args, **kwargs)
+    if isinstance(model, ModelExtension):
+        watch_build(model)
+    return model
+
+
+def extend(model: Any) -> Any:
+    """Give an existing model, built or not, and the models inside it the extension; return it."""
+    if not isinstance(model, Model):
+        raise TypeError(f"only a Keras model can be extended, and not a {type(model).__name__}")
+    for inner in [model, *(layer for layer in flat_layers(model) if isinstance(layer, Model))]:
+        if isinstance(inner, Extension):
+            continue
+        inner.__class__ = extended_class(type(inner))
+        if isinstance(inner, ModelExtension):
+            watch_build(inner)
+    return model
 
 
 def extended_class(cls: type, *, functional: bool = False) -> type:

@@ -18,6 +18,14 @@ class ModelState:
     settings: Settings = field(default_factory=Settings)
     assignment: list[Any] | None = None
     programs: dict[Any, Any] = field(default_factory=dict)
+    notices: set[str] = field(default_factory=set)  # options that were warned of
+    from_blocks: bool = False  # `PipelineStage` blocks made the assignment
+    invalid: str | None = None  # what happened to the model after its assignment was set
+    planned: Any = None  # the stages of the last execution
+    trace: Any = None  # of a Model subclass: its last trace (`stages/trace_model.py`)
+    traces: dict[Any, Any] = field(default_factory=dict)  # by shapes and dtypes of the inputs
+    input_specs: Any = None  # of a Model subclass: nested symbolic tensors, from build()
+    meets_stages: bool | None = None  # of a Model subclass: whether `call` enters a PipelineStage
 
     def change(self, **settings: Any) -> None:
         """Replace some settings, and drop what was compiled for the others."""

@@ -5,24 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipu_dynamo.keras.attach.extended_classes import make_model
+from ipu_dynamo.keras.attach.thread_state import THREAD, extensions_active, innermost_strategy
 from ipu_dynamo.keras.private import default_backend
-from ipu_dynamo.keras.private.keras_private import Model
+from ipu_dynamo.keras.private.keras_private import Model, Node, Operation, Sequential
+from ipu_dynamo.keras.stages.pipeline_stage import mark_nodes, mark_operations
+from ipu_dynamo.keras.stored.restore import restoring
 
 _LOCK = threading.RLock()
-_THREAD = threading.local()
 _ABSENT = object()
-
-
-def innermost_strategy() -> Any:
-    """The strategy whose scope this thread is in, or None."""
-    strategies = getattr(_THREAD, "strategies", ())
-    return strategies[-1] if strategies else None
-
-
-def extensions_active() -> bool:
-    """Whether this thread is in a scope whose strategy extends Keras models."""
-    strategy = innermost_strategy()
-    return strategy is not None and strategy.enable_keras_extensions
 
 
 def enter_scope(strategy: Any) -> None:
@@ -38,12 +28,12 @@ def enter_scope(strategy: Any) -> None:
             "leave that one first, or use one strategy for both"
         )
     _HOOKS.acquire()
-    _THREAD.strategies = [*getattr(_THREAD, "strategies", ()), strategy]
+    THREAD.strategies.append(strategy)
 
 
 def leave_scope() -> None:
     """End the innermost scope of this thread."""
-    _THREAD.strategies.pop()
+    THREAD.strategies.pop()
     _HOOKS.release()
 
 
@@ -98,7 +88,12 @@ class Hooks:
         def get_default_backend() -> Any:
             return original_backend() if innermost_strategy() is None else "ipu"
 
+        # Operation first: its constructor is what that of Model calls
+        self._replace(Operation, "__new__", staticmethod(mark_operations(Operation.__new__)))
         self._replace(Model, "__new__", staticmethod(new_model))
+        self._replace(Node, "__init__", mark_nodes(Node.__init__))
+        for cls in (Model, Sequential):
+            self._replace(cls, "from_config", classmethod(restoring(vars(cls)["from_config"])))
         self._replace(default_backend.registry, default_backend.NAME, get_default_backend)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from ipu_dynamo.keras.attach.scope import enter_scope, innermost_strategy, leave_scope
+from ipu_dynamo.keras.attach.scope import enter_scope, leave_scope
+from ipu_dynamo.keras.attach.thread_state import innermost_strategy
 
 _DEVICE = re.compile(r"/device:IPU:(\d+)", re.IGNORECASE)
 

@@ -7,7 +7,12 @@ from typing import Any
 import keras
 import torch
 
-from ipu_dynamo.keras.private.keras_private import in_stateless_scope, variable_value
+from ipu_dynamo.keras.private.keras_graphs import (
+    in_stateless_scope,
+)
+from ipu_dynamo.keras.private.keras_private import (
+    variable_value,
+)
 from ipu_dynamo.keras.replica_values import reduce_result
 from ipu_dynamo.keras.settings.enumerations import ReplicatedMetricReductionMethod
 

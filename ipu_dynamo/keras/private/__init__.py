@@ -1,1 +1,1 @@
-"""Hold every private name of Keras that the package uses, and those of PyTorch that its scope needs."""
+"""Hold the private names of Keras that the package uses, and those of PyTorch for its scope."""

@@ -1,1 +1,1 @@
-"""Hold what users set on a model: enumerations, one frozen value, and the keywords with their checks."""
+"""Hold what users set on a model: enumerations, one frozen value, the keywords and checks."""

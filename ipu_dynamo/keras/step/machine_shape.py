@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.attach.scope import innermost_strategy
+from ipu_dynamo.keras.attach.thread_state import innermost_strategy
 from ipu_dynamo.keras.private.stateless_names import has_callable_rate, inner_optimizers
 from ipu_dynamo.keras.settings.enumerations import PipelineSchedule
 from ipu_dynamo.keras.step.step_variables import Kind
