@@ -143,3 +143,17 @@ def element_classes(model: Any) -> tuple[type[LayerAssignment], type[NestedAssig
     if isinstance(model, Functional):
         return FunctionalLayerPipelineStageAssignment, FunctionalNestedModelPipelineStageAssignment
     return ModelLayerPipelineStageAssignment, NestedModelPipelineStageAssignment
+
+
+def layer_element(model: Any, layer: Any, index: int, stage: int | None) -> LayerAssignment:
+    """A new element for a call of a layer in `model`."""
+    if isinstance(model, Sequential):
+        return SequentialLayerPipelineStageAssignment(layer, stage)
+    return element_classes(model)[0](layer, index, stage)
+
+
+def nested_element(model: Any, nested: Any, index: int, elements: list[Any]) -> NestedAssignment:
+    """A new element for a call of the model `nested` in `model`."""
+    if isinstance(model, Sequential):
+        return SequentialNestedModelPipelineStageAssignment(nested, elements)
+    return element_classes(model)[1](nested, index, elements)

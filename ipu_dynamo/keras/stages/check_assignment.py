@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
-from ipu_dynamo.keras.stages.assignments import Element, element_classes
+from ipu_dynamo.keras.stages.assignments import (
+    Element,
+    element_classes,
+    layer_element,
+    nested_element,
+)
 from ipu_dynamo.keras.stages.layer_graph import Call, LayerGraph, layer_graph
 from ipu_dynamo.keras.stages.stage_flow import flow
 
@@ -41,14 +46,12 @@ def check_assignment(model: Any, assignment: Any) -> list[Element]:
 
 def spread(model: Any, call: Call, stage: int | None) -> Element:
     """The element of a call, with one stage for all that is inside it."""
-    layer_class, nested_class = element_classes(model)
-    index = () if isinstance(model, Sequential) else (call.index,)
     if not call.is_model:
-        return layer_class(call.operation, *index, pipeline_stage=stage)
+        return layer_element(model, call.operation, call.index, stage)
     inner = [
         spread(call.operation, nested, stage) for nested in layer_graph(call.operation).layer_calls
     ]
-    return nested_class(call.operation, *index, inner)
+    return nested_element(model, call.operation, call.index, inner)
 
 
 def is_stage_number(value: Any) -> bool:

@@ -75,8 +75,8 @@ def layer_graph(model: Any, *, training: bool = False) -> LayerGraph:
         return _sequential_graph(model)
     if isinstance(model, Functional):
         nodes = function_nodes(model)
-        calls = (Call(node.operation, node, _index_in_history(node)) for node in nodes)
-        return LayerGraph(model, *function_structures(model), tuple(calls))
+        inner = tuple(Call(node.operation, node, _index_in_history(node)) for node in nodes)
+        return LayerGraph(model, *function_structures(model), inner)
     trace = trace_of(model)
     if training and trace.training is not None:
         trace = trace.training

@@ -1,25 +1,19 @@
 """Read, set and reset a model's assignment, whether users or `PipelineStage` blocks made it."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.private.keras_private import Sequential
 from ipu_dynamo.keras.stages.assignments import (
     Element,
     NestedAssignment,
-    SequentialLayerPipelineStageAssignment,
-    SequentialNestedModelPipelineStageAssignment,
-    element_classes,
+    layer_element,
+    nested_element,
 )
 from ipu_dynamo.keras.stages.check_assignment import check_assignment, spread
 from ipu_dynamo.keras.stages.layer_graph import Call, layer_graph
 from ipu_dynamo.keras.stages.pipeline_stage import stage_of_call
-
-_WITHOUT_INDEX = (
-    SequentialLayerPipelineStageAssignment,
-    SequentialNestedModelPipelineStageAssignment,
-)
 
 logger = logging.getLogger("ipu_dynamo.keras")
 
@@ -110,17 +104,20 @@ def _element(model: Any, call: Call) -> Element:
     """The element of a call: without a stage, or for a nested model with that one's elements."""
     if not call.is_model:
         return spread(model, call, None)
-    nested_class = element_classes(model)[1]
-    index = () if isinstance(model, Sequential) else (call.index,)
-    return nested_class(
-        call.operation, *index, [_copy(element) for element in current_assignment(call.operation)]
-    )
+    inner = current_assignment(call.operation)
+    return nested_element(model, call.operation, call.index, _copies(call.operation, inner))
 
 
-def _copy(element: Element) -> Element:
-    """An element of its own, so that two calls of one nested model may have other stages."""
-    index = () if isinstance(element, _WITHOUT_INDEX) else (element.node_index,)
-    if isinstance(element, NestedAssignment):
-        inner = [_copy(nested) for nested in element.pipeline_stage_assignments]
-        return type(element)(element.layer, *index, inner)
-    return type(element)(element.layer, *index, pipeline_stage=element.pipeline_stage)
+def _copies(model: Any, elements: Sequence[Element]) -> list[Element]:
+    """Elements of their own, so that two calls of one nested model may have other stages."""
+    return [
+        nested_element(
+            model,
+            element.layer,
+            element.node_index,
+            _copies(element.layer, element.pipeline_stage_assignments),
+        )
+        if isinstance(element, NestedAssignment)
+        else layer_element(model, element.layer, element.node_index, element.pipeline_stage)
+        for element in elements
+    ]

@@ -89,8 +89,8 @@ def _staged(
     if latest > stage:
         raise ValueError(
             f"layer {call.operation.name} (node index {call.index}) on pipeline stage {stage} has "
-            "a dependency from a pipeline stage which has not yet been executed: an input comes from "
-            f"stage {latest}; assign the layer to stage {latest} or a later one"
+            "a dependency from a pipeline stage which has not yet been executed: an input comes "
+            f"from stage {latest}; assign the layer to stage {latest} or a later one"
         )
     return StagedCall(call, stage), [stage]
 

@@ -107,7 +107,7 @@ def _trace_for(model: Any, specs: Any) -> None:
     if not same_calls(trace_of(model), trace):
         raise ValueError(
             f"the pipeline stage assignment of model {model.name} is no longer valid: for inputs "
-            f"of {_text(specs)} it calls other layers, or calls them in another order; set a new one"
+            f"of {_text(specs)} it calls other layers, or in another order; set a new one"
         )
     state.traces[trace.specs] = trace
     state.trace, state.input_specs = trace, specs

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +13,22 @@ from ipu_dynamo.keras.private.keras_graphs import (
 )
 from ipu_dynamo.keras.private.keras_private import (
     Functional,
-    Sequential,
 )
 from ipu_dynamo.keras.settings import change_settings
 from ipu_dynamo.keras.settings.notices import notice
-from ipu_dynamo.keras.stages.assignments import Element, NestedAssignment, element_classes
+from ipu_dynamo.keras.stages.assignments import (
+    Element,
+    NestedAssignment,
+    layer_element,
+    nested_element,
+)
 from ipu_dynamo.keras.stages.layer_graph import LayerGraph, layer_graph
 from ipu_dynamo.keras.stages.model_assignment import set_assignment
 
 KEY = "ipu"  # in a model's configuration, or in its build configuration
 VERSION = 1
+
+_COUNT = re.compile(r"_\d+$")  # at the end of the names that Keras makes up
 
 logger = logging.getLogger("ipu_dynamo.keras")
 
@@ -161,23 +168,31 @@ def _elements(model: Any, rows: Sequence[Any]) -> list[Element]:
             f"it has {len(rows)} layers, layer {(foreign or [rows[-1][0]])[0]} among them, and the "
             f"model {len(calls)}"
         )
-    layer_class, nested_class = element_classes(model)
     elements: list[Element] = []
     for call, (name, rank, last) in zip(calls, rows, strict=True):
-        here = (call.operation.name, _rank(graph, call.operation, call.index))
-        if here != (name, rank):
+        here, here_rank = call.operation.name, _rank(graph, call.operation, call.index)
+        if not _same_name(model, here, name) or here_rank != rank:
             raise ValueError(
-                f"it has layer {name} (call {rank}) where the model has {here[0]} (call {here[1]})"
+                f"it has layer {name} (call {rank}) where the model has {here} (call {here_rank})"
             )
-        index = () if isinstance(model, Sequential) else (call.index,)
         if isinstance(last, list) != call.is_model:
             raise ValueError(f"layer {name} is a model in only one of file and model")
         if call.is_model:
             inner = _elements(call.operation, last)
-            elements.append(nested_class(call.operation, *index, inner))
+            elements.append(nested_element(model, call.operation, call.index, inner))
         else:
-            elements.append(layer_class(call.operation, *index, pipeline_stage=last))
+            elements.append(layer_element(model, call.operation, call.index, last))
     return elements
+
+
+def _same_name(model: Any, name: str, stored: str) -> bool:
+    """Whether a layer is the stored one.
+
+    The layers of a Model subclass are made anew by its Python, and Keras counts on in their names.
+    """
+    if isinstance(model, Functional | Sequential):
+        return name == stored
+    return _COUNT.sub("", name) == _COUNT.sub("", stored)
 
 
 def _rank(graph: LayerGraph, layer: Any, index: int) -> int:
