@@ -13,6 +13,7 @@ from ipu_dynamo.keras.private.keras_graphs import (
 )
 from ipu_dynamo.keras.private.keras_private import (
     Functional,
+    Sequential,
 )
 from ipu_dynamo.keras.settings import change_settings
 from ipu_dynamo.keras.settings.notices import notice
