@@ -25,7 +25,6 @@ __all__ = [
     "draw_seed",
     "gives_training",
     "inner_optimizers",
-    "loss_objects",
     "loss_of",
     "mapping_of",
     "override_losses",

@@ -14,7 +14,7 @@ from keras import StatelessScope, ops, tree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipu_dynamo.capture.private.tracing import constant_value
+from ipu_dynamo.capture.private.tracing import constant_value, is_fake
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.private.stateless_names import (
     backend_core,
@@ -34,12 +34,11 @@ def conditions_merged() -> Iterator[None]:
 
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
         predicate = pred.value if is_variable(pred) else pred
-        scope = current_scope()
-        if not isinstance(predicate, Tensor) or scope is None or predicate.device.type == "meta":
+        if not is_fake(predicate) or predicate.device.type == "meta":
             return original(pred, true_fn, false_fn)
         if (known := constant_value(predicate)) is not None:
             return true_fn() if known.item() else false_fn()
-        return _merged(predicate, scope, true_fn, false_fn)
+        return _merged(predicate, current_scope(), true_fn, false_fn)
 
     with replaced(backend_core, "cond", in_this_thread(cond, original)):
         yield
@@ -48,10 +47,12 @@ def conditions_merged() -> Iterator[None]:
 class _BranchScope(StatelessScope):  # type: ignore[misc]
     """A scope of one branch, which knows the variables that it assigns."""
 
-    def __init__(self, outer: StatelessScope) -> None:
-        super().__init__(collect_losses=outer.collect_losses, initialize_variables=False)
-        mapping_of(self).update(mapping_of(outer))
-        self.losses = outer.losses
+    def __init__(self, outer: StatelessScope | None) -> None:
+        super().__init__(
+            collect_losses=outer is not None and outer.collect_losses, initialize_variables=False
+        )
+        if outer is not None:
+            mapping_of(self).update(mapping_of(outer))
         self.assigned: dict[int, Any] = {}
 
     def add_update(self, update: Any) -> None:
@@ -60,20 +61,26 @@ class _BranchScope(StatelessScope):  # type: ignore[misc]
         super().add_update(update)
 
 
-def _merged(predicate: Tensor, scope: StatelessScope, true_fn: Branch, false_fn: Branch) -> Any:
-    losses = len(scope.losses)
+def _merged(
+    predicate: Tensor, scope: StatelessScope | None, true_fn: Branch, false_fn: Branch
+) -> Any:
     taken, otherwise = _BranchScope(scope), _BranchScope(scope)
     with taken, _OwnWrites():
         of_true = true_fn()
     with otherwise, _OwnWrites():
         of_false = false_fn()
-    if len(scope.losses) != losses:
+    if taken.losses or otherwise.losses:
         raise CompileError(
             "a branch of keras.ops.cond adds a loss",
             hint="return it from both branches, and add it behind the condition",
         )
     where = predicate if predicate.dtype == torch.bool else predicate != 0
     for variable in {**taken.assigned, **otherwise.assigned}.values():
+        if scope is None:
+            raise CompileError(
+                f"a branch of keras.ops.cond assigns {variable.path}, which no step has",
+                hint="make it an attribute of a layer, so that Keras finds it",
+            )
         values = [_value(branch, variable) for branch in (taken, otherwise)]
         scope.add_update((variable, torch.where(where, *values)))
     try:

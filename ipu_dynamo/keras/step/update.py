@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.keras.private.stateless_names import tensor_of, trained_variables
+from ipu_dynamo.keras.private.stateless_names import (
+    inner_optimizers,
+    tensor_of,
+    trained_variables,
+)
 from ipu_dynamo.keras.step.conditions import conditions_merged
 from ipu_dynamo.keras.step.portable_methods import portable_methods
 from ipu_dynamo.keras.step.step_variables import Names, StepVariable
@@ -102,7 +106,7 @@ class _Apply:
         """A weight; of one without a gradient its type alone, which is all that is looked at."""
         if name is not None and name in weights:
             return weights[name]
-        if any(getattr(one, "use_ema", False) for one in (self._optimizer,)):
+        if any(getattr(one, "use_ema", False) for one in inner_optimizers(self._optimizer)):
             raise CompileError(
                 f"the optimizer averages {variable.path}, which has no gradient",
                 hint="set layer.trainable = False before compile, or use_ema=False",
