@@ -97,17 +97,17 @@ def fit(
     # before the first step, so that data which does not fit stops nothing half-way
     if validation and any(validation.due(model, epoch) for epoch in epoch_range):
         vars(model)[VALIDATION] = _prepare_validation(model, validation)
-    symbolic_build(model, prepared.epochs.first_batch())
-    prepared.epochs.reset()
-    callbacks = callback_list(
-        model,
-        callbacks,
-        verbose=verbose,
-        epochs=epochs,
-        steps=prepared.plan.steps,
-        history=True,
-    )
     try:
+        symbolic_build(model, prepared.epochs.first_batch())
+        prepared.epochs.reset()
+        callbacks = callback_list(
+            model,
+            callbacks,
+            verbose=verbose,
+            epochs=epochs,
+            steps=prepared.plan.steps,
+            history=True,
+        )
         with threads_ended(callbacks):
             _train(model, prepared, validation, callbacks, epoch_range)
     finally:

@@ -9,7 +9,7 @@ import numpy as np
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
 from ipu_dynamo.keras.loop.execution import make_predict_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps
-from ipu_dynamo.keras.loop.prepare import prepare
+from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
 from ipu_dynamo.keras.private.keras_private import build_by_batch, is_built, to_numpy
 
@@ -33,6 +33,19 @@ def predict(
         batch_size=batch_size,
         shuffle=False,
     )
+    try:
+        executions = _predict(model, prepared, verbose, callbacks)
+    finally:
+        prepared.epochs.close()
+    if not executions:
+        raise ValueError("the data has no batch to predict from")
+    return keras.tree.map_structure(
+        lambda *outputs: np.concatenate([to_numpy(output) for output in outputs]), *executions
+    )
+
+
+def _predict(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> deque[Any]:
+    """The outputs of each execution."""
     epochs = prepared.epochs
     if not is_built(model):
         _, _, batches = next(epochs.first_batch())
@@ -45,15 +58,8 @@ def predict(
     function = make_predict_function(model)
     model.stop_predicting = False
     executions: deque[Any] = deque()
-    try:
-        with threads_ended(callbacks):
-            callbacks.on_predict_begin()
-            run_epoch(Work(function, prepared.shape, epochs, callbacks), executions)
-            callbacks.on_predict_end()
-    finally:
-        epochs.close()
-    if not executions:
-        raise ValueError("the data has no batch to predict from")
-    return keras.tree.map_structure(
-        lambda *outputs: np.concatenate([to_numpy(output) for output in outputs]), *executions
-    )
+    with threads_ended(callbacks):
+        callbacks.on_predict_begin()
+        run_epoch(Work(function, prepared.shape, epochs, callbacks), executions)
+        callbacks.on_predict_end()
+    return executions

@@ -4,6 +4,8 @@ Checked on keras 3.15.1. Each function or name is small and says where it stands
 """
 
 import contextlib
+import queue
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +77,18 @@ def ends_partial(adapter: Any) -> PartialBatch | None:
 def stop_enqueuer(adapter: Any) -> None:
     """End the workers of a `PyDataset`: `trainers.data_adapters.py_dataset_adapter`."""
     enqueuer = getattr(adapter, "enqueuer", None)
-    if enqueuer is not None:
-        # what a worker raises now, behind the error that ended the loop, is nobody's
-        with contextlib.suppress(Exception):
-            enqueuer.stop()
+    if enqueuer is None:
+        return
+    thread = enqueuer.run_thread
+    # what a worker raises now, behind the error that ended the loop, is nobody's
+    with contextlib.suppress(Exception):
+        enqueuer.stop()
+    end = time.monotonic() + 2.0
+    while thread is not None and thread.is_alive() and time.monotonic() < end:
+        # after an error `stop` leaves the queue full, and the thread waits for room in it
+        with contextlib.suppress(queue.Empty):
+            enqueuer.future_queue.get_nowait()
+        thread.join(0.01)
 
 
 def to_tensor(value: Any) -> Any:

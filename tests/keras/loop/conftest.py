@@ -12,13 +12,13 @@ if not hasattr(Extension, "fit"):
         "evaluate",
         "predict",
         "train_on_batch",
-        "test_on_batch",
         "predict_on_batch",
         "make_train_function",
         "make_test_function",
         "make_predict_function",
     ]:
         setattr(Extension, name, getattr(loop, name))
+    Extension.test_on_batch = loop.evaluate_on_batch
     Extension.get_metrics_result = lambda self: loop.metrics_result(
         self, super(Extension, self).get_metrics_result
     )
