@@ -64,10 +64,13 @@ def in_stateless_scope() -> bool:
 
 
 def build_by_run(model: Any, specs: Any) -> None:
-    """Call a model on symbolic stand-ins, as `Trainer._symbolic_build` does before `fit`."""
-    from keras.src import backend
+    """Run `call` on stand-ins, as `Layer._maybe_build` does, so that its layers are built."""
+    from keras.src import backend, tree, utils
 
-    backend.compute_output_spec(model, specs, training=False)
+    if not model.built and not utils.is_default(model.build):
+        model.build(tree.map_structure(lambda spec: spec.shape, specs))
+    with name_scope_of(model):
+        backend.compute_output_spec(model.call, specs)
 
 
 def has_unbuilt_layers(model: Any) -> bool:

@@ -34,7 +34,7 @@ def watch_build(model: Any) -> None:
 def note_inputs(model: Any) -> None:
     """Take over the shapes of a build; trace the model if it has stages, and its user builds it."""
     shapes = noted_build_shapes(model)
-    if not shapes:
+    if not shapes or in_stateless_scope():  # there Keras puts numbers in the place of None
         return
     state = state_of(model)
     state.input_specs = symbolic_inputs(next(iter(shapes.values())))
@@ -42,7 +42,7 @@ def note_inputs(model: Any) -> None:
     note_build_shapes(
         model, {name: keras.tree.map_structure(_shape, value) for name, value in shapes.items()}
     )
-    if extensions_active() and not in_stateless_scope() and has_stages(model, state.input_specs):
+    if extensions_active() and has_stages(model, state.input_specs):
         trace_of(model)
 
 
