@@ -5,10 +5,11 @@ an `__init__`, since Keras reads the signature of the class's own.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import extensions_active
+from ipu_dynamo.keras.loop.methods import ExecutionMethods
 from ipu_dynamo.keras.settings import change_settings
 from ipu_dynamo.keras.settings.enumerations import (
     GradientAccumulationReductionMethod,
@@ -47,13 +48,7 @@ from ipu_dynamo.keras.stored.restore import (
     restore_build_config,
 )
 
-if TYPE_CHECKING:
-    from keras import Model as _Base
-else:
-    _Base = object
-
-
-class Extension(_Base):  # type: ignore[misc]
+class Extension(ExecutionMethods):
     """What the three extensions have in common."""
 
     # Stages

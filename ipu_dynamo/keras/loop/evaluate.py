@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
-from ipu_dynamo.keras.loop.execution import make_test_function
+from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
@@ -60,7 +60,7 @@ def _evaluate(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> d
         model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps
     )
     model.eval()
-    function = make_test_function(model)
+    function = make_function(model, "evaluate")
     model.stop_evaluating = False
     last: deque[Any] = deque(maxlen=1)
     with threads_ended(callbacks):

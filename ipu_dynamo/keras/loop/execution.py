@@ -69,25 +69,11 @@ def is_execution_function(function: Any) -> bool:
     return isinstance(function, ExecutionFunction)
 
 
-def make_train_function(model: Any, force: bool = False) -> Any:
-    """What `make_train_function` of an extended model does."""
-    return _make(model, "fit", force)
-
-
-def make_test_function(model: Any, force: bool = False) -> Any:
-    """What `make_test_function` of an extended model does."""
-    return _make(model, "evaluate", force)
-
-
-def make_predict_function(model: Any, force: bool = False) -> Any:
-    """What `make_predict_function` of an extended model does."""
-    return _make(model, "predict", force)
-
-
-def _make(model: Any, kind: Kind, force: bool) -> Any:
+def make_function(model: Any, kind: Kind, force: bool = False) -> ExecutionFunction:
     """The model's function; one of Keras, made outside of the scope, is replaced."""
     function = getattr(model, _ATTRIBUTES[kind])
-    if force or not is_execution_function(function):
-        function = ExecutionFunction(model, kind)
-        setattr(model, _ATTRIBUTES[kind], function)
+    if isinstance(function, ExecutionFunction) and not force:
+        return function
+    function = ExecutionFunction(model, kind)
+    setattr(model, _ATTRIBUTES[kind], function)
     return function

@@ -11,7 +11,7 @@ import keras
 
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
 from ipu_dynamo.keras.loop.evaluate import VALIDATION
-from ipu_dynamo.keras.loop.execution import make_train_function
+from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps, tell_effective_batch
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
@@ -127,7 +127,7 @@ def _train(
 ) -> None:
     """Run the epochs, in the order of Keras' own loop."""
     model.stop_training = False
-    function = make_train_function(model)
+    function = make_function(model, "fit")
     work = Work(function, prepared.shape, prepared.epochs, callbacks)
     callbacks.on_train_begin()
     # a callback may have set the first epoch in on_train_begin: BackupAndRestore does

@@ -8,9 +8,7 @@ from ipu_dynamo.keras.loop.batches import normalised
 from ipu_dynamo.keras.loop.execution import (
     ExecutionFunction,
     Kind,
-    make_predict_function,
-    make_test_function,
-    make_train_function,
+    make_function,
 )
 from ipu_dynamo.keras.private.keras_private import (
     build_by_batch,
@@ -38,7 +36,7 @@ def train_on_batch(
                 "sample_weight and class_weight cannot be given at the same time: leave one out"
             )
         sample_weight = weights_of_classes(y, class_weight)
-    function = make_train_function(model)
+    function = make_function(model, "fit")
     return _step(function, (x, y, sample_weight), return_dict, method="train_on_batch")
 
 
@@ -47,13 +45,13 @@ def evaluate_on_batch(
 ) -> Any:
     """What `test_on_batch` of an extended model does; arguments as in Keras."""
     model._assert_compile_called("test_on_batch")
-    function = make_test_function(model)
+    function = make_function(model, "evaluate")
     return _step(function, (x, y, sample_weight), return_dict, method="test_on_batch")
 
 
 def predict_on_batch(model: Any, x: Any) -> Any:
     """What `predict_on_batch` of an extended model does; arguments as in Keras."""
-    function = make_predict_function(model)
+    function = make_function(model, "predict")
     _check_one_batch(model, "predict", "predict_on_batch")
     batch = normalised((x,), copy=False)
     build_by_batch(model, batch[0])

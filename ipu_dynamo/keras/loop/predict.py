@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
-from ipu_dynamo.keras.loop.execution import make_predict_function
+from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
@@ -55,7 +55,7 @@ def _predict(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> de
         model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps
     )
     model.eval()
-    function = make_predict_function(model)
+    function = make_function(model, "predict")
     model.stop_predicting = False
     executions: deque[Any] = deque()
     with threads_ended(callbacks):
