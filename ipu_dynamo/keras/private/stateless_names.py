@@ -165,3 +165,66 @@ def is_overridden(model: Any, method: str) -> bool:
 
     plain = next(base for base in type(model).__mro__ if method in vars(base))
     return plain is not TorchTrainer and not plain.__module__.startswith("ipu_dynamo.")
+
+
+def fill_in(node: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a node's call, of the values of its symbolic tensors, by identity."""
+    args, kwargs = node.arguments.fill_in(values)
+    return tuple(args), dict(kwargs)
+
+
+def standard_inputs(functional: Any, inputs: Any, mask: Any) -> list[Any]:
+    """The inputs of a Functional model as it takes them, in the order of its symbolic ones."""
+    values: list[Any] = functional._standardize_inputs(inputs)
+    if mask is not None:
+        for value, part in zip(values, tree.flatten(mask), strict=False):
+            if part is not None:
+                backend.set_keras_mask(value, part)
+    return values
+
+
+def symbolic_inputs_of(functional: Any) -> list[Any]:
+    """The symbolic inputs of a Functional model, flat."""
+    return list(functional.inputs)
+
+
+def symbolic_outputs_of(functional: Any) -> Any:
+    """The nested symbolic outputs of a Functional model."""
+    return functional._outputs_struct
+
+
+def takes_context(operation: Any, name: str) -> bool:
+    """Whether an operation takes an argument that calls hand on, as `training`."""
+    return name in getattr(operation, "_call_context_args", ())
+
+
+def takes_mask(layer: Any) -> bool:
+    """Whether a layer's `call` has an argument `mask`."""
+    return bool(layer._call_has_mask_arg)
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras has put on a tensor; None: none."""
+    return backend.get_keras_mask(value)
+
+
+def summed_loss(model: Any, loss: Any) -> Any:
+    """A loss of a layer as it counts in the model's."""
+    return model._aggregate_additional_loss(loss)
+
+
+def described_functions(model: Any) -> list[Any]:
+    """The functions whose lines say what a step computes: of layers, losses and metrics."""
+    layers = model._flatten_layers()
+    losses = list(getattr(loss_of_compile(model), "_flat_losses", None) or ())
+    metrics = [metric for metric in model.metrics if metric is not None]
+    inner = [one for metric in metrics for one in getattr(metric, "metrics", ())]
+    functions = [getattr(type(layer), "call", None) for layer in layers]
+    functions += [getattr(type(loss), "call", None) for loss in losses]
+    functions += [getattr(type(metric), "update_state", None) for metric in (*metrics, *inner)]
+    return [function for function in functions if function is not None]
+
+
+def loss_of_compile(model: Any) -> Any:
+    """The object that computes all losses of `compile`; None before."""
+    return getattr(model, "_compile_loss", None)

@@ -117,7 +117,7 @@ def accumulator_dtypes(
         ValueError: the function that the user gave returns none.
     """
     keywords = _keywords(state_of(model).settings, pipelined=pipelined)
-    wanted = keywords.get("gradient_accumulation_dtype" if pipelined else "dtype")
+    wanted: Any = keywords.get("gradient_accumulation_dtype" if pipelined else "dtype")
     dtypes = {}
     for variable in variables:
         if variable.role != "trained":

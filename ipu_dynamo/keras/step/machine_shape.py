@@ -3,7 +3,7 @@
 What does not fit is refused here, before any step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import innermost_strategy
 from ipu_dynamo.keras.private.stateless_names import has_callable_rate, inner_optimizers
 from ipu_dynamo.keras.settings.enumerations import PipelineSchedule
+from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
 from ipu_dynamo.keras.step.step_variables import Kind
 
 _METHODS: dict[Kind, str] = {"fit": "fit", "evaluate": "evaluate", "predict": "predict"}
@@ -142,6 +143,9 @@ def call_shape(model: Any, kind: Kind, steps: int) -> CallShape:
             f"steps_per_execution of the {what} {model.name} is {steps} for each replica, and no "
             f"multiple of its {accumulation} gradient accumulation steps per replica"
         )
+    plan = stage_plan(model, training=kind == "fit")
+    if ipus is not None and plan is not None:
+        check_variables(model, plan, ipus)
     if ipus is not None and not is_sequential_schedule(model):
         given = accumulation if kind == "fit" else steps
         least = _least(ipus, kind)
@@ -186,10 +190,34 @@ def _check_optimizer(model: Any, *, several: bool) -> None:
             )
 
 
+def check_variables(model: Any, plan: StagePlan, ipus: Sequence[int]) -> None:
+    """Refuse a variable that stages on several IPUs use.
+
+    Raises:
+        ValueError: there is one; it names it, and the stages.
+    """
+    uses: dict[int, tuple[Any, set[int]]] = {}
+    for operation, stage in _calls(plan):
+        for variable in getattr(operation, "variables", ()):
+            uses.setdefault(id(variable), (variable, set()))[1].add(stage)
+    for variable, stages in uses.values():
+        places = sorted({ipus[stage] for stage in stages})
+        if len(places) > 1:
+            raise ValueError(
+                f"variable {variable.path} of {model.name} can only be used by pipeline stages on "
+                f"the same IPU, and stages {sorted(stages)}, on IPUs {places}, use it: assign them "
+                "to one IPU by set_pipelining_options(device_mapping=...)"
+            )
+
+
+def _calls(plan: StagePlan) -> Iterator[tuple[Any, int]]:
+    for invocation in plan.invocations:
+        if invocation.nested is None:
+            yield invocation.operation, invocation.stage
+        else:
+            yield from _calls(invocation.nested)
+
+
 def _number_of_stages(model: Any) -> int | None:
-    try:
-        from ipu_dynamo.keras.stages.stage_plan import stage_plan
-    except ImportError:
-        return None
     plan = stage_plan(model)
     return None if plan is None else plan.num_stages

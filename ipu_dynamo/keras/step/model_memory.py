@@ -12,27 +12,29 @@ _MEMORY = "_ipu_dynamo_memory"  # in the instance's __dict__, past Keras' and Py
 
 
 class ModelMemory:
-    """What replicas have for themselves, and the generator of draws that name none.
+    """What replicas have for themselves, and the generators of draws that name none.
 
     Attributes:
-        generator: a `keras.random.SeedGenerator`; None until a program needs it. No file holds it.
+        generators: seed generators by stage, each made when a program needs it. No file holds them.
+            Each stage has one, since its state lives where it draws.
     """
 
     def __init__(self) -> None:
-        self.generator: Any = None
+        self.generators: dict[int, Any] = {}
         self._replicas: dict[int, ReplicaMemory] = {}
 
     @property
     def seeds(self) -> list[Any]:
         """States of generators that are no variables of the model."""
-        return [] if self.generator is None else [self.generator.state]
+        return [generator.state for generator in self.generators.values()]
 
-    def make_generator(self) -> None:
-        """Make the generator, its words drawn from Keras' global one."""
+    def make_generator(self, stage: int) -> None:
+        """Make the generator of a stage, its words drawn from Keras' global one."""
         with torch.no_grad():
             words = draw_seed(None)
-            self.generator = keras.random.SeedGenerator(0, name="unseeded")
-            self.generator.state.assign(words)
+            generator = keras.random.SeedGenerator(0, name=f"unseeded{stage}")
+            generator.state.assign(words)
+        self.generators[stage] = generator
 
     def replicas(self, count: int) -> ReplicaMemory:
         """The memory of so many replicas."""

@@ -18,6 +18,7 @@ from ipu_dynamo.keras.private.stateless_names import (
     inner_optimizers,
     tensor_of,
 )
+from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
 from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
 from ipu_dynamo.keras.step.machine_shape import (
@@ -58,6 +59,15 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
     """
     batch = _normal(batch)
     build_for(model, batch, compiled=kind != "predict")
+    plan = stage_plan(model, batch[0], training=kind == "fit")
+    if (plan is not None) != shape.pipelined:  # a subclass may tell of its stages in `call` only
+        other = call_shape(model, kind, shape.steps)
+        if other.replicas != shape.replicas:
+            raise RuntimeError(
+                f"{model.name} turns out to have {plan and plan.num_stages} pipeline stages, which "
+                "leaves another number of replicas: build the model before its first call"
+            )
+        shape = other
     programs = state_of(model).programs
     signature = tuple(
         None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in leaves(batch)
@@ -65,8 +75,8 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
     key = kind, shape, signature
     program = programs.get(key)
     if program is None or not program.fits():
-        program = programs[key] = StepProgram(model, kind, batch, shape)
-    return program  # type: ignore[no-any-return]
+        program = programs[key] = StepProgram(model, kind, batch, shape, plan)
+    return program
 
 
 def _normal(batch: Any) -> Any:
@@ -104,8 +114,10 @@ class StepProgram:
     the host is to see.
     """
 
-    def __init__(self, model: Any, kind: Kind, batch: Any, shape: CallShape) -> None:
-        self.model, self.kind, self.shape = model, kind, shape
+    def __init__(
+        self, model: Any, kind: Kind, batch: Any, shape: CallShape, plan: StagePlan | None
+    ) -> None:
+        self.model, self.kind, self.shape, self._plan = model, kind, shape, plan
         self._memory: ModelMemory = memory_of(model)
         self._ipus = stage_ipus(model)
         self._buffers = CallBuffers(batch, shape.steps * shape.replicas)
@@ -195,21 +207,21 @@ class StepProgram:
         return step_variables(self.model, self.kind, seeds=self._memory.seeds)
 
     def _compile(self, batch: Any) -> CompiledModel:
-        """Compile; once more if a draw without a seed was met, which needs a generator."""
+        """Compile; again for each stage in which a draw without a seed needs a generator."""
         rows = [batch] * (self.shape.steps * self.shape.replicas)
         inputs = self._buffers.filled(rows)
-        for last in (False, True):
+        while True:
             module = self._module()
             program = self._core_program(module)
             try:
                 program.compile(*inputs)
             except Exception:
-                if last or not module.wants_generator:
+                stage = module.without_generator
+                if stage is None or stage in self._memory.generators:
                     raise
-                self._memory.make_generator()
+                self._memory.make_generator(stage)
                 continue
             return program
-        raise AssertionError("compiled in neither of two attempts")
 
     def _module(self) -> StepModule:
         self._variables = self._list_variables()
@@ -223,7 +235,8 @@ class StepProgram:
                 for v in self._variables
             ],
             reduced=reduced_loss(self.model, self.shape),
-            generator=self._memory.generator,
+            generators=self._memory.generators,
+            plan=self._plan,
         )
 
     def _core_program(self, module: StepModule) -> CompiledModel:

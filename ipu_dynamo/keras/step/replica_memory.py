@@ -45,7 +45,7 @@ class ReplicaMemory:
     def publish(
         self, variables: Sequence[StepVariable], method: ReplicatedMetricReductionMethod
     ) -> None:
-        """Show the host the metrics as they are reduced, and of other states the first replica's."""
+        """Show the host the metrics as they are reduced, of other states those of replica 0."""
         with torch.no_grad():
             for variable in variables:
                 owner, present, values, _ = self._held[id(variable.variable)]

@@ -4,15 +4,19 @@ tensors.
 What the step assigns is written to buffers in place; weights change by the update alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from keras import StatelessScope, tree
 from torch import Tensor, nn
 
+from ipu_dynamo.capture.private.tracing import quote_source_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.private.stateless_names import (
+    described_functions,
     gives_training,
     is_overridden,
     loss_of,
@@ -20,6 +24,8 @@ from ipu_dynamo.keras.private.stateless_names import (
     override_losses,
     track_loss,
 )
+from ipu_dynamo.keras.stages.stage_plan import StagePlan
+from ipu_dynamo.keras.step.stage_walk import StageWalk
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
 from ipu_dynamo.keras.step.tracing import keras_traced
 from ipu_dynamo.ops.marks.markers import identity_loss
@@ -40,7 +46,12 @@ class StepModule(nn.Module):
         variables: with the tensors that this module has for them.
         reduced: the loss that is differentiated, from the scaled one: what divides by the number of
             micro-batches.
-        generator: the seed generator of draws that name none.
+        generators: the seed generators of draws that name none, by stage; 0 without stages.
+        plan: of the calls, if the model is pipelined.
+
+    Attributes:
+        without_generator: the stage of a draw without a seed, for which there is no generator;
+            None: the last trace met none.
     """
 
     def __init__(
@@ -50,18 +61,20 @@ class StepModule(nn.Module):
         variables: Sequence[tuple[StepVariable, Tensor]],
         *,
         reduced: Scaled | None = None,
-        generator: Any = None,
+        generators: Mapping[int, Any] | None = None,
+        plan: StagePlan | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.wants_generator = (
-            False  # the last trace met a draw without a seed, and had no generator
-        )
+        self.without_generator: int | None = None
         self._variables = tuple(variable for variable, _ in variables)
-        self._reduced, self._generator = reduced, generator
+        self._reduced, self._generators, self._plan = reduced, dict(generators or {}), plan
+        self._walk: StageWalk | None = None
         self._keras = (model,)  # a tuple, past what PyTorch takes for a submodule
         for variable, tensor in variables:
             self._hold(variable, tensor)
+        for function in described_functions(model):
+            quote_source_of(function)
 
     def _hold(self, variable: StepVariable, tensor: Tensor) -> None:
         *path, name = variable.name.split(".")
@@ -87,15 +100,16 @@ class StepModule(nn.Module):
 
     def forward(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """The logs of one batch, or its outputs."""
-        before = {v: self.held(v) for v in self._variables}
-        mapping = [(v.variable, tensor) for v, tensor in before.items()]
+        present = {v: self.held(v) for v in self._variables}
+        mapping = {id(v.variable): tensor for v, tensor in present.items()}
         with keras_traced(self._own_generator):
-            scope = StatelessScope(
-                state_mapping=mapping, collect_losses=True, initialize_variables=False
-            )
+            scope = StatelessScope(collect_losses=True, initialize_variables=False)
+            mapping_of(scope).update(mapping)
+            write = partial(self._write, scope, present)
+            self._walk = None if self._plan is None else StageWalk(self._plan, write)
             with scope:
                 results = self._step(x, y, sample_weight)
-            self._write(scope, before)
+            write()
         return results
 
     def _step(self, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -108,7 +122,7 @@ class StepModule(nn.Module):
             return model.test_step((x, y, sample_weight))
         training = self.kind == "fit"
         y_pred = self._outputs(x, training=training)
-        override_losses(model, model.losses)
+        override_losses(model, model.losses if self._walk is None else self._walk.losses)
         try:
             loss = loss_of(model, x, y, y_pred, sample_weight, training)
         finally:
@@ -123,10 +137,15 @@ class StepModule(nn.Module):
 
     def _outputs(self, x: Any, *, training: bool) -> Any:
         (model,) = self._keras
-        return model(x, training=training) if gives_training(model) else model(x)
+        with nullcontext() if self._walk is None else self._walk.instead_of_call():
+            return model(x, training=training) if gives_training(model) else model(x)
 
-    def _write(self, scope: StatelessScope, before: dict[StepVariable, Tensor]) -> None:
-        """Write what the step has assigned, in place; weights are the update's."""
+    def _write(self, scope: StatelessScope, present: dict[StepVariable, Tensor]) -> None:
+        """Write what the step has assigned since, in place; weights are the update's.
+
+        Args:
+            present: the values of variables, which become those of the scope.
+        """
         mapping = mapping_of(scope)
         known = {id(v.variable) for v in self._variables}
         if unknown := [key for key in mapping if key not in known]:
@@ -135,16 +154,18 @@ class StepModule(nn.Module):
                 hint="make them attributes of a layer, so that Keras finds them",
             )
         with torch.no_grad():
-            for variable, tensor in before.items():
+            for variable, value in present.items():
                 new = mapping[id(variable.variable)]
-                if new is not tensor and not variable.is_parameter:
-                    tensor.copy_(new.detach())
+                if new is not value and not variable.is_parameter:
+                    self.held(variable).copy_(new.detach())
+                    present[variable] = new
 
     def _own_generator(self) -> Any:
-        if self._generator is None:
-            self.wants_generator = True
+        stage = 0 if self._walk is None else self._walk.stage
+        if stage not in self._generators:
+            self.without_generator = stage
             raise CompileError(
                 "a random function of keras.random is called without a seed",
                 hint="give it a keras.random.SeedGenerator",
             )
-        return self._generator
+        return self._generators[stage]
