@@ -186,6 +186,12 @@ class Extension(ExecutionMethods):
         """Build the model as Keras does, and restore its options in a scope."""
         restore_build_config(self, config, super().build_from_config)
 
+    def __reduce__(self) -> Any:
+        """Pickle as a model of the plain class, which is what its module has under its name."""
+        function, *rest = super().__reduce__()
+        plain = next(cls for cls in type(self).__mro__ if not issubclass(cls, Extension))
+        return getattr(plain, function.__name__), *rest
+
 
 class FunctionalExtension(Extension):
     """Methods of an extended Functional model."""

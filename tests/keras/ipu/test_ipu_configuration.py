@@ -76,13 +76,13 @@ def test_an_int_passes_for_a_float(value, fits):
         config.io_tiles.available_memory_proportion = value
         assert config.io_tiles.available_memory_proportion == value
     else:
-        with pytest.raises(TypeError, match="io_tiles.available_memory_proportion is"):
+        with pytest.raises(TypeError, match=r"io_tiles\.available_memory_proportion is"):
             config.io_tiles.available_memory_proportion = value
 
 
 def test_a_bool_is_no_int_and_esr_takes_both():
     config = IPUConfig()
-    with pytest.raises(TypeError, match="io_tiles.num_io_tiles is True"):
+    with pytest.raises(TypeError, match=r"io_tiles\.num_io_tiles is True"):
         config.io_tiles.num_io_tiles = True
     config.floating_point_behaviour.esr = True
     config.floating_point_behaviour.esr = StochasticRoundingBehaviour.ON

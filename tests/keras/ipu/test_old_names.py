@@ -92,7 +92,7 @@ def test_a_missing_keras_names_the_extra(monkeypatch):
 
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    with pytest.raises(RuntimeError, match="needs the torch backend of Keras.*runs on jax"):
+    with pytest.raises(RuntimeError, match=r"needs the torch backend of Keras.*runs on jax"):
         check_keras.check()
 
 
