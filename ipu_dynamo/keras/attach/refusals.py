@@ -11,8 +11,13 @@ _ALWAYS = ("train_step", "make_train_function", "make_test_function", "make_pred
 _PIPELINED = ("test_step", "predict_step")
 
 
-def check_execution(model: Any, kind: Literal["fit", "evaluate", "predict"]) -> None:
+def check_execution(
+    model: Any, kind: Literal["fit", "evaluate", "predict"], *, method: str | None = None
+) -> None:
     """Check that `fit`, `evaluate` or `predict` of an extended model can run as a program.
+
+    Args:
+        method: what is called, as `train_on_batch`; `kind` if left out.
 
     Raises:
         RuntimeError: `run_eagerly` is set, or a method is overridden that a program replaces.
@@ -23,7 +28,8 @@ def check_execution(model: Any, kind: Literal["fit", "evaluate", "predict"]) -> 
             f"{kind} of model {model.name} runs as a program, and run_eagerly is True: set it to "
             "False, in compile() or on the model"
         )
-    names = list(_ALWAYS)
+    # a user's own fit would never be called: the extension's stands before it
+    names = [method or kind, *_ALWAYS]
     if state_of(model).assignment is not None:
         names += _PIPELINED
         if isinstance(model, Functional | Sequential):

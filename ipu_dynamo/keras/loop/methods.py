@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ipu_dynamo.keras.attach.refusals import check_execution
 from ipu_dynamo.keras.attach.thread_state import extensions_active
 from ipu_dynamo.keras.loop.evaluate import evaluate
 from ipu_dynamo.keras.loop.execution import is_execution_function, make_function
@@ -22,36 +23,42 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as a program of the IPUs if a strategy's scope is active."""
         if extensions_active():
+            check_execution(self, "fit")
             return fit(self, *args, **kwargs)
         return super().fit(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, as a program of the IPUs if a strategy's scope is active."""
         if extensions_active():
+            check_execution(self, "evaluate")
             return evaluate(self, *args, **kwargs)
         return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict, as a program of the IPUs if a strategy's scope is active."""
         if extensions_active():
+            check_execution(self, "predict")
             return predict(self, *args, **kwargs)
         return super().predict(*args, **kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `fit`, where one batch is a whole execution."""
         if extensions_active():
+            check_execution(self, "fit", method="train_on_batch")
             return train_on_batch(self, *args, **kwargs)
         return super().train_on_batch(*args, **kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `evaluate`, where one batch is a whole execution."""
         if extensions_active():
+            check_execution(self, "evaluate", method="test_on_batch")
             return evaluate_on_batch(self, *args, **kwargs)
         return super().test_on_batch(*args, **kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `predict`, where one batch is a whole execution."""
         if extensions_active():
+            check_execution(self, "predict", method="predict_on_batch")
             return predict_on_batch(self, *args, **kwargs)
         return super().predict_on_batch(*args, **kwargs)
 

@@ -181,19 +181,16 @@ def test_the_progress_bar_shows_the_mean_of_a_list(machine, capsys):
     assert f"loss: {np.mean(results[0]):.4f}" in capsys.readouterr().out
 
 
-def test_a_users_evaluate_is_used_for_validation(machine):
-    class Counting(keras.Sequential):
-        validations = 0
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "train_on_batch"])
+def test_a_users_own_method_is_refused_as_it_would_not_be_called(machine, method):
+    class Own(keras.Sequential):
+        pass
 
-        def evaluate(self, *args, **kwargs):
-            Counting.validations += 1
-            return super().evaluate(*args, **kwargs)
-
-    model = Counting([keras.Input((3,)), keras.layers.Dense(2)])
+    setattr(Own, method, lambda self, *args, **kwargs: None)
+    model = Own([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    x, y = arrays(8)
-    history = model.fit(x, y, validation_data=(x, y), epochs=3, verbose=0).history
-    assert len(history["val_loss"]) == 3
+    with pytest.raises(RuntimeError, match=f"class Own of model .* overrides {method}"):
+        getattr(model, method)(arrays(8)[0])
 
 
 def test_torch_state_is_that_of_keras(machine):
