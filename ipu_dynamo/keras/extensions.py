@@ -48,6 +48,7 @@ from ipu_dynamo.keras.stored.restore import (
     restore_build_config,
 )
 
+
 class Extension(ExecutionMethods):
     """What the three extensions have in common."""
 
