@@ -1,5 +1,6 @@
 """Choose where Keras' files hold what is stored, and restore it as models are made from them."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from ipu_dynamo.keras.private.keras_private import (
 )
 from ipu_dynamo.keras.stored.stored_state import KEY, restore_state, stored_state
 
+logger = logging.getLogger("ipu_dynamo.keras")
+
 
 def config_with_state(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """A model's configuration, with its state where that belongs there."""
@@ -23,6 +26,13 @@ def config_with_state(model: Any, config: dict[str, Any]) -> dict[str, Any]:
 def build_config_with_state(model: Any, config: dict[str, Any] | None) -> dict[str, Any] | None:
     """A model's build configuration; there is none before it is built, and then none here."""
     if config is None or _in_config(model):
+        return config
+    if isinstance(model, Functional):  # built by its constructor: Keras will not build it again
+        logger.info(
+            "a file of model %s does not hold its options for IPUs, as its class has a constructor "
+            "of its own: set them again after loading it",
+            model.name,
+        )
         return config
     return {**config, KEY: stored_state(model)}
 
