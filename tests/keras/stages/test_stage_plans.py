@@ -182,6 +182,18 @@ def test_a_subclass_of_several_inputs():
     assert torch.equal(run(stage_plan(model, x), x)["sum"], model(x)["sum"])
 
 
+def test_masks_are_operations_of_the_graph():
+    layers = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.GlobalAveragePooling1D()]
+    model = extend(keras.Sequential([keras.Input((4,), dtype="int32"), *layers, D(1)]))
+    assert len(model.get_pipeline_stage_assignment()) == 3
+    model.set_pipeline_stage_assignment([0, 1, 1])
+    plan = stage_plan(model)
+    assert [call.stage for call in plan.invocations] == [0, 0, 1, 1]
+    assert "not_equal" in {call.operation.name.rstrip("_0123456789") for call in plan.invocations}
+    x = torch.randint(5, (2, 4), dtype=torch.int32)
+    assert torch.equal(run(plan, x), model(x))
+
+
 def test_a_model_without_stages_has_no_plan():
     for model in (extend(branches()), extend(nesting("sequential")), extend(Subclass())):
         assert stage_plan(model, torch.rand(2, 3)) is None
