@@ -122,10 +122,12 @@ def test_the_configuration_is_that_of_plain_keras(name):
     assert config == super(Extension, model).get_config()
 
 
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
 @pytest.mark.usefixtures("_scope")
 def test_clones_are_extended_with_default_options():
-    for make in (functional, CASES["sequential"][0]):
+    for make in (functional, CASES["sequential"][0], Subclass):
         model = make()
+        model.build((None, 3))
         model.set_infeed_queue_options(prefetch_depth=3)
         clone = keras.models.clone_model(model)
         assert isinstance(clone, EXTENSIONS)
