@@ -172,6 +172,8 @@ class StepProgram:
             else:
                 columns.append([leaf] * count)
         singles = [spec.unflatten(list(row)) for row in zip(*columns, strict=True)]
+        if self.kind == "fit":
+            singles = [logs for _, logs in singles]
         return [singles[i : i + replicas] for i in range(0, len(singles), replicas)]
 
     @contextmanager
@@ -249,6 +251,7 @@ class StepProgram:
             module,
             update,
             options,
+            loss=0,
             accumulator_dtypes=accumulator_dtypes(model, shape.pipelined, variables),
         )
         self._versions = self._state_versions()
