@@ -8,8 +8,8 @@ Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasti
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 from ipu_dynamo.ops.key_mixing import mix_bits
+from ipu_dynamo.ops.precision.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("round_stochastically(Tensor x, Tensor first, Tensor second) -> Tensor")
