@@ -9,7 +9,7 @@ from torch import nn
 import poptorch
 from ipu_dynamo import compile_inference, compile_training
 from ipu_dynamo.optimum import IPUConfig, deparallelize, get_layer_ipu, parallelize
-from ipu_dynamo.optimum.find_layers import find_layer_lists
+from ipu_dynamo.optimum.placement.find_layers import find_layer_lists
 from tests.optimum.small_models import SMALL, small
 
 STEPS, ROWS = 5, 1
