@@ -135,10 +135,13 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
     def compilationTime(self) -> datetime.timedelta:
         """How long the last compilation took."""
         if self._compile_seconds is None:
-            raise createPoptorchError("Please compile the model before obtaining compilation time.")
+            raise createPoptorchError(
+                "Please compile the model before obtaining compilation time.", id="call"
+            )
         if not self._options._show_progress_bar:
             raise createPoptorchError(
-                "Please set showCompilationProgressBar option to obtain compilation time."
+                "Please set showCompilationProgressBar option to obtain compilation time.",
+                id="option",
             )
         return datetime.timedelta(seconds=self._compile_seconds)
 
@@ -170,7 +173,8 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
         if self.isCompiled():
             raise createPoptorchError(
                 f"replicaGrouping of {name}: the model is compiled already; call it before, or "
-                "after destroy()"
+                "after destroy()",
+                id="call",
             )
         if CommGroupType(grouping[0]) is CommGroupType.All:
             return  # all replicas share it, as they do anyway
@@ -348,7 +352,9 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of an optimizer, the same or another, from the next call on."""
         if self._update is None:
-            raise createPoptorchError("setOptimizer is for training: this model infers only")
+            raise createPoptorchError(
+                "setOptimizer is for training: this model infers only", id="optimizer"
+            )
         update = self._update
 
         def use() -> None:

@@ -9,9 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
-from ipu_dynamo.optimum import hub
-from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME, read_file, repaired
-from ipu_dynamo.optimum.fields import fields_of
+from ipu_dynamo.optimum.files import hub
+from ipu_dynamo.optimum.files.config_files import (
+    BASE_KEYS,
+    GONE,
+    IPU_CONFIG_NAME,
+    read_file,
+    repaired,
+)
+from ipu_dynamo.optimum.values.fields import fields_of
 from ipu_dynamo.version import __version__
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.marks.markers import begin_block
-from ipu_dynamo.optimum.block_placement import place
 from ipu_dynamo.optimum.config import IPUConfig
-from ipu_dynamo.optimum.find_layers import LayerList
-from ipu_dynamo.optimum.serialize import Choice
+from ipu_dynamo.optimum.placement.block_placement import place
+from ipu_dynamo.optimum.placement.find_layers import LayerList
+from ipu_dynamo.optimum.serialized.serialize import Choice
 from ipu_dynamo.options import Options, Strategy
 from ipu_dynamo.passes.traced.stages.placement import computes
 from ipu_dynamo.whole_step.measured_costs import measured_costs

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ipu_dynamo import blocks
-from ipu_dynamo.optimum.block_placement import Part, Placed, place
 from ipu_dynamo.optimum.checkpoint import recomputation_checkpoint
 from ipu_dynamo.optimum.config import IPUConfig
-from ipu_dynamo.optimum.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.layer_counts import get_layer_ipu
-from ipu_dynamo.optimum.layer_plans import plan_for
-from ipu_dynamo.optimum.serialize import Swaps, choose, put_in, take_out
-from ipu_dynamo.optimum.traced_layers import Sample, in_order_of_calls
+from ipu_dynamo.optimum.placement.block_placement import Part, Placed, place
+from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
+from ipu_dynamo.optimum.placement.layer_plans import plan_for
+from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls
+from ipu_dynamo.optimum.serialized.serialize import Swaps, choose, put_in, take_out
 
 log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=nn.Module)

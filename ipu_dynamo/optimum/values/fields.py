@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
-from ipu_dynamo.optimum import pod_types
+from ipu_dynamo.optimum.values import pod_types
 
 OUTPUT_MODES = ("all", "sum", "final", "default")
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from ipu_dynamo.optimum.config import IPUConfig
-from ipu_dynamo.optimum.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
-from ipu_dynamo.optimum.traced_layers import Sample, in_order_of_calls, layer_seconds
+from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
+from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls, layer_seconds
 from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ipu_dynamo.optimum.serialized_embedding import SerializedEmbedding, check_plain_embedding
-from ipu_dynamo.optimum.serialized_linear import OUTPUT_CHANNELS, SerializedLinear, SplitProjection
+from ipu_dynamo.optimum.serialized.serialized_embedding import (
+    SerializedEmbedding,
+    check_plain_embedding,
+)
+from ipu_dynamo.optimum.serialized.serialized_linear import (
+    OUTPUT_CHANNELS,
+    SerializedLinear,
+    SplitProjection,
+)
 
 if TYPE_CHECKING:
     from ipu_dynamo.optimum.config import IPUConfig

@@ -4,7 +4,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ipu_dynamo.optimum.fields import Field, type_text
+from ipu_dynamo.optimum.values.fields import Field, type_text
 
 _TRUE = frozenset({"true", "1", "y", "yes"})
 _FALSE = frozenset({"false", "0", "n", "no"})

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ipu_dynamo.optimum.find_layers import LayerList
-from ipu_dynamo.optimum.serialize import Choice
-from ipu_dynamo.optimum.serialized_embedding import SerializedEmbedding
-from ipu_dynamo.optimum.serialized_linear import SplitProjection
-from ipu_dynamo.optimum.serialized_parts import first_parts
+from ipu_dynamo.optimum.placement.find_layers import LayerList
+from ipu_dynamo.optimum.serialized.serialize import Choice
+from ipu_dynamo.optimum.serialized.serialized_embedding import SerializedEmbedding
+from ipu_dynamo.optimum.serialized.serialized_linear import SplitProjection
+from ipu_dynamo.optimum.serialized.serialized_parts import first_parts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.blocks import BeginBlock, remove_blocks
-from ipu_dynamo.optimum.serialized_parts import EmbeddingPart, filled, first_parts, part_sizes
+from ipu_dynamo.optimum.serialized.serialized_parts import (
+    EmbeddingPart,
+    filled,
+    first_parts,
+    part_sizes,
+)
 
 
 class SerializedEmbedding(nn.Module):

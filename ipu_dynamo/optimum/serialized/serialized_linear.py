@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 from ipu_dynamo.blocks import BeginBlock, remove_blocks
 from ipu_dynamo.ops.marks.serialized import MODES, serialized_matmul
-from ipu_dynamo.optimum.serialized_parts import LinearPart, filled, first_parts, part_sizes
+from ipu_dynamo.optimum.serialized.serialized_parts import (
+    LinearPart,
+    filled,
+    first_parts,
+    part_sizes,
+)
 
 OUTPUT_CHANNELS, REDUCING_DIM, DISABLED = "output_channels", "reducing_dim", "none"
 
