@@ -11,6 +11,7 @@ from benchmarks import (
     language_model,
     layer_plans,
     loader,
+    loops,
     pipeline,
     recurrent,
     traced_updates,
@@ -53,6 +54,7 @@ CASES = {
         f"recurrent_{kind}": Case(contenders, f"2 layers of {kind.upper()}, 100 steps, batch 32")
         for kind, contenders in recurrent.CASES.items()
     },
+    "for_loop": Case(loops.contenders, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
     "half_partials": Case(half.partial_sums, "a product and its gradients"),
     "half_training": Case(half.training_step, "a small language model in float16"),
 }
@@ -64,5 +66,6 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "loader": loader.epochs,
     "ctc_decoder": ctc_decoder.batches,
     "traced_updates": traced_updates.seconds,
+    "for_loop": loops.programs,
     "recurrent": recurrent.first_calls,
 }  # what else is to be known, by name: figures by what they say
