@@ -27,6 +27,7 @@ def compile_training(
     loss: int | None = None,
     clip: Clip | None = None,
     update: Literal["program", "host"] = "program",
+    accumulator_dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> CompiledModel:
     """Make a whole training step one program: forward, loss, backward, accumulation, update.
 
@@ -46,6 +47,8 @@ def compile_training(
         update: `program`, the update is part of it; `host`, the program ends with the gradients,
             and `optimizer.step()` runs in Python after each of its steps. That takes any optimiser
             that needs no closure.
+        accumulator_dtypes: in which the gradients of parameters are summed over micro-batches and
+            replicas, by the parameters' names. Others are summed in their own; halves in float32.
 
     Example:
         step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -70,6 +73,11 @@ def compile_training(
 
     if update not in ("program", "host"):
         raise OptionError(f"update is {update!r}; choose program or host")
+    dtypes = dict(accumulator_dtypes or {})
+    if wrong := [name for name, dtype in dtypes.items() if not dtype.is_floating_point]:
+        raise OptionError(
+            f"accumulator_dtypes has {dtypes[wrong[0]]} for {wrong[0]}; gradients are floating point"
+        )
     if isinstance(optimizer, TracedUpdate):
         optimizer.use_parameters_of(model)
     on_host = update == "host"
@@ -78,7 +86,14 @@ def compile_training(
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
         known = describe_host if on_host else describe
         groups = (known if traced is None else traced.describe)(given, parameters)
-        return tuple(replace(group, clip=clip) for group in groups)
+        return tuple(
+            replace(
+                group,
+                clip=clip,
+                accumulator_dtypes={n: dtypes[n] for n in group.parameters if n in dtypes},
+            )
+            for group in groups
+        )
 
     step = CompiledModel(
         model,

@@ -60,6 +60,10 @@ class UpdateGroup(Protocol):
         """In which dtype gradients are summed."""
 
     @property
+    def accumulator_dtypes(self) -> Mapping[str, torch.dtype]:
+        """The same of single parameters, by name."""
+
+    @property
     def trace(self) -> TracedStep | None:
         """Of a traced rule, the functions; the same for all groups."""
 
@@ -148,7 +152,11 @@ class StepEnd:
     @cached_property
     def summed_as(self) -> Mapping[str, TensorType]:
         """The types of accumulators, by parameter. Where nothing is summed, it is the weight's."""
-        wanted = {n: group.accumulator_dtype for group in self.groups for n in group.parameters}
+        wanted: dict[str, AccumulatorDtype] = {
+            name: group.accumulator_dtypes.get(name, group.accumulator_dtype)
+            for group in self.groups
+            for name in group.parameters
+        }
         several = self.options.gradient_accumulation * self.options.replicas > 1
         found = {}
         for name, type_ in self.types.items():

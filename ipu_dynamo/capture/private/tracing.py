@@ -19,6 +19,7 @@ from torch.autograd.graph import _engine_run_backward as run_backward
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
+    get_proxy_slot,
     make_fx,
 )
 from torch.fx.experimental.symbolic_shapes import (
@@ -36,6 +37,7 @@ __all__ = [
     "FunctionBase",
     "GuardOnDataDependentSymNode",
     "called_again",
+    "constant_value",
     "fake_mode",
     "fake_mode_of",
     "flatten",
@@ -169,6 +171,44 @@ def graph_being_traced() -> fx.Graph | None:
     """The graph that a trace of this thread writes; None outside of one."""
     mode = get_proxy_mode()
     return None if mode is None else mode.tracer.graph
+
+
+def constant_value(tensor: Tensor) -> Tensor | None:
+    """The value of a tensor that a trace of this thread makes of constants alone.
+
+    None: it hangs on an input or on random numbers, or there is no trace.
+    """
+    mode = get_proxy_mode()
+    proxy = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    if mode is None or proxy is None:
+        return None
+    wanted: dict[fx.Node, None] = {}
+    waiting = [proxy.proxy.node]
+    while waiting:
+        node = waiting.pop()
+        if node in wanted:
+            continue
+        tags = getattr(node.target, "tags", ())
+        if node.op not in ("call_function", "get_attr") or _RANDOM in tags:
+            return None
+        wanted[node] = None
+        waiting += node.all_input_nodes
+    values: dict[fx.Node, Any] = {}
+    with outside_modes(), outside_function_modes(), torch.no_grad():
+        for node in mode.tracer.graph.nodes:
+            if node not in wanted:
+                continue
+            if node.op == "get_attr":
+                root: Any = getattr(mode.tracer, "root", None)
+                values[node] = getattr(root, str(node.target))
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    value: Tensor = values[proxy.proxy.node]
+    return value
+
+
+_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 def seen_as_compiling() -> AbstractContextManager[None]:

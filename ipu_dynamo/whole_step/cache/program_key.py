@@ -105,7 +105,8 @@ def _lines(capture: Capture) -> Iterator[str]:
 
 def _group(group: UpdateGroup) -> tuple[object, ...]:
     """A group of the optimiser, without its numbers."""
-    return str(group.rule), group.parameters, group.clip, group.accumulator_dtype
+    dtypes = group.accumulator_dtype, sorted(group.accumulator_dtypes.items())
+    return str(group.rule), group.parameters, group.clip, dtypes
 
 
 def _of_program(options: Options) -> Options:

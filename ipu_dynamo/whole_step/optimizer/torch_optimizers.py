@@ -31,6 +31,7 @@ class Group:
         trace: the functions of a traced rule; the same for all groups.
         accumulator_dtype: in which gradients are summed; `weight`: each in that of its weight;
             None: float32 for weights in half precision, else as `weight`.
+        accumulator_dtypes: of single parameters, by name, in place of `accumulator_dtype`.
     """
 
     rule: Rule
@@ -38,6 +39,7 @@ class Group:
     values: tuple[float, ...]
     clip: Clip | None = None
     accumulator_dtype: AccumulatorDtype = None
+    accumulator_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict, hash=False)
     trace: TracedStep | None = field(default=None, compare=False, repr=False)
 
 

@@ -1,0 +1,56 @@
+"""Refuse, before any step, what an extended model cannot do as it is written."""
+
+from typing import Any, Literal
+
+import keras
+
+from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.private.keras_private import Functional, Sequential
+
+_ALWAYS = ("train_step", "make_train_function", "make_test_function", "make_predict_function")
+_PIPELINED = ("test_step", "predict_step")
+
+
+def check_execution(
+    model: Any, kind: Literal["fit", "evaluate", "predict"], *, method: str | None = None
+) -> None:
+    """Check that `fit`, `evaluate` or `predict` of an extended model can run as a program.
+
+    Args:
+        method: what is called, as `train_on_batch`; `kind` if left out.
+
+    Raises:
+        RuntimeError: `run_eagerly` is set, or a method is overridden that a program replaces.
+        NotImplementedError: there is no `call`.
+    """
+    if model.run_eagerly:
+        raise RuntimeError(
+            f"{kind} of model {model.name} runs as a program, and run_eagerly is True: set it to "
+            "False, in compile() or on the model"
+        )
+    # a user's own fit would never be called: the extension's stands before it
+    names = [method or kind, *_ALWAYS]
+    if state_of(model).assignment is not None:
+        names += _PIPELINED
+        if isinstance(model, Functional | Sequential):
+            names.append("call")
+    for name in names:
+        definer = _definer(model, name)
+        if definer is not None:
+            raise RuntimeError(
+                f"class {definer.__name__} of model {model.name} overrides {name}, which a program "
+                f"replaces: remove {name}, or make the strategy with enable_keras_extensions=False"
+            )
+    if _definer(model, "call") is None and type(model).call is keras.Model.call:
+        raise NotImplementedError(
+            f"class {type(model).__name__} of model {model.name} has no call method: define one"
+        )
+
+
+def _definer(model: Any, name: str) -> type | None:
+    """The class of a user that overrides a method of Keras, if one does."""
+    for cls in type(model).__mro__:
+        package = cls.__module__.split(".")[0]
+        if name in vars(cls) and package != "ipu_dynamo":  # not the extension's own
+            return None if package == "keras" else cls
+    return None

@@ -1,0 +1,133 @@
+"""Take the batches of each epoch from a data adapter of Keras, an execution's worth at a time.
+
+When the data is begun anew, and when it goes on, is as in Keras' own iterator, random draws
+included: so the same seed shuffles alike with and without the extension.
+"""
+
+import warnings
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from ipu_dynamo.keras.loop.batches import Batch, OneForm, normalised, partial_batch
+from ipu_dynamo.keras.loop.infeed import Infeed
+from ipu_dynamo.keras.loop.steps import StepPlan
+from ipu_dynamo.keras.private.keras_private import ends_partial, is_array_adapter, stop_enqueuer
+
+_RAN_OUT = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset or generator "
+    "can generate at least `steps_per_epoch * epochs` batches."
+)
+
+
+class Epochs:
+    """The epochs of one `fit`, `evaluate` or `predict` on one source of data.
+
+    Invariant: one thread at a time touches the source: the caller's between epochs, that of the
+    infeed within one.
+
+    Args:
+        adapter: of Keras; its hooks at the ends of epochs are called on the caller's thread.
+        plan: the steps of an epoch.
+
+    Raises:
+        ValueError: the last batch is known to be partial, and its step is among those planned.
+    """
+
+    def __init__(self, adapter: Any, plan: StepPlan) -> None:
+        self.plan = plan
+        self._adapter = adapter
+        self._copy = not is_array_adapter(adapter)  # whose batches are fresh memory
+        self._form = OneForm()
+        self._size: int | None = adapter.num_batches
+        self._current: Iterator[Any] | None = None
+        self._seen = 0  # batches of the current pass over the data
+        self._ended: str | None = None  # why the epoch has fewer batches than planned
+        last = ends_partial(adapter)
+        if last and self._size and 1 < self._size <= plan.batches:
+            raise ValueError(partial_batch(self._size - 1, last.rows, last.batch_size))
+
+    def reset(self) -> None:
+        """Begin the data anew."""
+        self._current, self._seen = None, 0
+        self._size = self._adapter.num_batches
+        self._adapter.on_epoch_end()
+
+    def first_batch(self) -> Iterator[tuple[int, int, list[Batch]]]:
+        """The first batch of the data, to build a model with; call `reset` behind it."""
+        self._adapter.on_epoch_begin()
+        self._begin()
+        assert self._current is not None
+        yield 0, 0, [normalised(next(self._current), copy=self._copy)]
+
+    def executions(self, depth: int) -> Generator[tuple[int, list[Batch]]]:
+        """One epoch: the first step of each execution, and its batches.
+
+        Args:
+            depth: executions whose batches are read before they are asked for.
+
+        Raises:
+            ValueError: batches differ in form, or the data ends within an execution.
+        """
+        self._adapter.on_epoch_begin()
+        if self._current is None or not self.plan.goes_on:
+            self._begin()
+        self._ended = None
+        infeed = Infeed(self._groups(), depth)
+        try:
+            for index, batches in enumerate(infeed):
+                yield index * self.plan.per_execution, batches
+        finally:
+            infeed.close()
+        self._finish()
+
+    def close(self) -> None:
+        """End what the source itself has running."""
+        self._current = None
+        stop_enqueuer(self._adapter)
+
+    def _begin(self) -> None:
+        self._current, self._seen = iter(self._adapter.get_torch_dataloader()), 0
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """The epoch's batches, as many at once as an execution takes; for the infeed's thread."""
+        assert self._current is not None
+        batches: list[Batch] = []
+        for number in range(self.plan.batches):
+            if self._size is not None and self._seen >= self._size:
+                self._ended = "size"
+                break
+            try:
+                data = next(self._current)
+            except StopIteration:
+                self._ended = "source"
+                break
+            self._seen += 1
+            batch = normalised(data, copy=self._copy)
+            self._form.check(batch, number)
+            batches.append(batch)
+            if len(batches) == self.plan.batches_per_execution:
+                yield batches
+                batches = []
+        if batches:
+            raise ValueError(_within_an_execution(number, self.plan))
+
+    def _finish(self) -> None:
+        """Get ready for the next epoch, as Keras does."""
+        if self._ended is not None:
+            warnings.warn(_RAN_OUT, stacklevel=4)
+        if self._ended == "source":
+            if self._size is None:
+                self._size = self._seen + self.plan.batches_per_execution
+            self._current = None
+        elif self._size is not None and self._seen >= self._size:
+            self._begin()
+        self._adapter.on_epoch_end()
+
+
+def _within_an_execution(number: int, plan: StepPlan) -> str:
+    return (
+        f"the data ended after {number} batches of this epoch, within an execution: each takes "
+        f"{plan.batches_per_execution} batches, {plan.per_execution} steps on each of "
+        f"{plan.replicas} replicas. Give as many batches as make whole executions, or choose "
+        "another steps_per_execution"
+    )

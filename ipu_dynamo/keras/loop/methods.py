@@ -1,0 +1,85 @@
+"""Replace the methods of Keras models that execute: in a scope by ours, elsewhere by Keras' own."""
+
+from typing import TYPE_CHECKING, Any
+
+from ipu_dynamo.keras.attach.refusals import check_execution
+from ipu_dynamo.keras.attach.thread_state import extensions_active
+from ipu_dynamo.keras.loop.evaluate import evaluate
+from ipu_dynamo.keras.loop.execution import is_execution_function, make_function
+from ipu_dynamo.keras.loop.fit import fit
+from ipu_dynamo.keras.loop.on_batch import evaluate_on_batch, predict_on_batch, train_on_batch
+from ipu_dynamo.keras.loop.predict import predict
+from ipu_dynamo.keras.loop.results import metrics_result
+
+if TYPE_CHECKING:
+    from keras import Model as _Base
+else:
+    _Base = object
+
+
+class ExecutionMethods(_Base):  # type: ignore[misc]
+    """The methods of an extended model that run it; arguments and results are those of Keras."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, as a program of the IPUs if a strategy's scope is active."""
+        if extensions_active():
+            check_execution(self, "fit")
+            return fit(self, *args, **kwargs)
+        return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, as a program of the IPUs if a strategy's scope is active."""
+        if extensions_active():
+            check_execution(self, "evaluate")
+            return evaluate(self, *args, **kwargs)
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict, as a program of the IPUs if a strategy's scope is active."""
+        if extensions_active():
+            check_execution(self, "predict")
+            return predict(self, *args, **kwargs)
+        return super().predict(*args, **kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step of `fit`, where one batch is a whole execution."""
+        if extensions_active():
+            check_execution(self, "fit", method="train_on_batch")
+            return train_on_batch(self, *args, **kwargs)
+        return super().train_on_batch(*args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step of `evaluate`, where one batch is a whole execution."""
+        if extensions_active():
+            check_execution(self, "evaluate", method="test_on_batch")
+            return evaluate_on_batch(self, *args, **kwargs)
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step of `predict`, where one batch is a whole execution."""
+        if extensions_active():
+            check_execution(self, "predict", method="predict_on_batch")
+            return predict_on_batch(self, *args, **kwargs)
+        return super().predict_on_batch(*args, **kwargs)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make `train_function`, which runs an execution of `fit` on a list of batches."""
+        if extensions_active():
+            return make_function(self, "fit", force)
+        return super().make_train_function(force or is_execution_function(self.train_function))
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Make `test_function`, which runs an execution of `evaluate` on a list of batches."""
+        if extensions_active():
+            return make_function(self, "evaluate", force)
+        return super().make_test_function(force or is_execution_function(self.test_function))
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Make `predict_function`, which runs an execution of `predict` on a list of batches."""
+        if extensions_active():
+            return make_function(self, "predict", force)
+        return super().make_predict_function(force or is_execution_function(self.predict_function))
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The metrics of the last execution, until the host assigns a variable of theirs."""
+        return metrics_result(self, super().get_metrics_result)

@@ -1,0 +1,58 @@
+"""Prepare a call: the data's adapter, its steps, and the shape of an execution, before any step."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from ipu_dynamo.keras.loop.epochs import Epochs
+from ipu_dynamo.keras.loop.execution import Kind
+from ipu_dynamo.keras.loop.steps import StepPlan, plan_steps
+from ipu_dynamo.keras.private.keras_private import make_adapter
+from ipu_dynamo.keras.step.programs import CallShape, call_shape, replica_count
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The data of a call, and the shape of its executions; everything was checked."""
+
+    epochs: Epochs
+    shape: CallShape
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.epochs.plan
+
+
+def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data: Any) -> Prepared:
+    """Read what there is to know of the data, and plan.
+
+    Args:
+        argument: the name of the number's argument.
+        number: batches of an epoch, over all replicas, or None for all of the data.
+        data: `x`, `y`, `sample_weight`, `batch_size`, `shuffle`, `class_weight`.
+
+    Raises:
+        ValueError, RuntimeError: what the options, the machine or the data rule out.
+    """
+    replicas = replica_count(model)
+    number = _capped(number)
+    adapter = make_adapter(steps_per_epoch=number, **data)
+    plan = plan_steps(
+        argument=argument,
+        number=number,
+        size=adapter.num_batches,
+        per_execution=model.steps_per_execution,
+        replicas=replicas,
+    )
+    return Prepared(Epochs(adapter, plan), call_shape(model, kind, plan.per_execution))
+
+
+def _capped(number: int | None) -> int | None:
+    """The number of batches, with the limit that users set for debugging."""
+    limit = keras.config.max_steps_per_epoch()
+    if limit and (not number or limit < number):
+        warnings.warn(f"Limiting steps_per_epoch to {limit}", stacklevel=4)
+        return int(limit)
+    return number

@@ -1,0 +1,70 @@
+"""Note the inputs that a Model subclass was built for, and find out whether it has stages."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import keras
+
+from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.attach.thread_state import THREAD, extensions_active
+from ipu_dynamo.keras.private.keras_graphs import (
+    build_by_run,
+    flat_layers,
+    in_stateless_scope,
+    note_build_shapes,
+    noted_build_shapes,
+)
+from ipu_dynamo.keras.stages.pipeline_stage import MARK
+from ipu_dynamo.keras.stages.trace_model import symbolic_inputs, trace_of
+
+
+def watch_build(model: Any) -> None:
+    """Let a model note what its `build` gets; it stays Keras' own in all that Keras asks of it."""
+    original: Callable[..., Any] = model.build
+
+    @wraps(original)
+    def build(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        note_inputs(model)
+
+    vars(model)["build"] = build
+
+
+def note_inputs(model: Any) -> None:
+    """Take over the shapes of a build; trace the model if it has stages, and its user builds it."""
+    shapes = noted_build_shapes(model)
+    if not shapes or in_stateless_scope():  # there Keras puts numbers in the place of None
+        return
+    state = state_of(model)
+    state.input_specs = symbolic_inputs(next(iter(shapes.values())))
+    # files hold shapes, not tensors
+    note_build_shapes(
+        model, {name: keras.tree.map_structure(_shape, value) for name, value in shapes.items()}
+    )
+    if extensions_active() and has_stages(model, state.input_specs):
+        trace_of(model)
+
+
+def has_stages(model: Any, specs: Any) -> bool:
+    """Whether a layer was made in a `PipelineStage`, or `call` enters one.
+
+    The layers are known; for the latter `call` runs once, on stand-ins of `specs`. What it raises
+    without having entered a stage it will raise again where the model runs.
+    """
+    if any(MARK in vars(layer) for layer in flat_layers(model)):
+        return True
+    state = state_of(model)
+    if state.meets_stages is None:
+        before = THREAD.stages_entered
+        try:
+            build_by_run(model, specs)
+        except Exception:
+            if THREAD.stages_entered != before:
+                raise
+        state.meets_stages = THREAD.stages_entered != before
+    return state.meets_stages
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, keras.KerasTensor) else value

@@ -1,0 +1,51 @@
+"""Put the batches of a call together, into memory that is used again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from keras import tree
+from torch import Tensor
+
+
+class CallBuffers:
+    """The inputs of one program.
+
+    Args:
+        batch: the first one, `(x, y, sample_weight)` with nested tensors; None where there are
+            none.
+        count: batches of each call.
+    """
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self._structure = tree.map_structure(lambda leaf: None, batch)
+        self._count = count
+        self._buffers = [
+            None
+            if tensor is None
+            else tensor.new_empty((count * tensor.shape[0], *tensor.shape[1:]))
+            for tensor in leaves(batch)
+        ]
+
+    def filled(self, batches: Sequence[Any]) -> Any:
+        """The batches of a call as one, in order."""
+        if self._count == 1:
+            return self._packed(leaves(batches[0]))
+        columns = zip(*map(leaves, batches), strict=True)
+        for buffer, column in zip(self._buffers, columns, strict=True):
+            if buffer is not None:
+                torch.cat(column, out=buffer)
+        return self._packed(self._buffers)
+
+    def _packed(self, tensors: Sequence[Tensor | None]) -> Any:
+        return tree.pack_sequence_as(self._structure, list(tensors))
+
+
+def leaves(batch: Any) -> list[Tensor | None]:
+    """The tensors of a batch in the order of its structure, in types that a program carries."""
+    return [None if leaf is None else _carried(leaf) for leaf in tree.flatten(batch)]
+
+
+def _carried(leaf: Any) -> Tensor:
+    tensor = torch.as_tensor(leaf).detach()
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -1,0 +1,287 @@
+"""Keep the programs of a model, and run them: whole executions on Keras' own variables."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.private.tracing import flatten
+from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.private.stateless_names import (
+    build_for,
+    compiled_objects,
+    config_of,
+    inner_optimizers,
+    tensor_of,
+)
+from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
+from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
+from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
+from ipu_dynamo.keras.step.machine_shape import (
+    CallShape as CallShape,
+)
+from ipu_dynamo.keras.step.machine_shape import (
+    call_shape as call_shape,
+)
+from ipu_dynamo.keras.step.machine_shape import (
+    micro_batches_needed as micro_batches_needed,
+)
+from ipu_dynamo.keras.step.machine_shape import (
+    replica_count as replica_count,
+)
+from ipu_dynamo.keras.step.machine_shape import (
+    stage_ipus,
+)
+from ipu_dynamo.keras.step.model_memory import ModelMemory, memory_of
+from ipu_dynamo.keras.step.step_module import StepModule
+from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variables
+from ipu_dynamo.keras.step.update import optimizer_states, traced_update
+from ipu_dynamo.whole_step.api import compile_inference, compile_training
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+
+Results = Any  # of a step on one replica: a dict of logs, or nested outputs
+OnStep = Callable[[int, Sequence[Results]], None]
+
+
+def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepProgram":
+    """The program of a model for batches like this one; compiled where there is none that fits.
+
+    It is compiled again where `compile` was called, a variable has another tensor, a layer was
+    frozen, or an attribute of the optimiser that is constant in the program has changed.
+
+    Args:
+        batch: `x`, or a tuple `(x, y, sample_weight)` of which some may be missing or None.
+        shape: as `call_shape` gives it.
+    """
+    batch = _normal(batch)
+    build_for(model, batch, compiled=kind != "predict")
+    plan = stage_plan(model, batch[0], training=kind == "fit")
+    if (plan is not None) != shape.pipelined:  # a subclass may tell of its stages in `call` only
+        other = call_shape(model, kind, shape.steps)
+        if other.replicas != shape.replicas:
+            raise RuntimeError(
+                f"{model.name} turns out to have {plan and plan.num_stages} pipeline stages, which "
+                "leaves another number of replicas: build the model before its first call"
+            )
+        shape = other
+    programs = state_of(model).programs
+    signature = tuple(
+        None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in leaves(batch)
+    )
+    key = kind, shape, signature
+    program = programs.get(key)
+    if program is None or not program.fits():
+        program = programs[key] = StepProgram(model, kind, batch, shape, plan)
+    return program
+
+
+def _normal(batch: Any) -> Any:
+    return keras.utils.unpack_x_y_sample_weight(batch)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a program was traced with, and is only right for."""
+
+    objects: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+    roles: tuple[str, ...]
+    configs: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Origin):
+            return NotImplemented
+        same = len(self.objects) == len(other.objects) and len(self.tensors) == len(other.tensors)
+        return (
+            same
+            and all(a is b for a, b in zip(self.objects, other.objects, strict=True))
+            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+            and self.roles == other.roles
+            and self.configs == other.configs
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class StepProgram:
+    """A compiled step of a model, for batches of one shape.
+
+    Invariant: between calls Keras' variables hold what the program has: of several replicas what
+    the host is to see.
+    """
+
+    def __init__(
+        self, model: Any, kind: Kind, batch: Any, shape: CallShape, plan: StagePlan | None
+    ) -> None:
+        self.model, self.kind, self.shape, self._plan = model, kind, shape, plan
+        self._memory: ModelMemory = memory_of(model)
+        self._ipus = stage_ipus(model)
+        self._buffers = CallBuffers(batch, shape.steps * shape.replicas)
+        self._variables: tuple[StepVariable, ...] = ()
+        self._versions: list[int] = []
+        self._program = self._compile(batch)
+        self._origin = self._present()
+        outputs = self._program.program.outputs
+        self._shapes = [output.type.shape for output in outputs]
+
+    @property
+    def compiled(self) -> CompiledModel:
+        """The core's program: to print, to explain, to save."""
+        return self._program
+
+    def fits(self) -> bool:
+        """Whether the model is still what was traced."""
+        return self._present() == self._origin
+
+    def run(self, batches: Sequence[Any], on_step: OnStep | None = None) -> list[Sequence[Results]]:
+        """Run one execution.
+
+        Args:
+            batches: as many as the steps of all replicas, in turn: batch i on replica i mod r.
+            on_step: is called with each step and its results, in order, on this thread, as soon as
+                they are there.
+
+        Returns:
+            For each step the results of every replica: logs by name, or outputs.
+        """
+        inputs = self._buffers.filled([_normal(batch) for batch in batches])
+        send = None if on_step is None else _sender(on_step, self._rows, self.shape.accumulation)
+        with self._exchanged():
+            results = self._program(*inputs, on_send=send)
+        return self._rows(results)
+
+    def _rows(self, results: Any) -> list[Sequence[Results]]:
+        """The results of single batches, of those that the core has joined."""
+        replicas = self.shape.replicas
+        joined, spec = flatten(results)
+        columns: list[Sequence[Any]] = []
+        count, place = 1, 0
+        for leaf in joined:
+            if isinstance(leaf, Tensor):
+                count = leaf.numel() // max(1, _elements(self._shapes[place])) or 1
+                place += 1
+        place = 0
+        for leaf in joined:
+            if isinstance(leaf, Tensor):
+                columns.append(leaf.reshape(count, *self._shapes[place]).unbind(0))
+                place += 1
+            else:
+                columns.append([leaf] * count)
+        singles = [spec.unflatten(list(row)) for row in zip(*columns, strict=True)]
+        return [singles[i : i + replicas] for i in range(0, len(singles), replicas)]
+
+    @contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        """Take what the host has assigned, and show it what the program has, also if it fails."""
+        own, training = self._own_of_replicas, self.kind == "fit"
+        replicated = self._memory.replicas(self.shape.replicas)
+        if own:
+            replicated.take(own)
+        if training and self._versions != self._state_versions():
+            self._program.write_optimizer_state()
+        try:
+            yield
+        finally:
+            if training and self._program.has_weights():
+                self._program.read_optimizer_state()
+                self._versions = self._state_versions()
+            if own:
+                replicated.publish(own, state_of(self.model).settings.metric_reduction)
+
+    @property
+    def _own_of_replicas(self) -> list[StepVariable]:
+        """Variables of which each replica has its own."""
+        if self.shape.replicas == 1:
+            return []
+        return [v for v in self._variables if not v.is_parameter]
+
+    def _state_versions(self) -> list[int]:
+        states = optimizer_states(self.model.optimizer, self._variables)
+        return [tensor_of(variable)._version for variable in states.values()]
+
+    def _list_variables(self) -> tuple[StepVariable, ...]:
+        return step_variables(self.model, self.kind, seeds=self._memory.seeds)
+
+    def _compile(self, batch: Any) -> CompiledModel:
+        """Compile; again for each stage in which a draw without a seed needs a generator."""
+        rows = [batch] * (self.shape.steps * self.shape.replicas)
+        inputs = self._buffers.filled(rows)
+        while True:
+            module = self._module()
+            program = self._core_program(module)
+            try:
+                program.compile(*inputs)
+            except Exception:
+                stage = module.without_generator
+                if stage is None or stage in self._memory.generators:
+                    raise
+                self._memory.make_generator(stage)
+                continue
+            return program
+
+    def _module(self) -> StepModule:
+        self._variables = self._list_variables()
+        own = {id(v) for v in self._own_of_replicas}
+        replicated = self._memory.replicas(self.shape.replicas)
+        return StepModule(
+            self.model,
+            self.kind,
+            [
+                (v, replicated.tensor(v) if id(v) in own else tensor_of(v.variable))
+                for v in self._variables
+            ],
+            reduced=reduced_loss(self.model, self.shape),
+            generators=self._memory.generators,
+            plan=self._plan,
+        )
+
+    def _core_program(self, module: StepModule) -> CompiledModel:
+        model, shape, variables = self.model, self.shape, self._variables
+        options = core_options(model, self.kind, shape, self._ipus, variables)
+        if self.kind != "fit":
+            return compile_inference(module, options)
+        update = traced_update(model.optimizer, variables)
+        program = compile_training(
+            module,
+            update,
+            options,
+            accumulator_dtypes=accumulator_dtypes(model, shape.pipelined, variables),
+        )
+        self._versions = self._state_versions()
+        return program
+
+    def _present(self) -> _Origin:
+        """What the model is now."""
+        variables = self._list_variables()
+        held = [v.variable for v in variables]
+        configs: tuple[Any, ...] = ()
+        if self.kind == "fit":
+            optimizer = self.model.optimizer
+            held += list(optimizer_states(optimizer, variables).values())
+            configs = tuple(config_of(one) for one in inner_optimizers(optimizer))
+        return _Origin(
+            compiled_objects(self.model) if self.kind != "predict" else (),
+            tuple(tensor_of(variable) for variable in held),
+            tuple(v.role for v in variables),
+            configs,
+        )
+
+
+def _elements(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _sender(
+    on_step: OnStep, rows: Callable[[Any], list[Sequence[Results]]], accumulation: int
+) -> Callable[[int, Any], None]:
+    """What the core calls with each device iteration."""
+
+    def sent(iteration: int, results: Any) -> None:
+        for number, results_of_step in enumerate(rows(results)):
+            on_step(iteration * accumulation + number, results_of_step)
+
+    return sent

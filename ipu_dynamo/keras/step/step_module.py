@@ -1,0 +1,171 @@
+"""Make one module of a model's step, as Keras' JAX trainer has it: stateless, on the variables' own
+tensors.
+
+What the step assigns is written to buffers in place; weights change by the update alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from keras import StatelessScope, tree
+from torch import Tensor, nn
+
+from ipu_dynamo.capture.private.tracing import quote_source_of
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.keras.private.stateless_names import (
+    described_functions,
+    gives_training,
+    is_overridden,
+    loss_of,
+    mapping_of,
+    override_losses,
+    track_loss,
+)
+from ipu_dynamo.keras.stages.stage_plan import StagePlan
+from ipu_dynamo.keras.step.stage_walk import StageWalk
+from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
+from ipu_dynamo.keras.step.tracing import keras_traced
+from ipu_dynamo.ops.marks.markers import identity_loss
+
+Scaled = Callable[[Tensor], Tensor]
+
+
+class StepModule(nn.Module):
+    """The step of a model on one batch, for the core to trace.
+
+    It holds the tensors of variables, trainable ones as parameters, all others as buffers, under
+    names as `dense.kernel`. Keras' model is no submodule of it, so nothing is held twice.
+
+    Args:
+        model: of Keras; built, and compiled unless only predictions are made.
+        kind: what the step computes: `fit` a loss to minimise and logs, `evaluate` logs,
+            `predict` outputs.
+        variables: with the tensors that this module has for them.
+        reduced: the loss that is differentiated, from the scaled one: what divides by the number of
+            micro-batches.
+        generators: the seed generators of draws that name none, by stage; 0 without stages.
+        plan: of the calls, if the model is pipelined.
+
+    Attributes:
+        without_generator: the stage of a draw without a seed, for which there is no generator;
+            None: the last trace met none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kind: Kind,
+        variables: Sequence[tuple[StepVariable, Tensor]],
+        *,
+        reduced: Scaled | None = None,
+        generators: Mapping[int, Any] | None = None,
+        plan: StagePlan | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.without_generator: int | None = None
+        self._variables = tuple(variable for variable, _ in variables)
+        self._reduced, self._generators, self._plan = reduced, dict(generators or {}), plan
+        self._walk: StageWalk | None = None
+        self._keras = (model,)  # a tuple, past what PyTorch takes for a submodule
+        for variable, tensor in variables:
+            self._hold(variable, tensor)
+        for function in described_functions(model):
+            quote_source_of(function)
+
+    def _hold(self, variable: StepVariable, tensor: Tensor) -> None:
+        *path, name = variable.name.split(".")
+        owner: nn.Module = self
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(f"{part}", nn.Module())
+            owner = owner._modules[part]  # type: ignore[assignment]
+        if not variable.is_parameter:
+            owner.register_buffer(name, tensor.detach())
+            return
+        trains = variable.role in ("trained", "scale")
+        if not isinstance(tensor, nn.Parameter) or tensor.requires_grad != trains:
+            tensor = nn.Parameter(tensor.detach(), requires_grad=trains)
+        owner.register_parameter(name, tensor)
+
+    def held(self, variable: StepVariable) -> Tensor:
+        """The tensor of a variable; a stand-in while the module is traced."""
+        path, _, name = variable.name.rpartition(".")
+        owner = self.get_submodule(path)
+        tensor = owner._parameters.get(name)
+        return owner._buffers[name] if tensor is None else tensor  # type: ignore[return-value]
+
+    def forward(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """The logs of one batch, or its outputs."""
+        present = {v: self.held(v) for v in self._variables}
+        mapping = {id(v.variable): tensor for v, tensor in present.items()}
+        with keras_traced(self._own_generator):
+            scope = StatelessScope(collect_losses=True, initialize_variables=False)
+            mapping_of(scope).update(mapping)
+            write = partial(self._write, scope, present)
+            self._walk = None if self._plan is None else StageWalk(self._plan, write)
+            with scope:
+                results = self._step(x, y, sample_weight)
+            write()
+        return results
+
+    def _step(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        (model,) = self._keras
+        if self.kind == "predict":
+            if is_overridden(model, "predict_step"):
+                return model.predict_step((x, y, sample_weight))
+            return self._outputs(x, training=False)
+        if self.kind == "evaluate" and is_overridden(model, "test_step"):
+            return model.test_step((x, y, sample_weight))
+        training = self.kind == "fit"
+        y_pred = self._outputs(x, training=training)
+        override_losses(model, model.losses if self._walk is None else self._walk.losses)
+        try:
+            loss = loss_of(model, x, y, y_pred, sample_weight, training)
+        finally:
+            override_losses(model, ())
+        rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
+        track_loss(model, loss.detach(), rows)
+        if training:
+            scaled = model.optimizer.scale_loss(loss)
+            identity_loss(scaled if self._reduced is None else self._reduced(scaled), "none")
+        seen = tree.map_structure(lambda t: t.detach() if isinstance(t, Tensor) else t, y_pred)
+        return model.compute_metrics(x, y, seen, sample_weight)
+
+    def _outputs(self, x: Any, *, training: bool) -> Any:
+        (model,) = self._keras
+        with nullcontext() if self._walk is None else self._walk.instead_of_call():
+            return model(x, training=training) if gives_training(model) else model(x)
+
+    def _write(self, scope: StatelessScope, present: dict[StepVariable, Tensor]) -> None:
+        """Write what the step has assigned since, in place; weights are the update's.
+
+        Args:
+            present: the values of variables, which become those of the scope.
+        """
+        mapping = mapping_of(scope)
+        known = {id(v.variable) for v in self._variables}
+        if unknown := [key for key in mapping if key not in known]:
+            raise CompileError(
+                f"the model assigns {len(unknown)} variables in a step that are none of its own",
+                hint="make them attributes of a layer, so that Keras finds them",
+            )
+        with torch.no_grad():
+            for variable, value in present.items():
+                new = mapping[id(variable.variable)]
+                if new is not value and not variable.is_parameter:
+                    self.held(variable).copy_(new.detach())
+                    present[variable] = new
+
+    def _own_generator(self) -> Any:
+        stage = 0 if self._walk is None else self._walk.stage
+        if stage not in self._generators:
+            self.without_generator = stage
+            raise CompileError(
+                "a random function of keras.random is called without a seed",
+                hint="give it a keras.random.SeedGenerator",
+            )
+        return self._generators[stage]

@@ -1,0 +1,61 @@
+"""Run Keras' Python as a program needs it, in the thread that traces."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
+from ipu_dynamo.errors import CompileError, raised_at
+from ipu_dynamo.keras.private.stateless_names import is_layer, traceback_utils
+from ipu_dynamo.keras.step.conditions import conditions_merged
+from ipu_dynamo.keras.step.draws import GeneratorOfModel, draws_keyed
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
+
+
+@contextmanager
+def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
+    """Merge conditions, key random numbers, and leave tracebacks whole.
+
+    Args:
+        own_generator: gives the seed generator of draws that name none.
+
+    Raises:
+        CompileError: a layer asks for the value of a tensor.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(conditions_merged())
+        stack.enter_context(draws_keyed(own_generator))
+        stack.enter_context(_whole_tracebacks())
+        try:
+            yield
+        except DATA_DEPENDENT as error:
+            layer = _innermost_layer(error.__traceback__)
+            if layer is None:
+                raise
+            raise CompileError(
+                f"layer {layer.name} ({type(layer).__name__}) depends in Python on the value of a "
+                "tensor, which is not known when compiling",
+                where=raised_at(error.__traceback__),
+                hint="compute with tensors (keras.ops.where, keras.ops.cond), or move the decision "
+                "out of the model",
+                id="value",
+            ) from error
+
+
+def _whole_tracebacks() -> Any:
+    """Keras would cut its own frames out of them, and errors are made anew with texts around."""
+    name = "is_traceback_filtering_enabled"
+    original = getattr(traceback_utils, name)
+    return replaced(traceback_utils, name, in_this_thread(lambda: False, original))
+
+
+def _innermost_layer(trace: TracebackType | None) -> Any:
+    """The layer whose `call` was running when an error was raised."""
+    found = None
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if is_layer(owner) and trace.tb_frame.f_code.co_name == "call":
+            found = owner
+        trace = trace.tb_next
+    return found

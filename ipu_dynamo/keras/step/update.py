@@ -1,0 +1,114 @@
+"""Trace an optimiser's `stateless_apply` into the program: any class, by one function of all
+gradients, weights and states.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.keras.private.stateless_names import (
+    inner_optimizers,
+    tensor_of,
+    trained_variables,
+)
+from ipu_dynamo.keras.step.conditions import conditions_merged
+from ipu_dynamo.keras.step.portable_methods import portable_methods
+from ipu_dynamo.keras.step.step_variables import Names, StepVariable
+from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
+
+
+def traced_update(optimizer: Any, variables: Sequence[StepVariable]) -> TracedUpdate:
+    """The update of an optimiser, on the states that its variables hold.
+
+    Args:
+        variables: of the step.
+    """
+    return TracedUpdate(
+        {name: tensor_of(v).detach() for name, v in optimizer_states(optimizer, variables).items()},
+        _Apply(optimizer, variables),
+    )
+
+
+def optimizer_states(optimizer: Any, variables: Sequence[StepVariable]) -> dict[str, Any]:
+    """The optimiser's variables that are states of the update, by name in the program.
+
+    One that belongs to a variable of the model is called as that, a dot and a word.
+    """
+    scales = {id(v.variable) for v in variables if v.role == "scale"}
+    trained = [v for v in variables if v.role == "trained"]
+    paths = {v.variable.path.replace("/", "_") + "_": v.name for v in trained}
+    names = Names(optimizer.name)
+    states: dict[str, Any] = {}
+    for variable in optimizer.variables:
+        if id(variable) in scales:
+            continue
+        owners = [path for path in paths if variable.name.startswith(path)]
+        if owners:
+            path = max(owners, key=len)
+            name = f"{paths[path]}.{variable.name.removeprefix(path)}"
+            if name in states:
+                name = f"{name}_{len(states)}"
+        else:
+            name = f"optimizer.{names.of(variable.path).replace('.', '_')}"
+        states[name] = variable
+    return states
+
+
+class _Apply:
+    """What a `TracedUpdate` calls while it is traced."""
+
+    def __init__(self, optimizer: Any, variables: Sequence[StepVariable]) -> None:
+        self._optimizer = optimizer
+        self._states = optimizer_states(optimizer, variables)
+        names = {id(v.variable): v.name for v in variables if v.role in ("trained", "scale")}
+        self._trained = trained_variables(optimizer)
+        self._names = [names.get(id(variable)) for variable in self._trained]
+        self._scales = {id(v.variable): v.name for v in variables if v.role == "scale"}
+
+    def __call__(
+        self,
+        gradients: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+        numbers: Mapping[str, Any],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """New weights and states, by Keras' own `stateless_apply`."""
+        optimizer, state_of = self._optimizer, {id(v): n for n, v in self._states.items()}
+        values = [
+            weights[self._scales[id(v)]] if id(v) in self._scales else states[state_of[id(v)]]
+            for v in optimizer.variables
+        ]
+        present = [self._weight(v, name, weights) for v, name in self._pairs()]
+        grads = [None if name is None else gradients.get(name) for name in self._names]
+        with portable_methods(optimizer), conditions_merged():
+            new_weights, new_values = optimizer.stateless_apply(values, grads, present)
+        changed: dict[str, Tensor] = {}
+        for (_, name), old, new in zip(self._pairs(), present, new_weights, strict=True):
+            if name is not None and name in weights and new is not old:
+                changed[name] = new
+        new_states: dict[str, Tensor] = {}
+        for variable, old, new in zip(optimizer.variables, values, new_values, strict=True):
+            if new is old:
+                continue
+            if id(variable) in self._scales:
+                changed[self._scales[id(variable)]] = new
+            else:
+                new_states[state_of[id(variable)]] = new
+        return changed, new_states
+
+    def _pairs(self) -> list[tuple[Any, str | None]]:
+        return list(zip(self._trained, self._names, strict=True))
+
+    def _weight(self, variable: Any, name: str | None, weights: Mapping[str, Tensor]) -> Tensor:
+        """A weight; of one without a gradient its type alone, which is all that is looked at."""
+        if name is not None and name in weights:
+            return weights[name]
+        if any(getattr(one, "use_ema", False) for one in inner_optimizers(self._optimizer)):
+            raise CompileError(
+                f"the optimizer averages {variable.path}, which has no gradient",
+                hint="set layer.trainable = False before compile, or use_ema=False",
+            )
+        return torch.zeros(tuple(variable.shape), dtype=tensor_of(variable).dtype)
