@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, read_index
-from ipu_dynamo.saved_model.node_names import operators
-from ipu_dynamo.saved_model.program_file import load_program
-from ipu_dynamo.saved_model.program_interface import interface_of
+from ipu_dynamo.saved_model.exported.node_names import operators
+from ipu_dynamo.saved_model.exported.program_file import load_program
+from ipu_dynamo.saved_model.exported.program_interface import interface_of
+from ipu_dynamo.saved_model.files.index import FILE, MetaGraph, SignatureEntry, read_index
 from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import FILE as TF_FILE
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TEXT_FILE as TF_TEXT_FILE

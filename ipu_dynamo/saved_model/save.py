@@ -9,11 +9,17 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.export_module import export_module
-from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, check_text, write_index
-from ipu_dynamo.saved_model.new_folder import new_folder
-from ipu_dynamo.saved_model.program_file import program_bytes, program_of_bytes
-from ipu_dynamo.saved_model.program_interface import interface_of
+from ipu_dynamo.saved_model.exported.export_module import export_module
+from ipu_dynamo.saved_model.exported.program_file import program_bytes, program_of_bytes
+from ipu_dynamo.saved_model.exported.program_interface import interface_of
+from ipu_dynamo.saved_model.files.index import (
+    FILE,
+    MetaGraph,
+    SignatureEntry,
+    check_text,
+    write_index,
+)
+from ipu_dynamo.saved_model.files.new_folder import new_folder
 
 
 def save(

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.fair_lock import FairLock
-from ipu_dynamo.saved_model.flat_program import FlatProgram, Watch
-from ipu_dynamo.saved_model.index import SignatureEntry
-from ipu_dynamo.saved_model.node_names import Group, groups
-from ipu_dynamo.saved_model.program_interface import (
+from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
+from ipu_dynamo.saved_model.exported.node_names import Group, groups
+from ipu_dynamo.saved_model.exported.program_interface import (
     tensor_inputs,
     tensor_outputs,
     user_inputs,
     user_output_nodes,
 )
-from ipu_dynamo.saved_model.size_check import check_sizes, least_sizes
-from ipu_dynamo.saved_model.tensor_spec import DTYPES, TensorSpec
+from ipu_dynamo.saved_model.exported.size_check import check_sizes, least_sizes
+from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, TensorSpec
+from ipu_dynamo.saved_model.fair_lock import FairLock
+from ipu_dynamo.saved_model.files.index import SignatureEntry
 
 
 class Signature:

@@ -12,13 +12,13 @@ from torch import Tensor, fx
 from ipu_dynamo.saved_model.command.result_files import check_free, write_results
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
 from ipu_dynamo.saved_model.directory import SavedPrograms
+from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, can_cast
 from ipu_dynamo.saved_model.feeds.array_calls import to_array
 from ipu_dynamo.saved_model.feeds.array_files import read_array
 from ipu_dynamo.saved_model.feeds.examples import read_examples
 from ipu_dynamo.saved_model.feeds.expressions import evaluate
 from ipu_dynamo.saved_model.feeds.pairs import split_pairs
 from ipu_dynamo.saved_model.signature import Signature
-from ipu_dynamo.saved_model.tensor_spec import DTYPES, can_cast
 
 
 def add_run(commands: Any, common: argparse.ArgumentParser) -> None:

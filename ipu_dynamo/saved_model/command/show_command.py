@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
 from ipu_dynamo.saved_model.directory import SavedPrograms
-from ipu_dynamo.saved_model.node_names import Group, operators
+from ipu_dynamo.saved_model.exported.node_names import Group, operators
+from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_of
 from ipu_dynamo.saved_model.signature import Signature
-from ipu_dynamo.saved_model.tensor_spec import TensorSpec, spec_of
 
 
 def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
