@@ -32,6 +32,8 @@ class Signature:
         inputs: name to type and shape, as in the index.
         outputs: the same of results.
         method_name: what the index says that the program does.
+        defaults: of one row, for inputs that may be left out.
+        parameter_names: canonical names of parameters, where they are not the qualified ones.
 
     Raises:
         ValueError: the entry of the index does not fit the program.
@@ -45,13 +47,13 @@ class Signature:
         *,
         defaults: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._defaults = dict(defaults or {})  # of a row, for inputs that may be left out
+        self.defaults = dict(defaults or {})
         self.inputs: Mapping[str, TensorSpec] = dict(entry.inputs)
         self.outputs: Mapping[str, TensorSpec] = dict(entry.outputs)
         self.method_name = entry.method_name
         _compare(self.inputs, tensor_inputs(program), f"{what}: input")
         _compare(self.outputs, tensor_outputs(program), f"{what}: output")
-        self._parameter_names = dict(entry.parameter_names)
+        self.parameter_names = dict(entry.parameter_names)
         self._program: ExportedProgram | None = program
         self._flat: FlatProgram | None = None
         self._lock = FairLock()
@@ -96,6 +98,11 @@ class Signature:
     ) -> None:
         self.close()
 
+    @property
+    def program(self) -> ExportedProgram:
+        """The program behind it."""
+        return self._open()
+
     def groups(self) -> list[Group]:
         """The nodes of the program by their canonical names, in the order of the graph."""
         program = self._open()
@@ -105,7 +112,7 @@ class Signature:
             for position, (node, _) in enumerate(user_inputs(program))
             if position in by_position
         }
-        return groups(program, names, self._parameter_names)
+        return groups(program, names, self.parameter_names)
 
     def border_nodes(self) -> dict[tuple[str, str], str]:
         """The canonical names of the nodes of inputs and outputs, by `("input", name)`."""
@@ -138,14 +145,14 @@ class Signature:
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""
-        missing = [name for name in self._defaults if name not in tensors]
+        missing = [name for name in self.defaults if name not in tensors]
         if not missing or not tensors:
             return tensors
         rows = next(iter(tensors.values())).shape[:1]
-        shapes = {name: self._defaults[name].shape for name in missing}
+        shapes = {name: self.defaults[name].shape for name in missing}
         return {
             **tensors,
-            **{name: self._defaults[name].expand(*rows, *shapes[name]) for name in missing},
+            **{name: self.defaults[name].expand(*rows, *shapes[name]) for name in missing},
         }
 
     def _open(self) -> ExportedProgram:
