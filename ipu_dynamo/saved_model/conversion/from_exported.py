@@ -52,7 +52,7 @@ def from_exported(signature: Signature) -> Draft:
     outputs: dict[str, fx.Node] = {}
     flat = program.graph.output_node().args[0]
     for name, spec in signature.outputs.items():
-        outputs[name] = values[flat[spec.position]]  # type: ignore[index]
+        outputs[name] = values[flat[spec.position]]
     graph.output(tuple(outputs.values()))
     graph.lint()
     return Draft(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.saved_model.exported.node_names import (
@@ -32,8 +33,8 @@ class NodeGroup:
         value: the node that gives its value; of several results the first.
         reads: names of the groups whose values it takes, without repetition.
         is_cast: a conversion has put it in; it is where its consumer is.
-        is_size: it gives no tensor but a size, which is known from the inputs' shapes: it is
-            nowhere, and no edge.
+        is_size: it gives no tensor but a size, or nothing, and takes what is known from the shapes
+            of the inputs: it is nowhere, and no edge.
     """
 
     name: str
@@ -101,14 +102,32 @@ def _group(name: str, nodes: list[fx.Node]) -> NodeGroup:
         (results or [last])[0],
         tuple(read for read in reads if read != name),
         is_cast=bool(last.meta["custom"].get(CAST)),
-        is_size=not any(_has_tensor(node.meta.get("val")) for node in nodes),
+        is_size=all(_is_size(node) for node in nodes),
     )
 
 
-def _has_tensor(value: Any) -> bool:
+def depends_on_data(value: Any) -> bool:
+    """Whether a value is, or has in its shape, a size that only computing tells."""
     if isinstance(value, tuple | list):
-        return any(_has_tensor(part) for part in value)
-    return isinstance(value, Tensor)
+        return any(depends_on_data(part) for part in value)
+    if isinstance(value, Tensor):
+        return any(depends_on_data(size) for size in value.shape)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        # PyTorch names sizes of inputs s0, s1, ..., and those of data u0, zuf1, ...
+        symbols = value.node.expr.free_symbols
+        return any(not str(symbol).startswith("s") for symbol in symbols)
+    return False
+
+
+def _is_size(node: fx.Node) -> bool:
+    read = [source.meta.get("val") for source in node.all_input_nodes]
+    return not any(map(depends_on_data, read)) and _is_number(node.meta.get("val"))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_number, value))
+    return not isinstance(value, Tensor) and not depends_on_data(value)
 
 
 def _visit(start: str, groups: Mapping[str, NodeGroup], ordered: dict[str, NodeGroup]) -> None:
