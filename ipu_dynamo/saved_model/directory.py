@@ -85,10 +85,14 @@ class SavedPrograms:
             return _of_archive(self._alone or self.path, self._trust)
         if isinstance(graph, TfMetaGraph):
             return (self._tensorflow or TfPrograms(self.path)).signature(graph, key)
-        entry = graph.signatures[key]
+        entry, what = graph.signatures[key], f"{self.path / FILE}: signature {key!r}"
         path = _inside(self.path, entry.program)
         program = load_program(path, digest=entry.sha256, trust=self._trust)
-        return Signature(program, entry, f"{self.path / FILE}: signature {key!r}")
+        if entry.placement is None:
+            return Signature(program, entry, what)
+        from ipu_dynamo.saved_model.conversion.open_converted import open_converted
+
+        return open_converted(program, entry, what, self.path)
 
     def _check(self, tags: Iterable[str], key: str) -> None:
         keys = self.keys(tags)

@@ -1,8 +1,8 @@
 """Hold a signature of a saved program as an object that is called with tensors by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,21 @@ from ipu_dynamo.saved_model.fair_lock import FairLock
 from ipu_dynamo.saved_model.files.index import SignatureEntry
 
 
+class Runner(Protocol):
+    """What computes a program's flat results."""
+
+    def run(self, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """All user outputs, by position; they share no memory with inputs or state.
+
+        Args:
+            inputs: all user inputs, by position; they are not changed.
+            watch: is told each node with its value.
+        """
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
 class Signature:
     """A program with named inputs and outputs.
 
@@ -34,6 +49,10 @@ class Signature:
         method_name: what the index says that the program does.
         defaults: of one row, for inputs that may be left out.
         parameter_names: canonical names of parameters, where they are not the qualified ones.
+        placement: where the nodes of a converted program run.
+
+    Args:
+        make_runner: makes what runs it, when it is called first. None: the host runs its graph.
 
     Raises:
         ValueError: the entry of the index does not fit the program.
@@ -46,16 +65,19 @@ class Signature:
         what: str,
         *,
         defaults: Mapping[str, Tensor] | None = None,
+        make_runner: "Callable[[Signature], Runner] | None" = None,
     ) -> None:
         self.defaults = dict(defaults or {})
         self.inputs: Mapping[str, TensorSpec] = dict(entry.inputs)
         self.outputs: Mapping[str, TensorSpec] = dict(entry.outputs)
         self.method_name = entry.method_name
+        self.placement = entry.placement
         _compare(self.inputs, tensor_inputs(program), f"{what}: input")
         _compare(self.outputs, tensor_outputs(program), f"{what}: output")
         self.parameter_names = dict(entry.parameter_names)
         self._program: ExportedProgram | None = program
-        self._flat: FlatProgram | None = None
+        self._make_runner = make_runner or (lambda signature: FlatProgram(signature.program))
+        self._runner: Runner | None = None
         self._lock = FairLock()
 
     def __call__(self, **tensors: Tensor) -> dict[str, Tensor]:
@@ -85,7 +107,9 @@ class Signature:
     def close(self) -> None:
         """Wait for a running call, and free the memory. Later calls raise."""
         with self._lock:
-            self._program = self._flat = None
+            if self._runner is not None:
+                self._runner.close()
+            self._program = self._runner = None
 
     def __enter__(self) -> Self:
         return self
@@ -138,9 +162,9 @@ class Signature:
                     raise ValueError(f"no value for input {name!r}")
                 flat[spec.position] = spec.fitted(name, tensors[name]).detach()
             check_sizes(program, self.inputs, flat)
-            if self._flat is None:
-                self._flat = FlatProgram(program)
-            results = self._flat.run(flat, watch)
+            if self._runner is None:
+                self._runner = self._make_runner(self)
+            results = self._runner.run(flat, watch)
             return {name: results[spec.position] for name, spec in self.outputs.items()}
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

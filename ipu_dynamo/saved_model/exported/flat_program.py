@@ -56,6 +56,10 @@ class FlatProgram:
                     outputs.append(value)
         return without_shared_memory(outputs, [*flat, *inputs])
 
+    def close(self) -> None:
+        """Free the state."""
+        self._state.clear()
+
 
 def without_shared_memory(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """The values, copied where they share memory with one of the others."""

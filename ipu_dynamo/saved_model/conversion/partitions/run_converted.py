@@ -13,7 +13,8 @@ from ipu_dynamo.saved_model.conversion.partitions.mark_blocks import mark_blocks
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
 from ipu_dynamo.saved_model.conversion.partitions.specialize import sizes_of, specialize
 from ipu_dynamo.saved_model.conversion.partitions.split import Split, Step, split
-from ipu_dynamo.saved_model.exported.flat_program import without_shared_memory
+from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch, without_shared_memory
+from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.whole_step.api import compile_inference
 
 _MOST_SHAPES = 32  # for which compiled partitions stay
@@ -27,25 +28,41 @@ class ConvertedProgram:
 
     Args:
         partitions: in the order in which they run.
+        signature: of the program that the draft is of, with the positions of inputs and results.
     """
 
     def __init__(
-        self, draft: Draft, partitions: Sequence[Partition], settings: IpuSettings
+        self,
+        draft: Draft,
+        partitions: Sequence[Partition],
+        settings: IpuSettings,
+        signature: Signature,
     ) -> None:
         self._draft, self._partitions, self._settings = draft, tuple(partitions), settings
         self._ready: OrderedDict[tuple[torch.Size, ...], _Ready] = OrderedDict()
+        self._inputs = [spec.position for spec in signature.inputs.values()]
+        self._results = [spec.position for spec in signature.outputs.values()]
+        self._signature = signature
         needed = max(draft.placement.ipus.values(), default=0) + 1
         if needed > settings.num_ipus:
             raise ValueError(
                 f"the program is placed on {needed} IPUs, and num_ipus is {settings.num_ipus}"
             )
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The results, in the order of the draft; they share no memory with inputs or weights.
+    def run(self, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """All user outputs, by position; with `watch` the host computes all of it."""
+        if watch is not None:
+            return FlatProgram(self._signature.program).run(inputs, watch)
+        values = self._run([inputs[position] for position in self._inputs])
+        by_position = dict(zip(self._results, values, strict=True))
+        return [by_position.get(position) for position in range(max(by_position, default=-1) + 1)]
 
-        Args:
-            inputs: in the order of the draft; they are not changed.
-        """
+    def close(self) -> None:
+        """Free what was compiled."""
+        self._ready.clear()
+
+    def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The results, in the order of the draft; they share no memory with inputs or weights."""
         key = tuple(value.shape for value in inputs)
         if key not in self._ready:
             self._ready[key] = _Ready(self._split(inputs), self._draft, self._settings)
