@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 
-from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.graph.builder import evaluate
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload
 from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, name_of
-from ipu_dynamo.saved_model.conversion.passes.edit import aten, insert_call
+from ipu_dynamo.saved_model.conversion.passes.edit import aten, insert_call, with_dtype
 from ipu_dynamo.saved_model.exported.node_names import operator_name
 
 # Whose numbers are values of the result's type and no factors: beyond its range they are the limit.
@@ -28,7 +27,10 @@ Check = Callable[[fx.Node, int], None]
 
 def cast(graph: fx.Graph, source: fx.Node, dtype: torch.dtype, name: str) -> fx.Node:
     """A cast that a conversion puts in, at the insertion point."""
-    return insert_call(graph, aten._to_copy.default, source, dtype=dtype, name=name, cast=True)
+    value = with_dtype(source.meta["val"], dtype)
+    return insert_call(
+        graph, aten._to_copy.default, source, dtype=dtype, name=name, value=value, cast=True
+    )
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:
@@ -46,7 +48,7 @@ def change_dtype(node: fx.Node, old: torch.dtype, new: torch.dtype) -> None:
     gave_old = dtype_of(node) == old
     _change_arguments(node, old, new)
     try:
-        node.meta["val"] = evaluate(node)
+        node.meta["val"] = _with_types_of(node.meta["val"], evaluate_small(node))
     except Exception as error:  # operators raise many types for types that they do not take
         raise ValueError(
             f"node {name_of(node)!r} ({operator_name(node)}) does not compute in {new} "
@@ -59,9 +61,10 @@ def change_dtype(node: fx.Node, old: torch.dtype, new: torch.dtype) -> None:
 def give_as(node: fx.Node, dtype: torch.dtype) -> fx.Node:
     """Put a cast behind a node, as part of its group, for all that read it."""
     users = list(node.users)
+    value = with_dtype(node.meta["val"], dtype)
     with node.graph.inserting_after(node):
         cast_node = insert_call(
-            node.graph, aten._to_copy.default, node, dtype=dtype, name=name_of(node)
+            node.graph, aten._to_copy.default, node, dtype=dtype, name=name_of(node), value=value
         )
     for user in users:
         user.replace_input_with(node, cast_node)
@@ -70,11 +73,49 @@ def give_as(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 def take_as(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
     """Put a cast between a node and what it reads, as part of the node's group."""
+    value = with_dtype(source.meta["val"], dtype)
     with node.graph.inserting_before(node):
         cast_node = insert_call(
-            node.graph, aten._to_copy.default, source, dtype=dtype, name=name_of(node)
+            node.graph, aten._to_copy.default, source, dtype=dtype, name=name_of(node), value=value
         )
     node.replace_input_with(source, cast_node)
+
+
+def evaluate_small(node: fx.Node) -> Any:
+    """What a node gives of its inputs' types, for the sizes of an example.
+
+    Sizes that calls choose would be compared, and fixed, by operators that ask for them.
+    """
+    with FakeTensorMode() as mode:
+
+        def example(source: fx.Node) -> Any:
+            return _example(source.meta["val"])
+
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), example)
+        with torch.no_grad(), mode:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_example(part) for part in value)
+    if isinstance(value, Tensor):
+        shape, stride = map(_example, value.shape), map(_example, value.stride())
+        return torch.empty_strided(
+            list(shape), list(stride), dtype=value.dtype, device=value.device
+        )
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    return value
+
+
+def _with_types_of(old: Any, new: Any) -> Any:
+    """The sizes of one value with the types of another."""
+    if isinstance(old, tuple | list):
+        return type(old)(_with_types_of(*pair) for pair in zip(old, new, strict=True))
+    if isinstance(old, Tensor) and old.dtype != new.dtype:
+        return with_dtype(old, new.dtype)
+    return old
 
 
 def scalars(node: fx.Node) -> list[Any]:

@@ -22,7 +22,12 @@ from ipu_dynamo.saved_model.conversion.passes.change_dtype import (
     dtype_of,
     group_nodes,
 )
-from ipu_dynamo.saved_model.conversion.passes.edit import external_inputs, matches, read_instead
+from ipu_dynamo.saved_model.conversion.passes.edit import (
+    external_inputs,
+    matches,
+    read_instead,
+    with_dtype,
+)
 from ipu_dynamo.saved_model.exported.node_names import Kind
 
 _MODES = {"FP16": (torch.float32, torch.float16), "FP32": (torch.float16, torch.float32)}
@@ -71,7 +76,7 @@ def apply(draft: Draft, conversion: Conversion, old: torch.dtype, new: torch.dty
     inputs = {group.name: external_inputs(group) for group in groups}
     for node in conversion.tensors:
         draft.tensors[node] = saturated(draft.tensors[node], new)
-        node.meta["val"] = node.meta["val"].to(new)
+        node.meta["val"] = with_dtype(node.meta["val"], new)
     for group in groups:
         if group.kind is not Kind.OP or group.is_size:
             continue

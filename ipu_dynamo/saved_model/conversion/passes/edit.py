@@ -7,20 +7,40 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.passes.graph.builder import evaluate
+from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, set_name
 
 aten = torch.ops.aten
 
 
 def insert_call(
-    graph: fx.Graph, target: Any, *args: Any, name: str, cast: bool = False, **kwargs: Any
+    graph: fx.Graph,
+    target: Any,
+    *args: Any,
+    name: str,
+    value: Any,
+    cast: bool = False,
+    **kwargs: Any,
 ) -> fx.Node:
-    """A call at the insertion point of the graph, with its canonical name and value."""
+    """A call at the insertion point of the graph.
+
+    Args:
+        name: its canonical name.
+        value: what it gives, for `meta["val"]`.
+    """
     node = graph.call_function(target, args, kwargs)
     set_name(node, name, cast=cast)
-    node.meta["val"] = evaluate(node)
+    node.meta["val"] = value
     return node
+
+
+def with_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A fake tensor like another one, of another type.
+
+    `value.to(dtype)` would compare sizes that calls choose, and fix them.
+    """
+    with fake_mode_of([value]):
+        return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
 
 
 def matches(name: str, expressions: Iterable[str]) -> bool:

@@ -26,7 +26,7 @@ from ipu_dynamo.saved_model.conversion.passes.change_dtype import (
     scalars,
     take_as,
 )
-from ipu_dynamo.saved_model.conversion.passes.edit import external_inputs, insert_call
+from ipu_dynamo.saved_model.conversion.passes.edit import external_inputs, insert_call, with_dtype
 from ipu_dynamo.saved_model.exported.node_names import Kind, short_name
 
 _OLD, _NEW = torch.int64, torch.int32
@@ -129,7 +129,7 @@ def apply(draft: Draft, narrowing: Narrowing) -> None:
     added: list[str] = []
     for node in narrowing.tensors:
         draft.tensors[node] = draft.tensors[node].to(_NEW)
-        node.meta["val"] = node.meta["val"].to(_NEW)
+        node.meta["val"] = with_dtype(node.meta["val"], _NEW)
     for source, name in narrowing.entries.items():
         added.append(name)
         _narrow_entry(draft, source, name, on_ipu)
@@ -150,7 +150,8 @@ def _narrow_entry(draft: Draft, source: fx.Node, name: str, on_ipu: set[str]) ->
     readers = [user for user in source.users if user.op != "output" and name_of(user) in on_ipu]
     with draft.graph.inserting_before(before):
         what = f"{kind} {name_of(source)!r}"
-        entry = insert_call(draft.graph, to_int32, source, what, name=name, cast=True)
+        value = with_dtype(source.meta["val"], _NEW)
+        entry = insert_call(draft.graph, to_int32, source, what, name=name, value=value, cast=True)
     for reader in readers:
         reader.replace_input_with(source, entry)
 

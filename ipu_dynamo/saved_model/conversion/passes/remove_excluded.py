@@ -17,7 +17,7 @@ from ipu_dynamo.saved_model.conversion.draft import HOST, Draft
 from ipu_dynamo.saved_model.conversion.node_groups import KIND, name_of, owners, set_name
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import check_head
 from ipu_dynamo.saved_model.conversion.passes.edit import drop_unread, insert_call
-from ipu_dynamo.saved_model.exported.node_names import Kind
+from ipu_dynamo.saved_model.exported.node_names import Kind, is_result_of_tuple
 
 aten = torch.ops.aten
 
@@ -32,20 +32,23 @@ def plan(draft: Draft) -> Mapping[str, fx.Node]:
     groups = draft.groups()
     owner = owners(groups)
     host = {group.name for group in groups if draft.placement.devices.get(group.name) == HOST}
-    taken = set(draft.inputs)
     edges: dict[str, fx.Node] = {}
     for node in draft.graph.nodes:
         if node.op != "call_function" or name_of(node) not in host:
             continue
-        if all(_is_inner(user, owner, host) for user in node.users):
-            continue
-        name, count = name_of(node), 0
-        while name in taken:
-            count += 1
-            name = f"{name_of(node)}_{count}"
-        taken.add(name)
-        edges[name] = node
+        if any(not _is_inner(user, owner, host) for user in node.users):
+            edges[_input_name(node, {*draft.inputs, *edges})] = node
     return edges
+
+
+def _input_name(node: fx.Node, taken: set[str]) -> str:
+    """The name of an input in the place of a node: its own, with the number of a later result."""
+    result = int(str(node.args[1])) if is_result_of_tuple(node) else 0
+    name = f"{name_of(node)}_{result}" if result else name_of(node)
+    while name in taken:
+        result += 1
+        name = f"{name_of(node)}_{result}"
+    return name
 
 
 def _is_inner(user: fx.Node, owner: Mapping[fx.Node, Any], host: set[str]) -> bool:
@@ -56,19 +59,13 @@ def _is_inner(user: fx.Node, owner: Mapping[fx.Node, Any], host: set[str]) -> bo
 def apply(draft: Draft, edges: Mapping[str, fx.Node]) -> None:
     """Replace the host's values by inputs, and take out what nothing needs then."""
     graph, devices = draft.graph, draft.placement.devices
-    first = next(iter(graph.nodes))
     for name, node in edges.items():
-        with graph.inserting_before(first):
-            placeholder = graph.placeholder(f"{node.name}_input")
-        placeholder.meta = {"val": node.meta["val"], KIND: Kind.INPUT}
-        set_name(placeholder, name)
-        node.replace_all_uses_with(placeholder)
-        for output, value in draft.outputs.items():
-            if value is node:
-                draft.outputs[output] = placeholder
-        draft.inputs[name] = placeholder
+        _make_input(draft, name, node)
     _take_sizes_from_inputs(draft)
     host = {name for name, device in devices.items() if device == HOST}
+    for node in list(graph.nodes):  # whose sizes no input has
+        if node.op == "call_function" and name_of(node) in host and _outside(node, host):
+            _make_input(draft, _input_name(node, set(draft.inputs)), node)
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and name_of(node) in host:
             graph.erase_node(node)
@@ -78,6 +75,23 @@ def apply(draft: Draft, edges: Mapping[str, fx.Node]) -> None:
     draft.placement = replace(
         draft.placement, devices={n: device for n, device in devices.items() if n not in host}
     )
+
+
+def _make_input(draft: Draft, name: str, node: fx.Node) -> None:
+    """Let an input stand for what a node gives."""
+    with draft.graph.inserting_before(next(iter(draft.graph.nodes))):
+        placeholder = draft.graph.placeholder(f"{node.name}_input")
+    placeholder.meta = {"val": node.meta["val"], KIND: Kind.INPUT}
+    set_name(placeholder, name)
+    node.replace_all_uses_with(placeholder)
+    for output, value in draft.outputs.items():
+        if value is node:
+            draft.outputs[output] = placeholder
+    draft.inputs[name] = placeholder
+
+
+def _outside(node: fx.Node, host: set[str]) -> bool:
+    return any(user.op == "output" or name_of(user) not in host for user in node.users)
 
 
 def _take_sizes_from_inputs(draft: Draft) -> None:
@@ -94,9 +108,13 @@ def _take_sizes_from_inputs(draft: Draft) -> None:
                     continue
                 with draft.graph.inserting_before(node):
                     size = insert_call(
-                        draft.graph, aten.sym_size.int, placeholder, dims[0], name=group.name
+                        draft.graph,
+                        aten.sym_size.int,
+                        placeholder,
+                        dims[0],
+                        name=group.name,
+                        value=value,
                     )
-                size.meta["val"] = value
                 node.replace_all_uses_with(size)
                 break
     draft.graph.eliminate_dead_code()

@@ -168,6 +168,7 @@ def apply(draft: Draft, decision: Plan) -> None:
                     gelu.source,
                     approximate=gelu.approximate,
                     name=f"{owner[gelu.source].name}/IpuGelu",
+                    value=gelu.source.meta["val"],
                 )
         if gelus[gelu.source].kwargs["approximate"] != gelu.approximate:
             raise ValueError(
