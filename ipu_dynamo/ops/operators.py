@@ -20,6 +20,7 @@ import ipu_dynamo.ops.library.host_call
 import ipu_dynamo.ops.library.keyed_random
 import ipu_dynamo.ops.library.points
 import ipu_dynamo.ops.library.suppression
+import ipu_dynamo.ops.library.to_int32
 import ipu_dynamo.ops.marks.convolution_groups
 import ipu_dynamo.ops.marks.inner_gradients
 import ipu_dynamo.ops.marks.markers

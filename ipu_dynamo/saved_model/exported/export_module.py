@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.flat_names import named_outputs
+from ipu_dynamo.saved_model.exported.flat_names import named_outputs
 
 
 def export_module(

@@ -7,10 +7,10 @@ from hashlib import sha256
 import torch
 from torch.export import ExportedProgram
 
+from ipu_dynamo.saved_model.exported.inline_graphs import inline_graphs
+from ipu_dynamo.saved_model.exported.node_names import name_calls
 from ipu_dynamo.saved_model.gate.read_program import read_bytes, read_program
 from ipu_dynamo.saved_model.gate.refusal import Refusal
-from ipu_dynamo.saved_model.inline_graphs import inline_graphs
-from ipu_dynamo.saved_model.node_names import name_calls
 
 TRUST = "IPU_DYNAMO_TRUST"
 

@@ -110,8 +110,13 @@ def operators(group: Group) -> list[str]:
     """The operators of a group, as `aten.add.Tensor`; those that take results out are none."""
     if group.kind is not Kind.OP:
         return []
-    calls = [node.target for node in group.nodes if not is_result_of_tuple(node)]
-    return [str(t) if isinstance(t, OpOverload) else short_name(t) for t in calls]
+    return [operator_name(node) for node in group.nodes if not is_result_of_tuple(node)]
+
+
+def operator_name(node: fx.Node) -> str:
+    """The operator of a call, as `aten.add.Tensor`."""
+    target = node.target
+    return str(target) if isinstance(target, OpOverload) else short_name(target)
 
 
 def short_name(target: Any) -> str:

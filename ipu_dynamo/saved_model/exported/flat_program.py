@@ -54,11 +54,20 @@ class FlatProgram:
                     self._state[str(target)].copy_(value)
                 elif kind == OutputKind.USER_OUTPUT:
                     outputs.append(value)
-        held = {_storage(value) for value in [*flat, *inputs] if isinstance(value, Tensor)}
-        return [
-            value.clone() if isinstance(value, Tensor) and _storage(value) in held else value
-            for value in outputs
-        ]
+        return without_shared_memory(outputs, [*flat, *inputs])
+
+    def close(self) -> None:
+        """Free the state."""
+        self._state.clear()
+
+
+def without_shared_memory(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The values, copied where they share memory with one of the others."""
+    storages = {_storage(value) for value in others if isinstance(value, Tensor)}
+    return [
+        value.clone() if isinstance(value, Tensor) and _storage(value) in storages else value
+        for value in values
+    ]
 
 
 class _Watched(fx.Interpreter):

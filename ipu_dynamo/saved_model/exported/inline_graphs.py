@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx.node import map_arg
 
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
-from ipu_dynamo.saved_model.node_names import is_result_of_tuple
+from ipu_dynamo.saved_model.exported.node_names import is_result_of_tuple
 
 _ARGUMENTS_BEFORE_GRAPH = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.program_interface import user_inputs
-from ipu_dynamo.saved_model.tensor_spec import TensorSpec
+from ipu_dynamo.saved_model.exported.program_interface import user_inputs
+from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec
 
 _USUAL = 2  # the least size of which PyTorch knows nothing special
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.json_values import parse_json
-from ipu_dynamo.saved_model.tensor_spec import TensorSpec, spec_from_json
+from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_from_json
+from ipu_dynamo.saved_model.files.json_values import parse_json
+from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry, placement_from_json
 
 FILE = "saved_model.json"
 FORMAT, FORMAT_VERSION = "ipu_dynamo.saved_model", 1
@@ -25,6 +26,7 @@ class SignatureEntry:
         program: path of its archive, relative to the index.
         sha256: of that file.
         parameter_names: canonical names of parameters, where they are not the qualified ones.
+        placement: where the nodes of a converted program run.
     """
 
     program: str
@@ -33,6 +35,7 @@ class SignatureEntry:
     outputs: Mapping[str, TensorSpec]
     method_name: str = "predict"
     parameter_names: Mapping[str, str] = field(default_factory=dict)
+    placement: PlacementEntry | None = None
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -44,6 +47,8 @@ class SignatureEntry:
         }
         if self.parameter_names:
             value["parameter_names"] = dict(self.parameter_names)
+        if self.placement is not None:
+            value["placement"] = self.placement.to_json()
         return value
 
 
@@ -134,7 +139,7 @@ def _meta_graph(value: Any, what: str) -> MetaGraph:
 def _entry(value: Any, what: str) -> SignatureEntry:
     if not isinstance(value, dict) or not value.keys() >= _NEEDED:
         raise ValueError(f"{what}: lacks one of {', '.join(sorted(_NEEDED))}")
-    if unknown := sorted(value.keys() - _NEEDED - {"parameter_names"}):
+    if unknown := sorted(value.keys() - _NEEDED - {"parameter_names", "placement"}):
         raise ValueError(f"{what}: {unknown[0]!r} is not known here")
     program, digest = value["program"], value["sha256"]
     if not isinstance(program, str) or not _is_inside(program):
@@ -151,6 +156,9 @@ def _entry(value: Any, what: str) -> SignatureEntry:
         _specs(value["outputs"], f"{what}: outputs"),
         check_text(value["method_name"], f"{what}: method_name"),
         names,
+        placement_from_json(value["placement"], f"{what}: placement")
+        if "placement" in value
+        else None,
     )
 
 
