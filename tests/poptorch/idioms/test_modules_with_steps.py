@@ -31,7 +31,7 @@ class Module(nn.Module):
         return F.mse_loss(self.decoder(self.encoder(x)), x)
 
     def configure_optimizers(self, kind):
-        optimizer = kind(self.parameters(), lr=1e-2, eps=1e-5)
+        optimizer = kind(self.parameters(), lr=1e-2, eps=1e-3)
         return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
 
 
