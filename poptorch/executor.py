@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
@@ -244,7 +244,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
 
     def __del__(self) -> None:
         if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
-            with torch.no_grad(), outside_modes():  # it may be freed while a model is traced
+            with unrecorded():  # it may be freed while a model is traced
                 self.destroy()
 
     def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
@@ -358,7 +358,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
-        with torch.no_grad(), outside_modes():
+        with unrecorded():
             for tensor, value in compiled.host_changes:
                 tensor.copy_(value)
 
