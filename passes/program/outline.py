@@ -30,11 +30,11 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
+from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
 from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
-from ipu_dynamo.passes.program.repeats import LEAST, Run, find_runs
 from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.layout import Layout
