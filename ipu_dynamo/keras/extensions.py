@@ -10,6 +10,7 @@ from typing import Any
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import extensions_active
 from ipu_dynamo.keras.loop.methods import ExecutionMethods
+from ipu_dynamo.keras.private.keras_private import Model
 from ipu_dynamo.keras.settings import change_settings
 from ipu_dynamo.keras.settings.enumerations import (
     GradientAccumulationReductionMethod,
@@ -41,12 +42,14 @@ from ipu_dynamo.keras.stages.model_assignment import (
     set_assignment,
 )
 from ipu_dynamo.keras.stages.pipeline_stage import PipelineStage as PipelineStage
+from ipu_dynamo.keras.stages.pipeline_stage import outside_of_stages
 from ipu_dynamo.keras.stages.stage_summary import print_summary
 from ipu_dynamo.keras.stored.restore import (
     build_config_with_state,
     config_with_state,
     restore_build_config,
 )
+
 
 class Extension(ExecutionMethods):
     """What the three extensions have in common."""
@@ -189,8 +192,7 @@ class Extension(ExecutionMethods):
     def __reduce__(self) -> Any:
         """Pickle as a model of the plain class, which is what its module has under its name."""
         function, *rest = super().__reduce__()
-        plain = next(cls for cls in type(self).__mro__ if not issubclass(cls, Extension))
-        return getattr(plain, function.__name__), *rest
+        return getattr(plain_class(type(self)), function.__name__), *rest
 
 
 class FunctionalExtension(Extension):
@@ -219,7 +221,8 @@ class SequentialExtension(Extension):
 
     def build(self, input_shape: Any = None) -> None:
         """Build the model, and read the stages of blocks."""
-        super().build(input_shape)
+        with outside_of_stages():  # Keras calls every layer: that says nothing of its stage
+            super().build(input_shape)
         if extensions_active():
             assign_from_blocks(self)
 
@@ -237,3 +240,10 @@ class ModelExtension(Extension):
 def is_extended(model: Any) -> bool:
     """Whether a model has one of the extensions."""
     return isinstance(model, Extension)
+
+
+def plain_class(cls: type) -> Any:
+    """The class of models that an extended class is made of."""
+    return next(
+        base for base in cls.__mro__ if issubclass(base, Model) and not issubclass(base, Extension)
+    )

@@ -64,6 +64,13 @@ def test_private_names_of_pytorch_are_in_folders_of_their_own(source):
     assert wrong(ROOT / source, is_private) == []
 
 
+def test_private_names_of_keras_are_in_a_folder_of_their_own():
+    keras = ROOT / "ipu_dynamo" / "keras"
+    assert wrong(keras, lambda name: name.startswith("keras.src")) == []
+    looked_at = [name for file in files(keras / "private") for _, name in names(file.read_text())]
+    assert any(name.startswith("keras.src") for name in looked_at)
+
+
 def test_what_executes_looks_at_no_graph():
     assert wrong(ROOT / "runtime" / "execute", is_fx) == []
 

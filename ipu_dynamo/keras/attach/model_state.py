@@ -19,6 +19,7 @@ class ModelState:
     assignment: list[Any] | None = None
     programs: dict[Any, Any] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)  # options that were warned of
+    cloned: bool = False  # `clone_model` made it, so that it begins with the default options
     from_blocks: bool = False  # `PipelineStage` blocks made the assignment
     invalid: str | None = None  # what happened to the model after its assignment was set
     planned: Any = None  # the stages of the last execution

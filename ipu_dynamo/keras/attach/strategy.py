@@ -79,21 +79,21 @@ def _device_number(device: Any) -> int:
 
 def _number_of_ipus(num_ipus: Any, config: Any, device_id: Any) -> int:
     """The number of IPUs of a new strategy, from the first place that gives one."""
-    if num_ipus is None:
-        if config is not None and not isinstance(config, IPUConfig):
-            raise TypeError(f"config is a {type(config).__name__}, and has to be an IPUConfig")
-        config = config if config is not None else configuration_in_force()
-        numbers = [] if config is None else config.numbers_of_ipus()
-        if not numbers:
-            return 1
-        if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
-            raise ValueError(f"device_id is {device_id!r}, and has to be an integer from 0 on")
-        if device_id >= len(numbers):
-            raise ValueError(
-                f"device_id is {device_id}, and auto_select_ipus of the configuration has "
-                f"{len(numbers)} entries: {numbers}"
-            )
-        return numbers[device_id]
-    if isinstance(num_ipus, bool) or not isinstance(num_ipus, int) or num_ipus < 1:
-        raise ValueError(f"num_ipus is {num_ipus!r}, and has to be a positive integer")
-    return num_ipus
+    if num_ipus is not None:
+        if isinstance(num_ipus, bool) or not isinstance(num_ipus, int) or num_ipus < 1:
+            raise ValueError(f"num_ipus is {num_ipus!r}, and has to be a positive integer")
+        return num_ipus
+    if config is not None and not isinstance(config, IPUConfig):
+        raise TypeError(f"config is a {type(config).__name__}, and has to be an IPUConfig")
+    config = config if config is not None else configuration_in_force()
+    numbers: list[int] = [] if config is None else config.numbers_of_ipus()
+    if not numbers:
+        return 1
+    if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
+        raise ValueError(f"device_id is {device_id!r}, and has to be an integer from 0 on")
+    if device_id >= len(numbers):
+        raise ValueError(
+            f"device_id is {device_id}, and auto_select_ipus of the configuration has "
+            f"{len(numbers)} entries: {numbers}"
+        )
+    return numbers[device_id]

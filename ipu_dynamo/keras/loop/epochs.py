@@ -52,13 +52,6 @@ class Epochs:
         self._size = self._adapter.num_batches
         self._adapter.on_epoch_end()
 
-    def first_batch(self) -> Iterator[tuple[int, int, list[Batch]]]:
-        """The first batch of the data, to build a model with; call `reset` behind it."""
-        self._adapter.on_epoch_begin()
-        self._begin()
-        assert self._current is not None
-        yield 0, 0, [normalised(next(self._current), copy=self._copy)]
-
     def executions(self, depth: int) -> Generator[tuple[int, list[Batch]]]:
         """One epoch: the first step of each execution, and its batches.
 

@@ -8,7 +8,7 @@ from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
-from ipu_dynamo.keras.private.keras_private import metrics_or_logs, python_logs, symbolic_build
+from ipu_dynamo.keras.private.keras_private import metrics_or_logs, python_logs
 
 VALIDATION = "_ipu_dynamo_validation"  # the data of fit's validations, in the instance's __dict__
 
@@ -54,7 +54,6 @@ def evaluate(
 
 def _evaluate(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> dict[str, Any]:
     epochs = prepared.epochs
-    symbolic_build(model, epochs.first_batch())
     epochs.reset()
     callbacks = callback_list(
         model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps

@@ -15,11 +15,7 @@ from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps, tell_effective_batch
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
-from ipu_dynamo.keras.private.keras_private import (
-    metrics_or_logs,
-    split_validation,
-    symbolic_build,
-)
+from ipu_dynamo.keras.private.keras_private import metrics_or_logs, split_validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,6 @@ def fit(
     if validation and any(validation.due(model, epoch) for epoch in epoch_range):
         vars(model)[VALIDATION] = _prepare_validation(model, validation)
     try:
-        symbolic_build(model, prepared.epochs.first_batch())
         prepared.epochs.reset()
         callbacks = callback_list(
             model,

@@ -11,7 +11,7 @@ from ipu_dynamo.keras.loop.execution import make_function
 from ipu_dynamo.keras.loop.log_lines import advise_steps
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
-from ipu_dynamo.keras.private.keras_private import build_by_batch, is_built, to_numpy
+from ipu_dynamo.keras.private.keras_private import to_numpy
 
 
 def predict(
@@ -47,10 +47,6 @@ def predict(
 def _predict(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> deque[Any]:
     """The outputs of each execution."""
     epochs = prepared.epochs
-    if not is_built(model):
-        _, _, batches = next(epochs.first_batch())
-        build_by_batch(model, batches[0][0])
-        epochs.reset()
     callbacks = callback_list(
         model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps
     )

@@ -8,8 +8,9 @@ import keras
 
 from ipu_dynamo.keras.loop.epochs import Epochs
 from ipu_dynamo.keras.loop.execution import Kind
+from ipu_dynamo.keras.loop.first_batch import FirstBatch, build_for_data
 from ipu_dynamo.keras.loop.steps import StepPlan, plan_steps
-from ipu_dynamo.keras.private.keras_private import make_adapter
+from ipu_dynamo.keras.private.keras_private import make_adapter, stop_enqueuer
 from ipu_dynamo.keras.step.programs import CallShape, call_shape, replica_count
 
 
@@ -26,7 +27,7 @@ class Prepared:
 
 
 def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data: Any) -> Prepared:
-    """Read what there is to know of the data, and plan.
+    """Read what there is to know of the data, build the model for it, and plan.
 
     Args:
         argument: the name of the number's argument.
@@ -36,17 +37,25 @@ def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data
     Raises:
         ValueError, RuntimeError: what the options, the machine or the data rule out.
     """
-    replicas = replica_count(model)
     number = _capped(number)
     adapter = make_adapter(steps_per_epoch=number, **data)
-    plan = plan_steps(
-        argument=argument,
-        number=number,
-        size=adapter.num_batches,
-        per_execution=model.steps_per_execution,
-        replicas=replicas,
-    )
-    return Prepared(Epochs(adapter, plan), call_shape(model, kind, plan.per_execution))
+    try:
+        first = FirstBatch(adapter)
+        build_for_data(model, kind, first)
+        plan = plan_steps(
+            argument=argument,
+            number=number,
+            size=adapter.num_batches,
+            per_execution=model.steps_per_execution,
+            replicas=replica_count(model),
+        )
+        prepared = Prepared(Epochs(adapter, plan), call_shape(model, kind, plan.per_execution))
+    except BaseException:
+        stop_enqueuer(adapter)
+        raise
+    if kind == "predict" and first.was_read:  # the other two reset in any case, as Keras does
+        prepared.epochs.reset()
+    return prepared
 
 
 def _capped(number: int | None) -> int | None:

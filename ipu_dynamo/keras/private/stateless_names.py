@@ -10,6 +10,7 @@ from keras import StatelessScope, tree
 from keras.src import backend
 from keras.src.backend import get_stateless_scope as current_scope
 from keras.src.backend.torch import core as backend_core
+from keras.src.backend.torch import math as backend_math
 from keras.src.backend.torch import random as backend_random
 from keras.src.random.seed_generator import draw_seed
 from keras.src.utils import traceback_utils
@@ -17,6 +18,7 @@ from keras.src.utils import traceback_utils
 __all__ = [
     "add_losses",
     "backend_core",
+    "backend_math",
     "backend_random",
     "build_for",
     "compiled_objects",

@@ -133,7 +133,7 @@ def _names(classes: tuple[type, ...]) -> str:
 
 def check_layers_by_index(graph: LayerGraph, assignment: Sequence[Any]) -> None:
     """Check the layers of a Sequential's assignment."""
-    for position, (call, element) in enumerate(zip(graph.calls, assignment, strict=True)):
+    for position, (call, element) in enumerate(zip(graph.layer_calls, assignment, strict=True)):
         if element.layer is not call.operation:
             raise ValueError(
                 f"the assignment has layer {element.layer.name} at index {position}, where model "

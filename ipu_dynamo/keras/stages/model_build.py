@@ -15,6 +15,7 @@ from ipu_dynamo.keras.private.keras_graphs import (
     note_build_shapes,
     noted_build_shapes,
 )
+from ipu_dynamo.keras.private.keras_private import Functional
 from ipu_dynamo.keras.stages.pipeline_stage import MARK
 from ipu_dynamo.keras.stages.trace_model import symbolic_inputs, trace_of
 
@@ -26,9 +27,27 @@ def watch_build(model: Any) -> None:
     @wraps(original)
     def build(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
-        note_inputs(model)
+        if isinstance(model, Functional):
+            become_functional(model)
+        else:
+            note_inputs(model)
 
     vars(model)["build"] = build
+
+
+def become_functional(model: Any) -> None:
+    """Exchange the extension of a model whose own constructor has made it a Functional.
+
+    Keras changes the bases of the user's class where that calls `super().__init__(inputs,
+    outputs)`; before that the model was extended as a subclass.
+    """
+    from ipu_dynamo.keras.attach.extended_classes import extended_class
+    from ipu_dynamo.keras.extensions import plain_class
+    from ipu_dynamo.keras.stages.model_assignment import assign_from_blocks
+
+    model.__class__ = extended_class(plain_class(type(model)))
+    if extensions_active():
+        assign_from_blocks(model)
 
 
 def note_inputs(model: Any) -> None:

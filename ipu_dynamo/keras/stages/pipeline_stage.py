@@ -1,6 +1,7 @@
 """Mark the layers that are made, and the calls that are traced, in a block with its stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ipu_dynamo.keras.attach.thread_state import THREAD, extensions_active, innermost_strategy
@@ -43,6 +44,16 @@ class PipelineStage:
 
     def __exit__(self, *exception: object) -> None:
         THREAD.stage = None
+
+
+@contextmanager
+def outside_of_stages() -> Iterator[None]:
+    """Make calls that no block's stage is meant for."""
+    stage, THREAD.stage = THREAD.stage, None
+    try:
+        yield
+    finally:
+        THREAD.stage = stage
 
 
 def mark_operations(original_new: Callable[..., Any]) -> Callable[..., Any]:

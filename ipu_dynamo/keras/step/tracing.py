@@ -10,12 +10,13 @@ from ipu_dynamo.errors import CompileError, raised_at
 from ipu_dynamo.keras.private.stateless_names import is_layer, traceback_utils
 from ipu_dynamo.keras.step.conditions import conditions_merged
 from ipu_dynamo.keras.step.draws import GeneratorOfModel, draws_keyed
+from ipu_dynamo.keras.step.value_free_operators import operators_value_free
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 
 @contextmanager
 def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
-    """Merge conditions, key random numbers, and leave tracebacks whole.
+    """Merge conditions, key random numbers, count without values, and leave tracebacks whole.
 
     Args:
         own_generator: gives the seed generator of draws that name none.
@@ -26,6 +27,7 @@ def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(conditions_merged())
         stack.enter_context(draws_keyed(own_generator))
+        stack.enter_context(operators_value_free())
         stack.enter_context(_whole_tracebacks())
         try:
             yield

@@ -1,8 +1,10 @@
 """Choose where Keras' files hold what is stored, and restore it as models are made from them."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import extensions_active
 from ipu_dynamo.keras.private.keras_graphs import (
     KERAS_MODELS,
@@ -14,6 +16,8 @@ from ipu_dynamo.keras.private.keras_private import (
 )
 from ipu_dynamo.keras.stored.stored_state import KEY, restore_state, stored_state
 
+logger = logging.getLogger("ipu_dynamo.keras")
+
 
 def config_with_state(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """A model's configuration, with its state where that belongs there."""
@@ -23,6 +27,13 @@ def config_with_state(model: Any, config: dict[str, Any]) -> dict[str, Any]:
 def build_config_with_state(model: Any, config: dict[str, Any] | None) -> dict[str, Any] | None:
     """A model's build configuration; there is none before it is built, and then none here."""
     if config is None or _in_config(model):
+        return config
+    if isinstance(model, Functional):  # built by its constructor: Keras will not build it again
+        logger.info(
+            "a file of model %s does not hold its options for IPUs, as its class has a constructor "
+            "of its own: set them again after loading it",
+            model.name,
+        )
         return config
     return {**config, KEY: stored_state(model)}
 
@@ -43,13 +54,23 @@ def _in_config(model: Any) -> bool:
     return keras_reads_it and (isinstance(model, Sequential) or loads_as_functional(type(model)))
 
 
+def is_extended_class(cls: type) -> bool:
+    """Whether a class is one of extended models."""
+    from ipu_dynamo.keras.extensions import Extension
+
+    return issubclass(cls, Extension)
+
+
 def restoring(original: Any) -> Callable[..., Any]:
     """`from_config` that restores an extended model's state; `original` is the raw classmethod."""
 
     def from_config(cls: Any, config: Any, custom_objects: Any = None) -> Any:
         function = original.__func__
         if not extensions_active() or not isinstance(config, dict) or KEY not in config:
-            return function(cls, config, custom_objects=custom_objects)
+            model = function(cls, config, custom_objects=custom_objects)
+            if is_extended_class(cls):  # files name the plain class: this is `clone_model`
+                state_of(model).cloned = True
+            return model
         config = dict(config)
         stored = config.pop(KEY)
         model = function(cls, config, custom_objects=custom_objects)
@@ -66,5 +87,5 @@ def restore_build_config(
     config = dict(config)
     stored = config.pop(KEY, None)
     build(config)
-    if stored is not None and extensions_active():
+    if stored is not None and extensions_active() and not state_of(model).cloned:
         restore_state(model, stored)

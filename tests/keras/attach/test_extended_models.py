@@ -13,6 +13,7 @@ from ipu_dynamo.keras.extensions import (
     FunctionalExtension,
     ModelExtension,
     SequentialExtension,
+    plain_class,
 )
 
 EXTENSIONS = (FunctionalExtension, ModelExtension, SequentialExtension)
@@ -32,6 +33,14 @@ class OfInputs(keras.Model):
     """A class that becomes a Functional where it is called with inputs and outputs."""
 
 
+class OfItsOwn(keras.Model):
+    """A class whose constructor makes it a Functional."""
+
+    def __init__(self, units=2):
+        inputs = keras.Input((3,))
+        super().__init__(inputs, keras.layers.Dense(units)(inputs))
+
+
 class Chain(keras.Sequential):
     pass
 
@@ -44,6 +53,7 @@ def functional(cls=keras.Model):
 CASES = {
     "functional": (functional, FunctionalExtension, keras.Model),
     "user's functional": (lambda: functional(OfInputs), FunctionalExtension, OfInputs),
+    "functional by its constructor": (OfItsOwn, FunctionalExtension, OfItsOwn),
     "sequential": (
         lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
         SequentialExtension,
@@ -74,7 +84,7 @@ def test_a_model_has_one_extension_and_its_name(name):
         assert [kind for kind in EXTENSIONS if isinstance(model, kind)] == [extension]
         assert isinstance(model, cls)
     assert type(models[0]) is type(models[1])
-    plain = type(models[0]).__mro__[3]
+    plain = plain_class(type(models[0]))
     assert type(models[0]).__name__ == plain.__name__
     assert type(models[0]).__module__ == plain.__module__
 
@@ -107,14 +117,17 @@ def test_the_configuration_is_that_of_plain_keras(name):
     model = make()
     config = model.get_config()
     ours = config.pop("ipu", None)
-    assert (ours is not None) == isinstance(model, FunctionalExtension | SequentialExtension)
+    in_config = isinstance(model, FunctionalExtension | SequentialExtension)
+    assert (ours is not None) == (in_config and not isinstance(model, OfItsOwn))
     assert config == super(Extension, model).get_config()
 
 
+@pytest.mark.filterwarnings("ignore:`build:UserWarning")
 @pytest.mark.usefixtures("_scope")
 def test_clones_are_extended_with_default_options():
-    for make in (functional, CASES["sequential"][0]):
+    for make in (functional, CASES["sequential"][0], Subclass):
         model = make()
+        model.build((None, 3))
         model.set_infeed_queue_options(prefetch_depth=3)
         clone = keras.models.clone_model(model)
         assert isinstance(clone, EXTENSIONS)

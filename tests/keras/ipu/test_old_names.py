@@ -18,7 +18,6 @@ OFFERED = {
     "ops.pipelining_ops": ["PipelineSchedule", "RecomputationMode"],
     "pipelining_ops": ["PipelineSchedule", "RecomputationMode"],
     "gradient_accumulation": ["GradientAccumulationReductionMethod"],
-    "serving": ["export_keras"],
 }
 ENUMERATIONS = [
     "SelectionOrder",

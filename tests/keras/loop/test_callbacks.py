@@ -119,15 +119,21 @@ def test_the_first_asynchronous_hook_comes_while_the_last_step_is_held_back(mach
 
 @pytest.mark.parametrize(("asynchronous", "calls"), [(False, 2), (True, 3)])
 def test_stop_training_ends_behind_the_current_call(machine, asynchronous, calls):
-    model, third_call = small_model(4), threading.Event()
+    model, third_call, stopped = small_model(4), threading.Event(), threading.Event()
     model.set_asynchronous_callbacks(asynchronous)
 
     def stop(batch, logs):
         if batch == 7:
             assert not asynchronous or third_call.wait(20)
             model.stop_training = True
+            stopped.set()
 
-    machine.before_step = lambda step: len(machine.shapes) == 3 and third_call.set()
+    def in_third_call(step):
+        if len(machine.shapes) == 3:
+            third_call.set()
+            assert stopped.wait(20)
+
+    machine.before_step = in_third_call
     before = threading.enumerate()
     stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
     history = fit(model, 40, callbacks=[stopping], epochs=3)

@@ -1,0 +1,233 @@
+"""Draw small Keras models with losses, weights and stages, and train them with and without us."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from hypothesis import strategies as st
+
+from ipu_dynamo.keras import IPUStrategy
+
+L = keras.layers
+Form = Literal["sequential", "functional", "subclass", "nested"]
+FORMS: tuple[Form, ...] = ("sequential", "functional", "subclass", "nested")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how it is executed, and with which data.
+
+    Args:
+        form: how the model is written.
+        stages: how many a pipeline has; 1: no pipeline.
+        sequential: stages take one micro-batch after the other.
+        one_ipu: all stages share an IPU.
+        updates: of a call.
+        weights: `sample`, `class`, both or none.
+    """
+
+    form: Form
+    stages: int
+    sequential: bool
+    one_ipu: bool
+    accumulation: int
+    updates: int
+    replicas: int
+    reduction: str
+    sample_weights: bool
+    class_weights: bool
+    regularised: bool
+    seed: int
+
+    @property
+    def steps(self) -> int:
+        return self.accumulation * self.updates
+
+    @property
+    def ipus(self) -> int:
+        return self.replicas * (1 if self.one_ipu else 2 if self.stages == 2 else 4)
+
+    @property
+    def rate(self) -> float:
+        """What equals a rate of 1 of plain Keras on the whole batch."""
+        return 1.0 / (
+            self.replicas * (self.accumulation if self.reduction == "sum" else 1)
+        )
+
+
+@st.composite
+def cases(draw: Any, *, forms: tuple[Form, ...] = FORMS, pipelined: bool | None = None) -> Case:
+    """Cases whose pipelines have enough micro-batches."""
+    several = draw(st.booleans()) if pipelined is None else pipelined
+    stages = draw(st.sampled_from((2, 3))) if several else 1
+    sequential, one_ipu = draw(st.booleans()), draw(st.integers(0, 3)) == 0
+    one_ipu = one_ipu or not several
+    fill = 1 if sequential or one_ipu else 2 * stages - 1
+    return Case(
+        form=draw(st.sampled_from(forms)),
+        stages=stages,
+        sequential=sequential,
+        one_ipu=one_ipu,
+        accumulation=draw(st.integers(fill, max(fill, 3))),
+        updates=draw(st.integers(1, 2)),
+        replicas=draw(st.sampled_from((1, 1, 2))),
+        reduction=draw(st.sampled_from(("sum", "mean", "running_mean"))),
+        sample_weights=draw(st.booleans()),
+        class_weights=draw(st.booleans()),
+        regularised=draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+class Subclass(keras.Model):
+    """A user's class, with a layer that is called twice."""
+
+    def __init__(self, regularizer: Any) -> None:
+        super().__init__()
+        self.first = L.Dense(5, activation="tanh", kernel_regularizer=regularizer)
+        self.second = L.Dense(5, activation="sigmoid", activity_regularizer=regularizer)
+        self.last = L.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        hidden = self.first(inputs)
+        hidden = self.second(hidden)
+        return self.last(self.second(hidden) + hidden)
+
+
+def make_model(case: Case, *, rate: float = 0.1) -> Any:
+    """The model of a case, compiled; extended and with stages if a scope is open."""
+    keras.utils.set_random_seed(case.seed)
+    regularizer = keras.regularizers.L2(0.02) if case.regularised else None
+    model = _FORMS[case.form](regularizer)
+    if case.form == "functional":
+        losses: Any = [_classes(), "mse"]
+        metrics: Any = [["accuracy"], ["mae"]]
+    else:
+        losses, metrics = _classes(), ["accuracy"]
+    model.compile(
+        keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
+        losses,
+        metrics=metrics,
+        weighted_metrics=None,
+    )
+    if case.form == "subclass":
+        model(np.zeros((1, 4), "float32"))
+    return model
+
+
+def make_extended(case: Case, *, rate: float = 0.1) -> Any:
+    """The same in the open scope, with the case's options."""
+    model = make_model(case, rate=rate * case.rate)
+    model.steps_per_execution = case.steps
+    model.set_replication_options("mean")
+    if case.stages == 1:
+        model.set_gradient_accumulation_options(case.accumulation, case.reduction)
+        return model
+    elements = model.get_pipeline_stage_assignment()
+    _assign(elements, case.stages)
+    model.set_pipeline_stage_assignment(elements)
+    model.set_pipelining_options(
+        case.accumulation,
+        device_mapping=[0] * case.stages if case.one_ipu else _mapping(case),
+        gradient_accumulation_reduction_method=case.reduction,
+        pipeline_schedule="sequential" if case.sequential else "grouped",
+    )
+    return model
+
+
+def data(case: Case, *, rows: int = 2) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights, for one call; `rows` of each micro-batch."""
+    count = rows * case.steps * case.replicas
+    rng = np.random.default_rng(case.seed)
+    x = rng.standard_normal((count, 4)).astype("float32")
+    classes = rng.integers(0, 3, count).astype("int32")
+    weights = rng.random(count).astype("float32") if case.sample_weights else None
+    if case.form != "functional":
+        return x, classes, weights
+    other = rng.standard_normal((count, 2)).astype("float32")
+    both = None if weights is None else [weights, weights[::-1].copy()]
+    return [x, x[:, :2].copy()], [classes, other], both
+
+
+def fit_arguments(case: Case) -> dict[str, Any]:
+    """Class weights, where Keras takes them: of one output, and without sample weights."""
+    if case.class_weights and not case.sample_weights and case.form != "functional":
+        return {"class_weight": {0: 0.5, 1: 2.0, 2: 1.0}}
+    return {}
+
+
+def strategy(case: Case) -> IPUStrategy:
+    """A machine for the case."""
+    return IPUStrategy(num_ipus=case.ipus)
+
+
+def _mapping(case: Case) -> list[int]:
+    return [0, 1] if case.stages == 2 else [2, 0, 1] if case.seed % 2 else [0, 1, 3]
+
+
+def _assign(elements: list[Any], stages: int) -> None:
+    """Give layers stages in the order of their first calls; all calls of one are on its stage."""
+    flat = _flat(elements)
+    layers = list(dict.fromkeys(id(element.layer) for element in flat))
+    for element in flat:
+        element.pipeline_stage = layers.index(id(element.layer)) * stages // len(layers)
+
+
+def _flat(elements: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for element in elements:
+        if element.is_nested_model:
+            found += _flat(element.pipeline_stage_assignments)
+        else:
+            found.append(element)
+    return found
+
+
+def _classes() -> Any:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _sequential(regularizer: Any) -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            L.Dense(6, activation="tanh", kernel_regularizer=regularizer),
+            L.Dense(5, activity_regularizer=regularizer),
+            L.LayerNormalization(),
+            L.Dense(3),
+        ]
+    )
+
+
+def _functional(regularizer: Any) -> Any:
+    """Two inputs, two branches, a skip, two outputs."""
+    first, second = keras.Input((4,), name="first"), keras.Input((2,), name="second")
+    left = L.Dense(5, activation="tanh", kernel_regularizer=regularizer, name="left")(first)
+    right = L.Dense(5, activation="sigmoid", name="right")(second)
+    both = L.Add(name="both")([left, right]) * 0.5
+    deep = L.Dense(5, activation="tanh", bias_regularizer=regularizer, name="deep")(both)
+    skip = keras.ops.relu(deep + left)
+    return keras.Model(
+        [first, second],
+        [L.Dense(3, name="classes")(skip), L.Dense(2, name="values")(deep)],
+    )
+
+
+def _nested(regularizer: Any) -> Any:
+    inner_input = keras.Input((5,))
+    hidden = L.Dense(5, activation="tanh", kernel_regularizer=regularizer, name="inner1")(
+        inner_input
+    )
+    inner = keras.Model(inner_input, L.Dense(5, name="inner2")(hidden) + inner_input, name="inner")
+    x = keras.Input((4,))
+    outer = L.Dense(5, name="outer1", activity_regularizer=regularizer)(x)
+    return keras.Model(x, L.Dense(3, name="outer2")(inner(outer)))
+
+
+_FORMS = {
+    "sequential": _sequential,
+    "functional": _functional,
+    "subclass": Subclass,
+    "nested": _nested,
+}

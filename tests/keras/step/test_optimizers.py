@@ -1,0 +1,48 @@
+"""Compare 20 updates of every optimiser with plain Keras: flags, schedules, loss scaling."""
+
+import itertools
+
+import pytest
+
+from tests.keras.step.optimizer_cases import (
+    CLASSES,
+    FLAGS,
+    SCHEDULED,
+    SCHEDULES,
+    differences,
+    train_both,
+)
+
+EVERY = [*itertools.product((*CLASSES, "MultiOptimizer"), FLAGS)]
+# each class once, and each flag at least once
+SAMPLE = [(name, list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate((*CLASSES, "MultiOptimizer"))]
+ALL_SCHEDULES = [*itertools.product(SCHEDULED, SCHEDULES)]
+SOME_SCHEDULES = [(list(SCHEDULED)[i % len(SCHEDULED)], s) for i, s in enumerate(SCHEDULES)]
+
+
+def _mark(cases, sample):
+    marks = [() if case in sample else pytest.mark.slow for case in cases]
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "flag"), _mark(EVERY, SAMPLE))
+def test_updates_are_those_of_plain_keras(name, flag):
+    apart = differences(*train_both(name, flag))
+    assert max(apart.values()) <= 1e-5, apart
+
+
+@pytest.mark.parametrize(("name", "schedule"), _mark(ALL_SCHEDULES, SOME_SCHEDULES))
+def test_schedules_are_those_of_plain_keras(name, schedule):
+    plain, model = train_both(name, "plain", SCHEDULES[schedule])
+    apart = differences(plain, model)
+    assert max(apart.values()) <= 1e-5, apart
+    assert float(model.optimizer.learning_rate) == pytest.approx(
+        float(plain.optimizer.learning_rate), rel=1e-5
+    )
+
+
+def test_an_infinite_gradient_halves_the_scale_and_leaves_out_the_update():
+    plain, model = train_both("Adam", "loss_scale")
+    assert int(model.optimizer.iterations.value) == 19
+    assert float(model.optimizer.dynamic_scale.value) == float(plain.optimizer.dynamic_scale.value)
+    assert float(model.optimizer.dynamic_scale.value) != 2.0**10
