@@ -130,7 +130,7 @@ def test_search_equals_its_reference_and_its_choice_fits(
     reference = Reference(nodes, memory, priority, iterations, low, high)
     expected = reference.run()
     if expected is None:
-        with pytest.raises(ValueError, match="pipeline_cfg: (no stages|the program|no power)"):
+        with pytest.raises(ValueError, match=r"pipeline_cfg: (no stages|the program|no power)"):
             Search(work, limits).run()
         return
     choice = Search(work, limits).run()

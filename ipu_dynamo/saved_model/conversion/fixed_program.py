@@ -6,7 +6,7 @@ Keeps    operators on tensors, their order and names; the draft is not changed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class FixedProgram:
     Attributes:
         inputs, outputs: nodes by name.
         tensors: what the program holds, by its placeholders.
+        nodes: those that stand for nodes of the draft.
     """
 
     graph: fx.Graph
@@ -46,6 +47,7 @@ class FixedProgram:
     outputs: Mapping[str, fx.Node]
     placement: Placement
     micro_batch: MicroBatch
+    nodes: Mapping[fx.Node, fx.Node]
 
     def groups(self) -> tuple[NodeGroup, ...]:
         return node_groups(self.graph)
@@ -96,8 +98,9 @@ def fix_rows(draft: Draft, micro_batch: MicroBatch) -> FixedProgram:
         inputs,
         tensors,
         {name: new[node] for name, node in draft.outputs.items()},
-        replace(draft.placement),
+        draft.placement,
         micro_batch,
+        new,
     )
 
 
