@@ -51,7 +51,7 @@ def bind(program: ExportedProgram, folder: Path, executable: str) -> Bound:
     Raises:
         ValueError: the program calls none, or several.
     """
-    return Bound(program, folder / executable)
+    return Bound(program, _path(folder, executable))
 
 
 def nodes_behind(program: ExportedProgram, folder: Path, executable: str) -> list[dict[str, Any]]:
@@ -61,8 +61,16 @@ def nodes_behind(program: ExportedProgram, folder: Path, executable: str) -> lis
         ValueError: the program calls none, or several.
         RuntimeError: the file is missing, another one, or damaged.
     """
-    path = folder / executable
+    path = _path(folder, executable)
     return compiled_nodes(path, called(program, path))
+
+
+def _path(folder: Path, executable: str) -> Path:
+    """Where an executable is: inside of the folder, or at an absolute path."""
+    path = folder / executable
+    if not Path(executable).is_absolute() and ".." in Path(executable).parts:
+        raise ValueError(f"executable {executable!r} leads out of {folder}")
+    return path
 
 
 def called(program: ExportedProgram, path: Path) -> str:
