@@ -128,7 +128,7 @@ def shared_parameters(program: FixedProgram, stages: Mapping[str, int]) -> dict[
     readers: dict[str, list[str]] = {}
     for group in program.groups():
         if group.name in stages:
-            for source in {s for n in group.nodes for s in n.all_input_nodes}:
+            for source in dict.fromkeys(s for n in group.nodes for s in n.all_input_nodes):
                 if source in program.tensors:
                     readers.setdefault(name_of(source), []).append(group.name)
     return readers
