@@ -1,7 +1,6 @@
 """Run a part of a program as a module that the core compiles."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,8 +9,10 @@ from torch.fx.traceback import preserve_node_meta
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import CompiledPart
-from ipu_dynamo.saved_model.conversion.node_groups import name_of
+from ipu_dynamo.saved_model.conversion.node_groups import name_of, set_name
 from ipu_dynamo.saved_model.conversion.partitions.mark_blocks import mark_blocks
+
+aten = torch.ops.aten
 
 
 def block_of_stage(stage: int) -> str:
@@ -35,10 +36,12 @@ class PartModule(nn.Module):
         values: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(part.graph, values))
         _mark(graph, part, values)
+        if stacked:
+            _stack(graph, len(part.inputs))
         for index, node in enumerate(graph.nodes):
             if node.op == "call_function" and node.target is not begin_block:
                 node.meta["stack_trace"] = _line(index, node)
-        self._graph, self._stacked = [module_of(graph)], stacked
+        self._graph = [module_of(graph)]
         self._names = [f"tensor_{index}" for index in range(len(part.tensors))]
         for name, tensor in zip(self._names, part.tensors, strict=True):
             if tensor.is_floating_point():
@@ -48,10 +51,9 @@ class PartModule(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         own = [getattr(self, name) for name in self._names]
-        values = [value.squeeze(0) for value in inputs] if self._stacked else list(inputs)
         with preserve_node_meta(), torch.no_grad():
-            results: tuple[Any, ...] = fx.Interpreter(self._graph[0]).run(*values, *own)
-        return tuple(value.unsqueeze(0) for value in results) if self._stacked else results
+            results: tuple[Tensor, ...] = fx.Interpreter(self._graph[0]).run(*inputs, *own)
+        return results
 
 
 def _mark(graph: fx.Graph, part: CompiledPart, values: Mapping[fx.Node, fx.Node]) -> None:
@@ -59,7 +61,7 @@ def _mark(graph: fx.Graph, part: CompiledPart, values: Mapping[fx.Node, fx.Node]
     placement = part.placement
     if not placement.stages:
         ipus = {name_of(node): placement.ipus[name_of(node)] for node in _calls(graph)}
-        if set(ipus.values()) > {0} or len(set(ipus.values())) > 1:
+        if set(ipus.values()) != {0}:
             mark_blocks(graph, ipus)
         return
     current = None
@@ -70,6 +72,23 @@ def _mark(graph: fx.Graph, part: CompiledPart, values: Mapping[fx.Node, fx.Node]
                 ipu = placement.device_mapping[stage]
                 graph.call_function(begin_block, (block_of_stage(stage), ipu))
             current = stage
+
+
+def _stack(graph: fx.Graph, inputs: int) -> None:
+    """Take the dimension in front from the inputs where they are read, and put one in front of the
+    results where they are made: in the blocks of those operators."""
+    for placeholder in list(graph.find_nodes(op="placeholder"))[:inputs]:
+        for user in list(placeholder.users):
+            with graph.inserting_before(user):
+                value = graph.call_function(aten.squeeze.dim, (placeholder, 0))
+            set_name(value, name_of(user))
+            user.replace_input_with(placeholder, value)
+    output = graph.output_node()
+    for node in list(output.all_input_nodes):
+        with graph.inserting_after(node):
+            value = graph.call_function(aten.unsqueeze.default, (node, 0))
+        set_name(value, name_of(node))
+        output.replace_input_with(node, value)
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
