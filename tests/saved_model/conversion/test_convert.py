@@ -305,6 +305,15 @@ def random_options(names, rng):
     return options
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_options_keep_what_a_program_computes(folder, tmp_path, seed):
+    tags = ["serve", "cpu"]
+    options = random_options(ops(folder, tags, "serving_default"), random.Random(seed))
+    with torch.no_grad():
+        expected = branches()(**inputs())
+    check_conversions(folder, tags, "serving_default", inputs(), expected, tmp_path, [options])
+
+
 def check_conversions(source, tags, key, feeds, expected, tmp_path, choices):
     for number, options in enumerate(choices):
         out = tmp_path / f"out{number}"
@@ -329,7 +338,7 @@ def test_models_compute_the_same_after_convert(tmp_path, build, dynamic):
     with torch.no_grad():
         expected = model(**feeds)
     expected = dict(expected) if isinstance(expected, dict) else {"output_0": expected}
-    rng, names = random.Random(str((build, dynamic))), ops(tmp_path / "p", ["serve"], "s")
+    rng, names = random.Random(f"{build.__name__} {dynamic}"), ops(tmp_path / "p", ["serve"], "s")
     choices = [{}, *(random_options(names, rng) for _ in range(2))]
     check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
 
@@ -345,7 +354,7 @@ def test_models_compute_the_same_after_every_option(tmp_path, build, dynamic):
     with torch.no_grad():
         expected = model(**feeds)
     expected = dict(expected) if isinstance(expected, dict) else {"output_0": expected}
-    rng, names = random.Random(str((build, dynamic))), ops(tmp_path / "p", ["serve"], "s")
+    rng, names = random.Random(f"{build.__name__} {dynamic}"), ops(tmp_path / "p", ["serve"], "s")
     choices = [*single_options(names, rng), *(random_options(names, rng) for _ in range(33))]
     check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
 

@@ -29,7 +29,7 @@ def plan(groups: tuple[NodeGroup, ...], excluded: tuple[str, ...], none: bool) -
         for group in placed
     }
     for group in placed:
-        values = [node.meta["val"] for node in group.nodes]
+        values = [node.meta.get("val") for node in group.nodes]
         if devices[group.name] == IPU and depends_on_data(values):
             raise ValueError(
                 f"node {group.name!r} ({group.operator}) has a size that only computing tells, "
