@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
+from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from ipu_dynamo.saved_model.exported.node_names import Group, operators
 from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_of
@@ -108,14 +109,18 @@ def _spec(spec: TensorSpec) -> str:
 
 
 def nodes_json(signature: Signature) -> list[dict[str, Any]]:
-    """The nodes of a signature, with where a conversion has put them."""
-    nodes = [node_json(group) for group in signature.groups()]
+    """The nodes of a signature, with where a conversion has put them; for the call of an executable
+    the nodes that were compiled."""
+    call = ["ipu.run_executable.default"]
+    nodes = [node_json(group) for group in signature.groups() if operators(group) != call]
     if (placement := signature.placement) is not None:
         stages, devices = placement.pipeline_mapping or {}, placement.nodes
         for node in nodes:
             name = node["name"]
             node["device"] = devices.get(name, "host")
             node["ipu"], node["stage"] = placement.ipu.get(name), stages.get(name)
+    if isinstance(signature, ConvertedSignature):
+        nodes += signature.compiled_nodes()
     return nodes
 
 

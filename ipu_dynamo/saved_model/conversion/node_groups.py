@@ -106,6 +106,17 @@ def _group(name: str, nodes: list[fx.Node]) -> NodeGroup:
     )
 
 
+def gives_tensor(group: NodeGroup) -> bool:
+    """Whether a node of a group gives a tensor, or several."""
+    return any(_has_tensor(node.meta.get("val")) for node in group.nodes)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_tensor, value))
+    return isinstance(value, Tensor)
+
+
 def depends_on_data(value: Any) -> bool:
     """Whether a value is, or has in its shape, a size that only computing tells."""
     if isinstance(value, tuple | list):

@@ -1,10 +1,13 @@
 """Make a signature of a converted program, which runs where the index says."""
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 from torch.export import ExportedProgram
 
 from ipu_dynamo.saved_model.conversion.draft import IPU, Placement
+from ipu_dynamo.saved_model.conversion.executable.bind import bind, nodes_behind
 from ipu_dynamo.saved_model.conversion.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings, read_settings
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
@@ -31,8 +34,27 @@ class ConvertedSignature(Signature):
         self.settings = read_settings(folder)
 
     def configure(self, settings: IpuSettings) -> None:
-        """Use other settings than those saved with it, from the first call on."""
-        self.settings = settings
+        """Use other settings than those saved with it, from the first call on.
+
+        Those of an executable are compiled into it: others are ignored, with a warning.
+        """
+        if self._entry.executable is None:
+            self.settings = settings
+        elif settings != self.settings:
+            warnings.warn(
+                f"the executable was compiled with {self.settings}; {settings} is ignored",
+                stacklevel=2,
+            )
+
+    def compiled_nodes(self) -> list[dict[str, Any]]:
+        """The nodes in its executable, as `show --nodes` lists nodes; none without one.
+
+        Raises:
+            RuntimeError: the executable is missing, another one, or damaged.
+        """
+        if self._entry.executable is None:
+            return []
+        return nodes_behind(self.program, self._folder, self._entry.executable)
 
     def make_runner(self) -> Runner:
         """What runs it.
@@ -40,6 +62,8 @@ class ConvertedSignature(Signature):
         Raises:
             ValueError: the placement names other nodes than the program has.
         """
+        if self._entry.executable is not None:
+            return bind(self.program, self._folder, self._entry.executable)
         draft = from_exported(self)
         names = {g.name for g in draft.groups() if g.kind is Kind.OP and not g.is_size}
         check_names(self._entry, names, self._what)

@@ -4,7 +4,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -23,6 +23,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise FileExistsError(f"{path} is no folder")
     if path.exists() and any(path.iterdir()) and not overwrite:
         raise FileExistsError(f"{path} is there and not empty (overwrite=True replaces it)")
+    missing = [folder for folder in path.parents if not folder.exists()]  # the innermost first
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(8)
     target = path.with_name(f".{path.name[-150:]}.unfinished-{mark}")
@@ -42,4 +43,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             os.rename(target, path)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
+        for folder in missing:
+            with suppress(OSError):  # somebody else may have put something into it
+                folder.rmdir()
         raise

@@ -119,13 +119,17 @@ def _with_types_of(old: Any, new: Any) -> Any:
 
 
 def scalars(node: fx.Node) -> list[Any]:
-    """The numbers among the arguments that are values, as sizes and positions are not."""
+    """The numbers among the arguments that are values, as sizes and positions are not.
+
+    The graph has them where the schema says number, and where it says tensor.
+    """
     if not isinstance(node.target, OpOverload):
         return []
     arguments = node.target._schema.arguments
     by_name = {a.name: value for a, value in zip(arguments, node.args, strict=False)}
     by_name |= node.kwargs
-    numbers = [by_name.get(a.name) for a in arguments if "number" in str(a.type).lower()]
+    kinds = {a.name: str(a.type) for a in arguments}
+    numbers = [v for n, v in by_name.items() if "number" in kinds[n] or "Tensor" in kinds[n]]
     return [number for number in numbers if isinstance(number, int | float)]
 
 

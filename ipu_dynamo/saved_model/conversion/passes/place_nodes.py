@@ -1,7 +1,7 @@
 """Put every operator on the IPU that no expression excludes.
 
 Before   a draft without a placement
-After    a device for each group of operators; sizes are nowhere
+After    a device for each group of operators; sizes are nowhere, those that data tell on the host
 Keeps    the graph.
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": excluded_nodes, no_ipu_placement.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ipu_dynamo.saved_model.conversion.draft import HOST, IPU, Draft, Placement
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, depends_on_data
+from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, depends_on_data, gives_tensor
 from ipu_dynamo.saved_model.conversion.passes.edit import matches
 from ipu_dynamo.saved_model.exported.node_names import Kind
 
@@ -23,10 +23,13 @@ def plan(groups: tuple[NodeGroup, ...], excluded: tuple[str, ...], none: bool) -
     """
     placed = [group for group in groups if group.kind is Kind.OP and not group.is_size]
     devices = {
-        group.name: HOST if none or matches(group.name, excluded) else IPU for group in placed
+        group.name: HOST
+        if none or matches(group.name, excluded) or not gives_tensor(group)
+        else IPU
+        for group in placed
     }
     for group in placed:
-        values = [node.meta["val"] for node in group.nodes]
+        values = [node.meta.get("val") for node in group.nodes]
         if devices[group.name] == IPU and depends_on_data(values):
             raise ValueError(
                 f"node {group.name!r} ({group.operator}) has a size that only computing tells, "
