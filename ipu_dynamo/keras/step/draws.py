@@ -151,7 +151,9 @@ def _constant(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     tensors = [leaf for leaf in tree.flatten((list(args), kwargs)) if isinstance(leaf, Tensor)]
     if not tensors:
         with outside_modes(), outside_function_modes(), torch.no_grad():
-            return original(*args, **kwargs)
+            drawn = original(*args, **kwargs)
+        # a copy, which says that this tensor is meant to be a constant
+        return torch.ops.aten.lift_fresh_copy(drawn)
     raise CompileError(
         "a random function of keras.random has a number as seed, and depends on a tensor",
         hint="give it a keras.random.SeedGenerator",

@@ -8,9 +8,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ipu_dynamo.keras import IPUStrategy
+from ipu_dynamo.keras.step.machine_shape import stages_as_run
 
 L = keras.layers
 Form = Literal["sequential", "functional", "subclass", "nested"]
+MAPPINGS = {
+    1: [(0,)],
+    2: [(0, 1), (0, 0), (1, 0)],
+    3: [(0, 1, 2), (0, 1, 0), (2, 0, 1), (0, 0, 1), (0, 0, 0)],
+}
 FORMS: tuple[Form, ...] = ("sequential", "functional", "subclass", "nested")
 
 
@@ -22,7 +28,7 @@ class Case:
         form: how the model is written.
         stages: how many a pipeline has; 1: no pipeline.
         sequential: stages take one micro-batch after the other.
-        one_ipu: all stages share an IPU.
+        mapping: the IPU of each stage.
         updates: of a call.
         weights: `sample`, `class`, both or none.
     """
@@ -30,7 +36,7 @@ class Case:
     form: Form
     stages: int
     sequential: bool
-    one_ipu: bool
+    mapping: tuple[int, ...]
     accumulation: int
     updates: int
     replicas: int
@@ -46,14 +52,12 @@ class Case:
 
     @property
     def ipus(self) -> int:
-        return self.replicas * (1 if self.one_ipu else 2 if self.stages == 2 else 4)
+        return self.replicas * (1, 2, 4, 4)[max(self.mapping)]
 
     @property
     def rate(self) -> float:
         """What equals a rate of 1 of plain Keras on the whole batch."""
-        return 1.0 / (
-            self.replicas * (self.accumulation if self.reduction == "sum" else 1)
-        )
+        return 1.0 / (self.replicas * (self.accumulation if self.reduction == "sum" else 1))
 
 
 @st.composite
@@ -61,14 +65,13 @@ def cases(draw: Any, *, forms: tuple[Form, ...] = FORMS, pipelined: bool | None 
     """Cases whose pipelines have enough micro-batches."""
     several = draw(st.booleans()) if pipelined is None else pipelined
     stages = draw(st.sampled_from((2, 3))) if several else 1
-    sequential, one_ipu = draw(st.booleans()), draw(st.integers(0, 3)) == 0
-    one_ipu = one_ipu or not several
-    fill = 1 if sequential or one_ipu else 2 * stages - 1
+    sequential, mapping = draw(st.booleans()), draw(st.sampled_from(MAPPINGS[stages]))
+    fill = 1 if sequential else 2 * stages_as_run(mapping) - 1
     return Case(
         form=draw(st.sampled_from(forms)),
         stages=stages,
         sequential=sequential,
-        one_ipu=one_ipu,
+        mapping=mapping,
         accumulation=draw(st.integers(fill, max(fill, 3))),
         updates=draw(st.integers(1, 2)),
         replicas=draw(st.sampled_from((1, 1, 2))),
@@ -129,7 +132,7 @@ def make_extended(case: Case, *, rate: float = 0.1) -> Any:
     model.set_pipeline_stage_assignment(elements)
     model.set_pipelining_options(
         case.accumulation,
-        device_mapping=[0] * case.stages if case.one_ipu else _mapping(case),
+        device_mapping=list(case.mapping),
         gradient_accumulation_reduction_method=case.reduction,
         pipeline_schedule="sequential" if case.sequential else "grouped",
     )
@@ -160,10 +163,6 @@ def fit_arguments(case: Case) -> dict[str, Any]:
 def strategy(case: Case) -> IPUStrategy:
     """A machine for the case."""
     return IPUStrategy(num_ipus=case.ipus)
-
-
-def _mapping(case: Case) -> list[int]:
-    return [0, 1] if case.stages == 2 else [2, 0, 1] if case.seed % 2 else [0, 1, 3]
 
 
 def _assign(elements: list[Any], stages: int) -> None:

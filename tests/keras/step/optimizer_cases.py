@@ -121,8 +121,9 @@ def _train_statelessly(model: Any, x: Any, y: Any) -> None:
     optimizer.build(model.trainable_variables)
     for start in range(0, len(x), 4):
         outputs = model(x[start : start + 4], training=True)
-        loss = optimizer.scale_loss(model.compute_loss(y=torch.tensor(y[start : start + 4]),
-                                                       y_pred=outputs))
+        loss = optimizer.scale_loss(
+            model.compute_loss(y=torch.tensor(y[start : start + 4]), y_pred=outputs)
+        )
         gradients = torch.autograd.grad(loss, [v.value for v in model.trainable_variables])
         with torch.no_grad(), portable_methods(optimizer), conditions_merged():
             weights, states = optimizer.stateless_apply(

@@ -15,7 +15,9 @@ from tests.keras.step.optimizer_cases import (
 
 EVERY = [*itertools.product((*CLASSES, "MultiOptimizer"), FLAGS)]
 # each class once, and each flag at least once
-SAMPLE = [(name, list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate((*CLASSES, "MultiOptimizer"))]
+SAMPLE = [
+    (name, list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate((*CLASSES, "MultiOptimizer"))
+]
 ALL_SCHEDULES = [*itertools.product(SCHEDULED, SCHEDULES)]
 SOME_SCHEDULES = [(list(SCHEDULED)[i % len(SCHEDULED)], s) for i, s in enumerate(SCHEDULES)]
 
