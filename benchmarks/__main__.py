@@ -15,6 +15,8 @@ from typing import Any
 
 from benchmarks.cases import CASES, FACTS
 from benchmarks.first_call.__main__ import main as first_call
+from benchmarks.jax_peer.peer import is_installed
+from benchmarks.measure import Wrong
 from benchmarks.page import refreshed
 from benchmarks.processes import measure
 from benchmarks.provenance import ROOT, provenance
@@ -37,6 +39,8 @@ def main() -> None:
         return
     if unknown := set(arguments.names) - set(known):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if not is_installed():
+        print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
     content: dict[str, Any] = {**provenance(), "benchmarks": {}, "facts": {}}
     for name in arguments.names or known:
         if name in CASES:
@@ -59,6 +63,9 @@ def _timed(name: str, seconds: float) -> dict[str, Any]:
     print(f"{name}: {case.what}")
     print("  median and fastest call; times the time of the last contender; first call")
     for who, timing in timings.items():
+        if isinstance(timing, Wrong):
+            print(f"  {who:<28} wrong: values differ by {timing.apart:.1e} of the largest")
+            continue
         spent = f"{1e6 * timing.median:10.1f} us {1e6 * timing.fastest:10.1f} us"
         print(f"  {who:<28} {spent} {timing.ratio:6.2f} {timing.first:8.2f} s", flush=True)
     return {who: asdict(timing) for who, timing in timings.items()}

@@ -9,7 +9,9 @@ from benchmarks import (
     half,
     inference,
     language_model,
+    layer_plans,
     loader,
+    loops,
     pipeline,
     recurrent,
     traced_updates,
@@ -52,6 +54,7 @@ CASES = {
         f"recurrent_{kind}": Case(contenders, f"2 layers of {kind.upper()}, 100 steps, batch 32")
         for kind, contenders in recurrent.CASES.items()
     },
+    "for_loop": Case(loops.contenders, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
     "half_partials": Case(half.partial_sums, "a product and its gradients"),
     "half_training": Case(half.training_step, "a small language model in float16"),
 }
@@ -59,8 +62,10 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training_step.overhead,
     "pipeline": pipeline.idle_shares,
     "half_training": half.distances,
+    "layer_plans": layer_plans.seconds,
     "loader": loader.epochs,
     "ctc_decoder": ctc_decoder.batches,
     "traced_updates": traced_updates.seconds,
+    "for_loop": loops.programs,
     "recurrent": recurrent.first_calls,
 }  # what else is to be known, by name: figures by what they say

@@ -46,6 +46,10 @@ def _benchmarks(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
             if name not in before or name not in after:
                 yield f"{case}, {name}: {'gone' if name in before else 'new'}"
                 continue
+            if "apart" in before[name] or "apart" in after[name]:
+                states = ["wrong" if "apart" in side[name] else "timed" for side in (before, after)]
+                yield f"{case}, {name}: {states[0]} -> {states[1]}"
+                continue
             ratio = after[name]["median"] / before[name]["median"]
             us = [1e6 * timing["median"] for timing in (before[name], after[name])]
             yield f"{case}, {name}: {us[0]:.1f} us -> {us[1]:.1f} us, {ratio:.2f} times the time"

@@ -16,7 +16,7 @@ from benchmarks.pipeline import (
     eager_loop,
     random_tokens,
 )
-from ipu_dynamo.ops import half_partial_sums as half_partials
+from ipu_dynamo.ops.precision import half_partial_sums as half_partials
 
 M, K, N = 512, 4096, 512
 

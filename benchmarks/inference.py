@@ -1,9 +1,13 @@
 """Time a transformer encoder in inference, on one core and on all, beside its products alone."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 import ipu_dynamo
+from benchmarks.jax_peer import models as in_jax
+from benchmarks.jax_peer.peer import inferred, with_jax
 from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from ipu_dynamo.ops import onednn
@@ -16,7 +20,7 @@ BATCH, LENGTH, ITERATIONS = 4, 128, 4
 def one_core() -> dict[str, Maker]:
     """A batch of 4, and nothing but the matrix products of its layers."""
     model, x = _encoder(), torch.randn(BATCH, LENGTH, WIDTH)
-    return {
+    contenders: dict[str, Maker] = {
         "eager": lambda: _without_gradient(model, x),
         "torch.compile": lambda: _without_gradient(torch.compile(model), x),
         "products alone, torch": lambda: _products(model),
@@ -24,6 +28,8 @@ def one_core() -> dict[str, Maker]:
         "ipu_dynamo": lambda: _compiled(model, x),
         "ipu_dynamo, own weights": lambda: _compiled(model, x, own_weights=True),
     }
+    function = partial(in_jax.encoder, layers=LAYERS, heads=HEADS)
+    return with_jax(contenders, lambda: inferred(function, model, x))
 
 
 def all_cores() -> dict[str, Maker]:

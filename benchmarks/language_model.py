@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import ipu_dynamo
+from benchmarks.jax_peer import models as in_jax
+from benchmarks.jax_peer.peer import Training, trained, with_jax
 from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from benchmarks.pipeline import HEADS, LENGTH, WIDTH
@@ -40,12 +42,15 @@ class TiedModel(nn.Module):
 def one_core() -> Mapping[str, Maker]:
     """Everybody has one thread."""
     model = TiedModel()
-    return {
+    contenders: dict[str, Maker] = {
         "eager": lambda: _loop(model, compiled=False, optimizer_too=False),
         "torch.compile": lambda: _loop(model, compiled=True, optimizer_too=False),
         "torch.compile, optimiser too": lambda: _loop(model, compiled=True, optimizer_too=True),
         "compile_training": lambda: _whole(model),
     }
+    loss = partial(in_jax.language_model, layers=LAYERS, heads=HEADS)
+    work = Training(model, _adamw, loss, _tokens(), 1, accumulation=ACCUMULATION)
+    return with_jax(contenders, partial(trained, work))
 
 
 def two_cores() -> Mapping[str, Maker]:
@@ -82,6 +87,10 @@ def all_cuts() -> Mapping[str, Maker]:
     }
 
 
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
+
+
 def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(VOCABULARY, (ACCUMULATION, LENGTH))
     return tokens, tokens.roll(-1, 1)
@@ -90,7 +99,7 @@ def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
 def _loop(model: nn.Module, *, compiled: bool, optimizer_too: bool) -> Step:
     own = copy.deepcopy(model)
     tokens, targets = _tokens()
-    optimizer = torch.optim.AdamW(own.parameters())
+    optimizer = _adamw(own)
     forward = torch.compile(own) if compiled else own
     update = torch.compile(optimizer.step) if optimizer_too else optimizer.step
 
@@ -106,7 +115,7 @@ def _loop(model: nn.Module, *, compiled: bool, optimizer_too: bool) -> Step:
 def _whole(model: nn.Module, **options: Any) -> Step:
     own = copy.deepcopy(model)
     tokens, targets = _tokens()
-    optimizer = torch.optim.AdamW(own.parameters())
+    optimizer = _adamw(own)
     given = ipu_dynamo.Options(gradient_accumulation=ACCUMULATION, **options)
     step = ipu_dynamo.compile_training(own, optimizer, given)
     return lambda: step(tokens, targets)

@@ -10,6 +10,40 @@ Maker = Callable[[], Step]
 Clock = Callable[[int], float]  # seconds per call, over so many calls
 
 
+class WrongValuesError(Exception):
+    """A contender computes other values than plain PyTorch, and is not timed.
+
+    Args:
+        apart: the largest difference, in parts of the largest value.
+    """
+
+    def __init__(self, apart: float) -> None:
+        super().__init__(apart)
+        self.apart = apart
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A step whose values are compared after its first call, outside of what is timed.
+
+    Args:
+        check: raises `WrongValuesError`.
+    """
+
+    step: Step
+    check: Callable[[], None]
+
+    def __call__(self) -> object:
+        return self.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What stands in the place of times of a contender with wrong values; see the error."""
+
+    apart: float
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """What one contender took, in seconds.
@@ -29,12 +63,26 @@ class Timing:
     ratio: float
 
 
-def side_by_side(contenders: Mapping[str, Clock], *, seconds: float) -> dict[str, Timing]:
+def side_by_side(contenders: Mapping[str, Clock], *, seconds: float) -> dict[str, Timing | Wrong]:
     """Call the contenders in turn, for about `seconds` in all and at least 5 rounds.
 
     A round calls each contender in a burst that takes about 10 ms, which counts as one timing.
     """
-    first = {name: clock(1) for name, clock in contenders.items()}
+    first: dict[str, float] = {}
+    wrong: dict[str, Wrong] = {}
+    for name, clock in contenders.items():
+        try:
+            first[name] = clock(1)
+        except WrongValuesError as error:
+            wrong[name] = Wrong(error.apart)
+    timings = _in_turn({name: contenders[name] for name in first}, first, seconds)
+    return {name: wrong[name] if name in wrong else timings[name] for name in contenders}
+
+
+def _in_turn(
+    contenders: Mapping[str, Clock], first: Mapping[str, float], seconds: float
+) -> dict[str, Timing]:
+    """The timings of contenders whose first calls took `first` seconds."""
     bursts = {name: max(1, round(0.01 / clock(3))) for name, clock in contenders.items()}
     timings: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.perf_counter() + seconds

@@ -27,6 +27,10 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     for name, timings in content["benchmarks"].items():
         what = CASES[name].what
         for who, timing in timings.items():
+            if "apart" in timing:
+                yield f"| {what} | {who} | wrong | by {timing['apart']:.1e} | |"
+                what = ""
+                continue
             yield (
                 f"| {what} | {who} | {_time(timing['median'])} | {timing['ratio']:.2f} "
                 f"| {timing['first']:.1f} s |"

@@ -1,7 +1,8 @@
 """Run every contender of a case in a process of its own, which is told when to work.
 
 In this file's process: `python -m benchmarks.processes CASE CONTENDER` makes the contender, and for
-every number that it reads makes so many calls and prints the seconds of one.
+every number that it reads makes so many calls and prints the seconds of one; a contender whose
+values are wrong says so and ends.
 """
 
 import os
@@ -13,11 +14,21 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from benchmarks.measure import Clock, Timing, clock, side_by_side
+from benchmarks.measure import (
+    Checked,
+    Clock,
+    Timing,
+    Wrong,
+    WrongValuesError,
+    clock,
+    side_by_side,
+)
 from benchmarks.provenance import ROOT
 
 
-def measure(case: str, names: list[str], *, threads: int, seconds: float) -> dict[str, Timing]:
+def measure(
+    case: str, names: list[str], *, threads: int, seconds: float
+) -> dict[str, Timing | Wrong]:
     """Time the contenders `names` of a case, each with so many intra-op threads.
 
     Nothing that was compiled before is used: the first call is the time to a first step.
@@ -28,14 +39,20 @@ def measure(case: str, names: list[str], *, threads: int, seconds: float) -> dic
 
 
 @contextmanager
-def _process(case: str, name: str, threads: int) -> Iterator[Clock]:
+def fresh_environment(*, threads: int) -> Iterator[dict[str, str]]:
+    """An environment in which nothing is compiled yet."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {
+        yield os.environ | {
             "IPU_DYNAMO_CACHE_DIR": os.path.join(folder, "stages"),
             "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
             "OMP_NUM_THREADS": str(threads),
             "PYTHONPATH": str(ROOT),
         }
+
+
+@contextmanager
+def _process(case: str, name: str, threads: int) -> Iterator[Clock]:
+    with fresh_environment(threads=threads) as environment:
         command = [sys.executable, "-m", "benchmarks.processes", case, name]
         with subprocess.Popen(
             command,
@@ -55,6 +72,8 @@ def _process(case: str, name: str, threads: int) -> Iterator[Clock]:
                     kind, _, value = line.partition(" ")
                     if kind == "seconds":
                         return float(value)
+                    if kind == "wrong":
+                        raise WrongValuesError(float(value))
                 raise RuntimeError(f"{case}, {name}: the process has ended; its error is above")
 
             yield seconds
@@ -67,9 +86,17 @@ def main() -> None:
 
     case, name = sys.argv[1:]
     torch.manual_seed(0)
-    timed = clock(CASES[case].contenders()[name]())
-    for line in sys.stdin:
-        print("seconds", timed(int(line)), flush=True)
+    step = CASES[case].contenders()[name]()
+    timed = clock(step)
+    for number, line in enumerate(sys.stdin):
+        spent = timed(int(line))
+        if number == 0 and isinstance(step, Checked):
+            try:
+                step.check()
+            except WrongValuesError as error:
+                print("wrong", error.apart, flush=True)
+                return
+        print("seconds", spent, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Train recurrent layers beside plain PyTorch, and time first calls of short and long sequences."""
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ipu_dynamo
+from benchmarks.jax_peer import models as in_jax
+from benchmarks.jax_peer.peer import Training, trained, with_jax
 from benchmarks.measure import Maker, Step
+from benchmarks.processes import fresh_environment
 from benchmarks.provenance import ROOT
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -37,7 +38,7 @@ def _batch(steps: int) -> tuple[Tensor, Tensor]:
 
 def _plain(kind: str) -> Step:
     model, batch = Model(kind), _batch(STEPS)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = _sgd(model)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -49,13 +50,24 @@ def _plain(kind: str) -> Step:
 
 def _program(kind: str, steps: int = STEPS) -> Step:
     model, batch = Model(kind), _batch(steps)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    run = ipu_dynamo.compile_training(model, optimizer)
+    run = ipu_dynamo.compile_training(model, _sgd(model))
     return lambda: run(*batch)
 
 
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 def _contenders(kind: str) -> Mapping[str, Maker]:
-    return {"PyTorch": partial(_plain, kind), "ipu_dynamo": partial(_program, kind)}
+    both: dict[str, Maker] = {
+        "PyTorch": partial(_plain, kind),
+        "ipu_dynamo": partial(_program, kind),
+    }
+    if kind != "lstm":
+        return both
+    loss = partial(in_jax.lstm, layers=LAYERS)
+    work = Training(Model(kind), _sgd, loss, _batch(STEPS), BATCH, axis=1)
+    return with_jax(both, partial(trained, work))
 
 
 CASES: dict[str, Callable[[], Mapping[str, Maker]]] = {
@@ -74,13 +86,8 @@ def first_calls() -> dict[str, float]:
 
 
 def _first_call(kind: str, steps: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {
-            "IPU_DYNAMO_CACHE_DIR": os.path.join(folder, "stages"),
-            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
-            "OMP_NUM_THREADS": "1",  # the step is part of the call, and threads wait for each other
-            "PYTHONPATH": str(ROOT),
-        }
+    # The step is part of the call, and threads would wait for each other.
+    with fresh_environment(threads=1) as environment:
         command = [sys.executable, "-m", "benchmarks.recurrent", kind, str(steps)]
         run = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import ipu_dynamo
+from benchmarks.jax_peer import models as in_jax
+from benchmarks.jax_peer.peer import Training, trained, with_jax
 from benchmarks.measure import Maker, Step, clock
 from ipu_dynamo.torch_compile.backend import ipu
 
@@ -28,7 +30,7 @@ class WithLoss(nn.Module):
 
 def mlp() -> Mapping[str, Maker]:
     """A perceptron, where what surrounds the arithmetic counts."""
-    return _contenders(_perceptron(), (64,), rows=32, steps=200)
+    return _contenders(_perceptron(), (64,), rows=32, steps=200, in_jax=in_jax.perceptron)
 
 
 def mnist() -> Mapping[str, Maker]:
@@ -45,7 +47,7 @@ def mnist() -> Mapping[str, Maker]:
         nn.ReLU(),
         nn.Linear(256, CLASSES),
     )
-    return _contenders(model, (1, 28, 28), rows=8, steps=50, momentum=0.9)
+    return _contenders(model, (1, 28, 28), rows=8, steps=50, momentum=0.9, in_jax=in_jax.mnist)
 
 
 def digits() -> Mapping[str, Maker]:
@@ -113,9 +115,19 @@ def _compiled(model: WithLoss, steps: int, momentum: float) -> ipu_dynamo.Compil
 
 
 def _contenders(
-    model: WithLoss, shape: tuple[int, ...], *, rows: int, steps: int, momentum: float = 0.0
+    model: WithLoss,
+    shape: tuple[int, ...],
+    *,
+    rows: int,
+    steps: int,
+    momentum: float = 0.0,
+    in_jax: Callable[..., object] | None = None,
 ) -> Mapping[str, Maker]:
-    """Each trains its own copy of `model`, `steps` steps in a call."""
+    """Each trains its own copy of `model`, `steps` steps in a call.
+
+    Args:
+        in_jax: the same loss in JAX, where JAX is a contender.
+    """
     x, y = torch.randn(rows * steps, *shape), torch.randint(CLASSES, (rows * steps,))
 
     def loop(
@@ -139,10 +151,14 @@ def _contenders(
         compiled = _compiled(model, steps, momentum)
         return lambda: compiled(x, y)
 
-    return {
+    contenders: dict[str, Maker] = {
         "eager": lambda: loop(lambda module: module),
         "torch.compile, Inductor": lambda: loop(torch.compile),
         "torch.compile, optimiser too": lambda: loop(torch.compile, optimizer_too=True),
         "torch.compile, ipu": lambda: loop(partial(torch.compile, backend=ipu)),
         "compile_training": whole,
     }
+    if in_jax is None:
+        return contenders
+    work = Training(model, partial(_sgd, momentum=momentum), in_jax, (x, y), rows)
+    return with_jax(contenders, partial(trained, work))

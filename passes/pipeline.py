@@ -74,6 +74,7 @@ from ipu_dynamo.passes.joint.schedule_convolution_groups import ScheduleConvolut
 from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
+from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
 from ipu_dynamo.passes.levels import Pass
 from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
@@ -211,6 +212,7 @@ def joint_passes(options: Options) -> list[Pass]:
         DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
         SeparateAnchors(),
+        *([SortByStage()] if options.strategy.keep_stages else []),
     ]
 
 
@@ -452,6 +454,7 @@ def all_passes() -> list[Pass]:
         *program_passes(options),
         *_writing_passes(ANY_MACHINE),
         *_form_passes(options, ANY_MACHINE),
+        SortByStage(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
         ReadBlockMarkers(),

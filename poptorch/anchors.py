@@ -73,7 +73,8 @@ class Anchors:
         elif any(one.name == FINAL_LOSS_SCALE for one in asked.values()):
             raise createPoptorchError(
                 f"there is no tensor {FINAL_LOSS_SCALE} without automatic loss scaling: set "
-                "Training.setAutomaticLossScaling(True)"
+                "Training.setAutomaticLossScaling(True)",
+                id="option",
             )
         own = {s for s, one in asked.items() if is_of_optimizer(one.name)}
         self._of_optimizer = {s for s in own if asked[s].name not in values}
@@ -95,12 +96,14 @@ class Anchors:
             if short in self._of_optimizer and one.name not in {**numbers, **tensors}:
                 raise createPoptorchError(
                     f"anchorTensor {short}: the program has no tensor {one.name}; getTensorNames() "
-                    "of the compiled model lists those that it has"
+                    "of the compiled model lists those that it has",
+                    id="option",
                 )
             if short in self._of_optimizer and one.name in tensors and one.returns != "final":
                 raise createPoptorchError(
                     f"anchorTensor {short}: {one.name} can be had as it is when a call ends: use "
-                    "poptorch.OutputMode.Final"
+                    "poptorch.OutputMode.Final",
+                    id="option",
                 )
             logger.debug("anchor ( %s %s/%s )", one.name, _LOGGED[one.returns], one.period)
 

@@ -45,7 +45,8 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
     else:
         raise createPoptorchError(
             f"the parser of {arg_data_type.__name__} must be an object of a class derived from "
-            f"poptorch.ICustomArgParser, got {arg_parser!r}"
+            f"poptorch.ICustomArgParser, got {arg_parser!r}",
+            id="input",
         )
 
 

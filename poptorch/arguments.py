@@ -98,7 +98,7 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
             elif parameter.default is not inspect.Parameter.empty:
                 values[name] = parameter.default
             else:
-                raise createPoptorchError(f"Mandatory parameter {name} missing")
+                raise createPoptorchError(f"Mandatory parameter {name} missing", id="input")
     require(not rest, f"Too many arguments provided: {len(args)} for {', '.join(parameters)}")
     require(not named, f"Unknown arguments: {', '.join(named)} (known: {', '.join(parameters)})")
     return Call(values, positional, tuple(by_position))
@@ -249,7 +249,7 @@ def _wrong_type(name: str, expected: type, value: Any) -> Exception:
 
 
 def _mismatch(problem: str) -> Exception:
-    return createPoptorchError(f"{problem}. {_AGAIN}")
+    return createPoptorchError(f"{problem}. {_AGAIN}", id="input")
 
 
 def check_batches(call: Call, *, splits: int, factors: str) -> None:
@@ -268,7 +268,9 @@ def check_batches(call: Call, *, splits: int, factors: str) -> None:
             continue
         if 0 in value.shape:
             shape = list(value.shape)
-            raise createPoptorchError(f"Zero-sized tensors are unsupported (Got shape {shape})")
+            raise createPoptorchError(
+                f"Zero-sized tensors are unsupported (Got shape {shape})", id="input"
+            )
         rows = value.shape[0] if value.dim() else 1
         require(
             rows % splits == 0,

@@ -94,11 +94,12 @@ def BeginBlock(
     if not isinstance(layer_to_call, nn.Module):
         if not callable(layer_to_call):
             raise createPoptorchError(
-                f"BeginBlock takes a torch.nn.Module or a callable, got {layer_to_call!r}"
+                f"BeginBlock takes a torch.nn.Module or a callable, got {layer_to_call!r}",
+                id="block",
             )
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
     if blocks.begins_block(layer_to_call):
-        raise createPoptorchError("module has already been assigned to a block.")
+        raise createPoptorchError("module has already been assigned to a block.", id="block")
     return blocks.BeginBlock(layer_to_call, user_id, ipu_id)
 
 

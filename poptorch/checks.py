@@ -31,7 +31,8 @@ def check_program(program: Program, model: Any, options: Options, buffers: Colle
         if name not in buffers:
             raise createPoptorchError(
                 f"updatableNamedBuffers names {name}, which is no buffer of the model: its buffers "
-                f"are {', '.join(buffers) or 'none'}"
+                f"are {', '.join(buffers) or 'none'}",
+                id="option",
             )
 
 
@@ -48,7 +49,8 @@ def check_model(model: Any) -> None:
         if cumulative and module.training and module.track_running_stats:
             raise createPoptorchError(
                 f"{name or type(module).__name__} has momentum=None: the number of batches is a "
-                "constant of the program, so give a momentum"
+                "constant of the program, so give a momentum",
+                id="model",
             )
 
 
@@ -66,7 +68,8 @@ def check_optimizer(model: Any, optimizer: torch.optim.Optimizer) -> None:
         raise createPoptorchError(
             f"the optimizer has {len(given)} parameters, but none of {type(model).__name__}, which "
             "is to be trained: it was made for another model, or for parameters that were replaced "
-            "since. Make it from model.parameters() of this model"
+            "since. Make it from model.parameters() of this model",
+            id="gradient",
         )
 
 
@@ -83,7 +86,8 @@ def check_ipus(num_ipus: int, options: Options) -> None:
     if wanted > MOST_IPUS:
         raise createPoptorchError(
             f"Too many IPUs requested ({wanted}). Experiments that need more than {MOST_IPUS} IPUs "
-            "require distributed execution."
+            "require distributed execution.",
+            id="device",
         )
     reserved = 1 << (wanted - 1).bit_length()
     if reserved == wanted or uses_ipu_model(options):
@@ -101,7 +105,8 @@ def check_ipus(num_ipus: int, options: Options) -> None:
         f"The model specifies the use of {wanted} IPUs, however PopTorch must reserve a minimum of "
         f"{reserved} in order to allow the model to run, because PopTorch must reserve a power of "
         f"2 or maximum of {MOST_IPUS} IPUs per process. Please reconfigure your model to use a "
-        "different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
+        "different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True).",
+        id="device",
     )
 
 
@@ -110,7 +115,8 @@ def _check_sums(program: Program) -> None:
         if output.returns == "sum" and output.type.dtype == torch.bool:
             raise createPoptorchError(
                 f"OutputMode.Sum cannot add up output {output.name}, which is bool: return it as "
-                "an integer"
+                "an integer",
+                id="option",
             )
 
 
@@ -136,5 +142,6 @@ def _check_buffers(program: Program, model: Any, options: Options) -> None:
             "PopTorch does not support broadcasting buffers. If your model is able to tolerate "
             "buffers becoming out of sync between replicas, you can disable buffer broadcasting "
             "using poptorch.Options.broadcastBuffers(False). "
-            f"The model changes {', '.join(changed)}"
+            f"The model changes {', '.join(changed)}",
+            id="model",
         )

@@ -31,19 +31,23 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             raise led_to_guide(AssertionError(str(error)), error) from error
         except PipelineSizeError as error:
             check_ipus(error.num_ipus, options)
-            raise Error(_pipeline_size(error)) from error
+            raise Error(_pipeline_size(error), id=error.id) from error
         except NothingToWatch as error:
             problem = "No tracked gradient tensors of type fp16 were found."
-            raise Error(f"Automatic loss scaling: {problem}\n{error}") from error
+            raise Error(f"Automatic loss scaling: {problem}\n{error}", id=error.id) from error
         except OverlapError as error:
-            raise Error(f"{_OVERLAP[error.rule].format(error.name)}\n{error}") from error
+            raise Error(
+                f"{_OVERLAP[error.rule].format(error.name)}\n{error}", id=error.id
+            ) from error
         except NestedGroups as error:
-            raise Error(f"Nested poptorch.MultiConv is not supported.\n{error}") from error
+            raise Error(
+                f"Nested poptorch.MultiConv is not supported.\n{error}", id=error.id
+            ) from error
         except EmptyGroup as error:
-            raise Error(f"Unexpected end_multi_conv: {error}") from error
+            raise Error(f"Unexpected end_multi_conv: {error}", id=error.id) from error
         except UnknownClasses as error:
             problem = "OneHot num classes must be specified and must be constant."
-            raise Error(f"{problem}\n{error}") from error
+            raise Error(f"{problem}\n{error}", id=error.id) from error
         except IpuError as error:
             if shape_of_values(error.__cause__):
                 raise  # wrapped, in its own words
@@ -51,7 +55,8 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
                 raise Error(
                     "aten::item is only supported in eager mode, and a trace has no values: "
                     f"{error}\nControl flow that depends on tensors is poptorch.cond and "
-                    "poptorch.for_loop"
+                    "poptorch.for_loop",
+                    id=error.id,
                 ) from error
             raise
 

@@ -49,7 +49,7 @@ class CPU:
             self.execute()
             return self.outputs
         if trace.training:
-            raise createPoptorchError("poptorch.CPU is only supported in inference.")
+            raise createPoptorchError("poptorch.CPU is only supported in inference.", id="operator")
         return self._function(*inputs)
 
 

@@ -28,17 +28,19 @@ def ctc_beam_search_decoder(
     for name, tensor in (("probs", probs), ("lengths", lengths)):
         if not isinstance(tensor, Tensor):
             raise createPoptorchError(
-                f"ctc_beam_search_decoder: {name} must be a torch.tensor, got {tensor!r}"
+                f"ctc_beam_search_decoder: {name} must be a torch.tensor, got {tensor!r}",
+                id="operator",
             )
     if probs.dim() != 3:
         raise createPoptorchError(
             f"Incorrect shape for first input to CTC beam search decoder: {list(probs.shape)} is "
-            "not [time, batch, classes]"
+            "not [time, batch, classes]",
+            id="operator",
         )
     try:
         return ctc_beam_search(probs, lengths, blank, beam_width, top_paths)
     except ValueError as error:
-        raise createPoptorchError(f"ctc_beam_search_decoder: {error}") from error
+        raise createPoptorchError(f"ctc_beam_search_decoder: {error}", id="operator") from error
 
 
 __all__ = ["ctc_beam_search_decoder"]

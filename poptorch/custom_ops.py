@@ -97,7 +97,8 @@ def _check_value(value: Any) -> None:
         _check_text(value)
     elif isinstance(value, float) and abs(value) > _LARGEST:
         raise createPoptorchError(
-            f"{value} is too {'high' if value > 0 else 'low'} for a Popart float attribute."
+            f"{value} is too {'high' if value > 0 else 'low'} for a Popart float attribute.",
+            id="operator",
         )
 
 

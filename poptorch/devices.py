@@ -23,7 +23,8 @@ def acquire(ipu_id: int | None, holder: object) -> None:
         if os.environ.get(_WAIT, "0") in ("", "0"):
             raise createPoptorchError(
                 f"Failed to acquire the IPUs with id {ipu_id}: another executor has them. Call "
-                f"detachFromDevice() on it, or set {_WAIT}=1"
+                f"detachFromDevice() on it, or set {_WAIT}=1",
+                id="device",
             )
         time.sleep(_POLL_SECONDS)
 

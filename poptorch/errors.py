@@ -20,13 +20,20 @@ class Error(Exception):
         message: what went wrong, without context.
         type: which part of PopTorch the error stands for.
         location: the contexts it passed through, innermost first, one per line; may be empty.
+        id: which kind of error this is: a section of docs/errors.md, which a note of the error
+            names. Empty for errors that a program makes itself.
     """
 
-    def __init__(self, message: str = "", *, type: str = PYTHON_ORIGIN, location: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, type: str = PYTHON_ORIGIN, location: str = "", id: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.type = type
         self.location = location
+        self.id = id
+        if id:
+            self.add_note(guide_note(id))
 
     def __str__(self) -> str:
         text = f"'{self.type}': {self.message}"
@@ -56,9 +63,9 @@ for _error in (Error, RecoverableError, UnrecoverableError):
     _error.__module__ = _MODULE
 
 
-def createPoptorchError(msg: str) -> Error:
-    """Build, not raise, an error of the Python layer."""
-    return Error(msg)
+def createPoptorchError(msg: str, *, id: str = "") -> Error:
+    """Build, not raise, an error of the Python layer, of the kind `id`."""
+    return Error(msg, id=id)
 
 
 def require(condition: object, message: str) -> None:
@@ -86,20 +93,16 @@ def wrapped(context: str = "") -> Iterator[None]:
         guide = guide_note(error.id)
         notes = [note for note in getattr(error, "__notes__", ()) if note != guide]
         location = "\n".join([*notes, *([context] if context else ())])
-        raise led_to_guide(Error(str(error), location=location), error) from error
+        raise Error(str(error), location=location, id=error.id) from error
     except Error as error:
-        if isinstance(error.__cause__, IpuError):
-            led_to_guide(error, error.__cause__)
         if context:
             error.location = "\n".join(filter(None, [error.location, context]))
         raise
 
 
 def led_to_guide(error: _Raised, cause: IpuError) -> _Raised:
-    """`error` with a note, once, that names the guide's section about its cause."""
-    note = guide_note(cause.id)
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    """`error`, which is of a plain Python type, with a note of the guide's section on its cause."""
+    error.add_note(guide_note(cause.id))
     return error
 
 

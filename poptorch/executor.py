@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
@@ -135,10 +135,13 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
     def compilationTime(self) -> datetime.timedelta:
         """How long the last compilation took."""
         if self._compile_seconds is None:
-            raise createPoptorchError("Please compile the model before obtaining compilation time.")
+            raise createPoptorchError(
+                "Please compile the model before obtaining compilation time.", id="call"
+            )
         if not self._options._show_progress_bar:
             raise createPoptorchError(
-                "Please set showCompilationProgressBar option to obtain compilation time."
+                "Please set showCompilationProgressBar option to obtain compilation time.",
+                id="option",
             )
         return datetime.timedelta(seconds=self._compile_seconds)
 
@@ -170,7 +173,8 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
         if self.isCompiled():
             raise createPoptorchError(
                 f"replicaGrouping of {name}: the model is compiled already; call it before, or "
-                "after destroy()"
+                "after destroy()",
+                id="call",
             )
         if CommGroupType(grouping[0]) is CommGroupType.All:
             return  # all replicas share it, as they do anyway
@@ -240,7 +244,7 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
 
     def __del__(self) -> None:
         if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
-            with torch.no_grad(), outside_modes():  # it may be freed while a model is traced
+            with unrecorded():  # it may be freed while a model is traced
                 self.destroy()
 
     def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:
@@ -348,7 +352,9 @@ class PoplarExecutor(SavedPrograms, DeviceRandomState, PerfCounters, Inspection)
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of an optimizer, the same or another, from the next call on."""
         if self._update is None:
-            raise createPoptorchError("setOptimizer is for training: this model infers only")
+            raise createPoptorchError(
+                "setOptimizer is for training: this model infers only", id="optimizer"
+            )
         update = self._update
 
         def use() -> None:

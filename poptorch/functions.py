@@ -101,7 +101,9 @@ def importPoptorchMetadataFromFile(filename: str) -> bytes:
     try:
         return metadata(filename)
     except SavedProgramError as error:
-        raise createPoptorchError(f"Invalid file {filename}: {error}") from error
+        raise createPoptorchError(
+            f"Invalid file {filename}: {error}", id="saved-program"
+        ) from error
 
 
 def _model_of(model: Any) -> Any:

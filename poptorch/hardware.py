@@ -21,7 +21,9 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """
     wanted = os.environ.get("IPU_DYNAMO_HARDWARE") or None
     if wanted not in (None, "0", "1"):
-        raise createPoptorchError(f"IPU_DYNAMO_HARDWARE must be 0 or 1, got {wanted!r}")
+        raise createPoptorchError(
+            f"IPU_DYNAMO_HARDWARE must be 0 or 1, got {wanted!r}", id="option"
+        )
     if wanted == "0" or ipu_model_from_environment() or num_ipus > MOST_IPUS:
         return False
     if wanted is None:
@@ -52,7 +54,8 @@ def ipu_generation() -> int:
         return _UNKNOWN_GENERATION
     raise createPoptorchError(
         f"Invalid IPU model version {name!r} in POPTORCH_IPU_MODEL_VERSION: "
-        f"choose one of {', '.join(_GENERATIONS)}"
+        f"choose one of {', '.join(_GENERATIONS)}",
+        id="option",
     )
 
 
@@ -69,5 +72,5 @@ def _is_enabled(variable: str) -> bool:
         return bool(int(text or "0"))
     except ValueError as error:
         raise createPoptorchError(
-            f"{variable} must be an integer, got {text!r}: set it to 0 or 1"
+            f"{variable} must be an integer, got {text!r}: set it to 0 or 1", id="option"
         ) from error

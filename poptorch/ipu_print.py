@@ -43,7 +43,9 @@ def ipu_print_tensor(
         KeyError: there is no such format.
     """
     if not isinstance(cast(Any, tensor), Tensor):
-        raise createPoptorchError(f"ipu_print_tensor takes a torch.tensor, got {tensor!r}")
+        raise createPoptorchError(
+            f"ipu_print_tensor takes a torch.tensor, got {tensor!r}", id="operator"
+        )
     if float_format not in FLOAT_FORMATS:
         raise KeyError(f"{float_format}: choose one of {', '.join(FLOAT_FORMATS)}")
     try:
@@ -61,7 +63,7 @@ def ipu_print_tensor(
             close_bracket,
         )
     except ValueError as error:
-        raise createPoptorchError(f"ipu_print_tensor: {error}") from error
+        raise createPoptorchError(f"ipu_print_tensor: {error}", id="operator") from error
 
 
 __all__ = ["ipu_print_tensor"]

@@ -84,4 +84,6 @@ def _check_inputs(name: str, inputs: Any) -> None:
 def _refuse_training(name: str) -> None:
     trace = current_trace()
     if trace is not None and trace.training:
-        raise createPoptorchError(f"poptorch.{name}() is only supported in inference.")
+        raise createPoptorchError(
+            f"poptorch.{name}() is only supported in inference.", id="control-flow"
+        )

@@ -135,7 +135,8 @@ class MultiConv:
         if len(set(counts.values())) > 1:
             raise createPoptorchError(
                 "poptorch.MultiConv has settings for different numbers of convolutions: "
-                + ", ".join(f"{name} for {count}" for name, count in counts.items())
+                + ", ".join(f"{name} for {count}" for name, count in counts.items()),
+                id="operator",
             )
         return next(iter(counts.values()), 0)
 

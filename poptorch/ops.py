@@ -78,7 +78,8 @@ def _check_factor(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, facto
         if factor < 1 or size % factor:
             raise createPoptorchError(
                 f"Invalid serialisation factor {factor} for mode {mode.name}: it must be a "
-                f"positive divisor of the dimension that is split, which has size {size}"
+                f"positive divisor of the dimension that is split, which has size {size}",
+                id="operator",
             )
 
 
@@ -89,7 +90,7 @@ def nop(tensor: Tensor) -> Tensor:
         poptorch.Error: it is no tensor.
     """
     if not isinstance(tensor, Tensor):
-        raise createPoptorchError(f"nop takes a torch.tensor, got {tensor!r}")
+        raise createPoptorchError(f"nop takes a torch.tensor, got {tensor!r}", id="operator")
     return tensor.clone()
 
 
@@ -107,7 +108,9 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
         ValueError: the proportion is not from 0 to 1.
     """
     if not isinstance(tensor, Tensor):
-        raise createPoptorchError(f"set_available_memory takes a torch.tensor, got {tensor!r}")
+        raise createPoptorchError(
+            f"set_available_memory takes a torch.tensor, got {tensor!r}", id="operator"
+        )
     if not 0 <= available_memory_proportion <= 1:
         raise ValueError(
             f"available_memory_proportion must be from 0 to 1, got {available_memory_proportion}"

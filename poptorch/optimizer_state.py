@@ -243,5 +243,6 @@ def _check_shape(name: str, value: Tensor, held: Tensor) -> None:
     if value.shape != held.shape:
         raise createPoptorchError(
             f"The optimizer's state {name} has shape {list(value.shape)}, and the model's "
-            f"{list(held.shape)}: give the model an optimizer of its own"
+            f"{list(held.shape)}: give the model an optimizer of its own",
+            id="optimizer",
         )

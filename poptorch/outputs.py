@@ -29,5 +29,6 @@ def _no_backward(*args: Any, **kwargs: Any) -> NoReturn:
     raise createPoptorchError(
         "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a "
         "trainingModel, the backwards pass is performed automatically when invoking the model. If "
-        "you're using an inferenceModel, you should use a trainingModel instead."
+        "you're using an inferenceModel, you should use a trainingModel instead.",
+        id="call",
     )

@@ -27,17 +27,21 @@ def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool 
         poptorch.Error: arguments of other types, or ranges that are not in `src`.
     """
     if not isinstance(src, Tensor):
-        raise createPoptorchError(f"fps: src must be a torch.tensor, got {src!r}")
+        raise createPoptorchError(f"fps: src must be a torch.tensor, got {src!r}", id="operator")
     if not isinstance(ptr, list | tuple) or len(ptr) < 2 or not _integers(ptr):
-        raise createPoptorchError(f"fps: ptr must be a list of at least two integers, got {ptr!r}")
+        raise createPoptorchError(
+            f"fps: ptr must be a list of at least two integers, got {ptr!r}", id="operator"
+        )
     if not isinstance(ratio, float):
-        raise createPoptorchError(f"fps: ratio must be a float, got {ratio!r}")
+        raise createPoptorchError(f"fps: ratio must be a float, got {ratio!r}", id="operator")
     if not isinstance(random_start, bool):
-        raise createPoptorchError(f"fps: random_start must be a bool, got {random_start!r}")
+        raise createPoptorchError(
+            f"fps: random_start must be a bool, got {random_start!r}", id="operator"
+        )
     try:
         return farthest_points(src, ptr, ratio, random_start=random_start)
     except ValueError as error:
-        raise createPoptorchError(f"fps: {error}") from error
+        raise createPoptorchError(f"fps: {error}", id="operator") from error
 
 
 def nearest(x: Tensor, y: Tensor, batch_x: Batch = None, batch_y: Batch = None) -> Tensor:
@@ -52,7 +56,9 @@ def nearest(x: Tensor, y: Tensor, batch_x: Batch = None, batch_y: Batch = None) 
     """
     for name, tensor in (("x", x), ("y", y)):
         if not isinstance(tensor, Tensor):
-            raise createPoptorchError(f"nearest: {name} must be a torch.tensor, got {tensor!r}")
+            raise createPoptorchError(
+                f"nearest: {name} must be a torch.tensor, got {tensor!r}", id="operator"
+            )
     return nearest_points(x, y, _batch("batch_x", batch_x, x), _batch("batch_y", batch_y, y))
 
 
@@ -64,11 +70,13 @@ def _batch(name: str, batch: Batch, rows: Tensor) -> Tensor | None:
         return None
     if not isinstance(batch, Tensor):
         raise createPoptorchError(
-            f"nearest: {name} must be a list of integers, a torch.tensor or None, got {batch!r}"
+            f"nearest: {name} must be a list of integers, a torch.tensor or None, got {batch!r}",
+            id="operator",
         )
     if batch.shape != rows.shape[:1]:
         raise createPoptorchError(
-            f"nearest: {name} has shape {list(batch.shape)}, for {rows.shape[0]} rows"
+            f"nearest: {name} has shape {list(batch.shape)}, for {rows.shape[0]} rows",
+            id="operator",
         )
     return batch
 

@@ -58,10 +58,10 @@ def _throwTestError(type: TestErrorType) -> NoReturn:
     kind = TestErrorType(type)
     message, origin = f"test error {kind.name}", _ORIGINS[kind]
     if kind is TestErrorType.PoplarRecoverableFullReset:
-        raise RecoverableError(message, type=origin, recovery_action="FULL_RESET")
+        raise RecoverableError(message, type=origin, recovery_action="FULL_RESET", id="machine")
     if kind is TestErrorType.PoplarUnrecoverable:
-        raise UnrecoverableError(message, type=origin)
-    raise Error(message, type=origin)
+        raise UnrecoverableError(message, type=origin, id="machine")
+    raise Error(message, type=origin, id="internal")
 
 
 __all__ = [

@@ -89,4 +89,6 @@ def _number(variable: str, default: int) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise createPoptorchError(f"{variable} must be an integer, got {text!r}") from error
+        raise createPoptorchError(
+            f"{variable} must be an integer, got {text!r}", id="option"
+        ) from error

@@ -34,6 +34,7 @@ def _seed_and_step(state: Sequence[int]) -> tuple[int, int]:
     if not (whole and len(numbers) in (1, 2) and all(step >= 0 for step in numbers[1:])):
         raise createPoptorchError(
             f"rng_state takes [seed, step], as it was read, or [seed], got {state!r}: a seed is an "
-            "integer, a step one that is not negative"
+            "integer, a step one that is not negative",
+            id="option",
         )
     return numbers[0], numbers[1] if len(numbers) == 2 else 0

@@ -51,7 +51,8 @@ def read_grouping(
         if not whole or shards < 1 or replicas % shards:
             raise createPoptorchError(
                 f"replicaGrouping of {name}: shards is the number of replicas in a group and must "
-                f"divide the replication factor {replicas} (got {shards!r})"
+                f"divide the replication factor {replicas} (got {shards!r})",
+                id="option",
             )
     return kind, shards, mode
 
@@ -84,13 +85,15 @@ def groups_of_model(
             continue  # a second name, or none of the model's: the core says which
         if parameter.dim() == 0:
             raise createPoptorchError(
-                f"Scalars cannot be passed as per-replica weight tensor values ({name} is one)"
+                f"Scalars cannot be passed as per-replica weight tensor values ({name} is one)",
+                id="model",
             )
         comes_back = grouping[2] == VariableRetrievalMode.AllReplicas
         if len(parameter) != count and not (comes_back and len(parameter) == replicas):
             raise createPoptorchError(
                 f"Parameter {name} has shape {list(parameter.shape)}: per-replica weights have one "
-                f"slice for each group of replicas, so its leading dimension has to be {count}"
+                f"slice for each group of replicas, so its leading dimension has to be {count}",
+                id="model",
             )
     return found
 

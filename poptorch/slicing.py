@@ -25,16 +25,19 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor | int, size: int, step
     """
     _check(dim, start, size, {"tensor": tensor})
     if not isinstance(step, int):
-        raise createPoptorchError("Step must be an integer.")
+        raise createPoptorchError("Step must be an integer.", id="operator")
     if step < 1:
-        raise createPoptorchError(f"The step of a slice must be at least 1, got {step}.")
+        raise createPoptorchError(
+            f"The step of a slice must be at least 1, got {step}.", id="operator"
+        )
     length = tensor.shape[dim]
     if not isRunningOnIpu():
         first = int(start)
         return tensor[(slice(None),) * (dim % tensor.dim()) + (slice(first, first + size, step),)]
     if length % size:
         raise createPoptorchError(
-            f"The size of the slice ({size}) must be a factor of the slicing dimension ({length})."
+            f"The size of the slice ({size}) must be a factor of the slicing dimension ({length}).",
+            id="operator",
         )
     return tensor.index_select(dim, _window(start, size, step, length, tensor.device))
 
@@ -58,18 +61,21 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor | int, si
     if src.dim() != input.dim() or src.dtype != input.dtype:
         raise createPoptorchError(
             f"dynamic_update: src {_kind(src)} and input {_kind(input)} must have the same rank "
-            "and dtype."
+            "and dtype.",
+            id="operator",
         )
     if src.shape[dim] != size:
         raise createPoptorchError(
-            f"dynamic_update: src has size {src.shape[dim]} in dimension {dim}, not {size}."
+            f"dynamic_update: src has size {src.shape[dim]} in dimension {dim}, not {size}.",
+            id="operator",
         )
     if not isRunningOnIpu():
         return input.slice_scatter(src, dim, int(start), int(start) + size)
     length = input.shape[dim]
     if size > length:
         raise createPoptorchError(
-            f"dynamic_update: the window of {size} is longer than dimension {dim} ({length})."
+            f"dynamic_update: the window of {size} is longer than dimension {dim} ({length}).",
+            id="operator",
         )
     return input.index_copy(dim, _window(start, size, 1, length, input.device), src)
 
@@ -77,25 +83,28 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor | int, si
 def _check(dim: Any, start: Any, size: Any, tensors: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise createPoptorchError(f"{name} must be a torch.tensor, got {tensor!r}")
+            raise createPoptorchError(
+                f"{name} must be a torch.tensor, got {tensor!r}", id="operator"
+            )
     for name, number in (("Dimension", dim), ("Size", size)):
         if not isinstance(number, int):
-            raise createPoptorchError(f"{name} must be an integer.")
+            raise createPoptorchError(f"{name} must be an integer.", id="operator")
     if isRunningOnIpu() and not isinstance(start, Tensor):
-        raise createPoptorchError(f"start must be a torch.tensor, got {start!r}")
+        raise createPoptorchError(f"start must be a torch.tensor, got {start!r}", id="operator")
     if isinstance(start, Tensor) and (start.numel() != 1 or start.is_floating_point()):
         raise createPoptorchError(
-            f"start must be an integer tensor with one element: {_kind(start)}"
+            f"start must be an integer tensor with one element: {_kind(start)}", id="operator"
         )
     if size == 0:
-        raise createPoptorchError("The start and end of a slice must be different.")
+        raise createPoptorchError("The start and end of a slice must be different.", id="operator")
     if size < 0:
         raise createPoptorchError(
-            "Taking a slice of a tensor with the end less than the start is not supported."
+            "Taking a slice of a tensor with the end less than the start is not supported.",
+            id="operator",
         )
     for tensor in tensors.values():
         if not -tensor.dim() <= dim < tensor.dim():
-            raise createPoptorchError(f"{_kind(tensor)} has no dimension {dim}.")
+            raise createPoptorchError(f"{_kind(tensor)} has no dimension {dim}.", id="operator")
 
 
 def _window(start: Any, size: int, step: int, length: int, device: torch.device) -> Tensor:

@@ -70,7 +70,9 @@ def clear_attribute(attribute: str, key: str) -> None:
 def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
     """A tensor in the type that PopART calls `dtype`, such as "FLOAT16"; differentiable."""
     if dtype not in _DTYPES:
-        raise createPoptorchError(f"internal_cast to {dtype!r}: choose from {', '.join(_DTYPES)}")
+        raise createPoptorchError(
+            f"internal_cast to {dtype!r}: choose from {', '.join(_DTYPES)}", id="operator"
+        )
     return tensor.to(_DTYPES[dtype])
 
 

@@ -68,7 +68,7 @@ def getIpuTensorId(tensor: Tensor) -> int:
     """
     trace = current_trace()
     if trace is None or not is_fake(tensor):
-        raise createPoptorchError("You may only call getIpuTensorId on an IPU tensor")
+        raise createPoptorchError("You may only call getIpuTensorId on an IPU tensor", id="call")
     return trace.number_of(tensor)
 
 
@@ -114,11 +114,14 @@ class _Devices(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.ctc_loss and kwargs.get("reduction") == "none":
-            raise createPoptorchError('CTCLoss with reduction="none" is currently not supported')
+            raise createPoptorchError(
+                'CTCLoss with reduction="none" is currently not supported', id="loss"
+            )
         if func is Tensor.cpu or (func in (Tensor.to, Tensor.type) and _names_cpu(args, kwargs)):
             raise createPoptorchError(
                 "Illegal move to CPU (via .to() or .cpu()): a value of the traced model is not "
-                "known yet. Return it from the model, and look at it there"
+                "known yet. Return it from the model, and look at it there",
+                id="value",
             )
         if func is Tensor.to and len(args) == 2 and not kwargs and _is_ipu(args[1]):
             return args[0]

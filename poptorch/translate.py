@@ -86,7 +86,7 @@ def core_options(
         strategy=core_strategy(options),
         locations=core_locations(options, combined_accumulator=combined_accumulator),
         io_tiles=core_io_tiles(options),
-        recompute=_recomputation(settings.get("autoRecomputation")),
+        recompute=_RECOMPUTATION[settings.get("autoRecomputation")],
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
         module_names=options._module_namescope_enabled,
@@ -203,11 +203,11 @@ def _check_period(options: Options) -> None:
     got = f"(got a period of {period} for {iterations} device iterations)"
     if period > iterations:
         raise createPoptorchError(
-            f"Return period must be <= to the number of batches per step {got}"
+            f"Return period must be <= to the number of batches per step {got}", id="option"
         )
     if iterations % period:
         raise createPoptorchError(
-            f"Return period must be a factor of the number of batches per step {got}"
+            f"Return period must be a factor of the number of batches per step {got}", id="option"
         )
 
 
@@ -224,7 +224,8 @@ def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
     if method not in _WATCHED:
         raise createPoptorchError(
             f"{_ALS}gradientTensorTrackingMethod is {method}: choose 0, all gradients, or 1, those "
-            "of matrix products and convolutions"
+            "of matrix products and convolutions",
+            id="option",
         )
     return AutomaticLossScaling(
         edge=settings.get(f"{_ALS}binEdgeLocation", AutomaticLossScaling().edge),
@@ -234,19 +235,11 @@ def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
     )
 
 
-def _recomputation(number: int | None) -> core.Recomputation:
-    if number not in _RECOMPUTATION:
-        raise createPoptorchError(
-            f"autoRecomputation is {number}: choose 0 (nothing is computed again), 1 or 4 (all "
-            "but what is worth keeping), 3 (as much, in the stages of a pipeline) or 2 (automatic)"
-        )
-    return _RECOMPUTATION[number]
-
-
 def _refuse_processes(options: Options, *, training: bool) -> None:
     """Raise where several processes would have to train together."""
     if training and options.Distributed.numProcesses > 1:
         raise createPoptorchError(
             "poptorch.Options: Distributed with several processes would change the results, and "
-            "this version cannot do it yet: leave it at its default"
+            "this version cannot do it yet: leave it at its default",
+            id="option",
         )

@@ -76,20 +76,23 @@ def check_replacement(old: Reading, new: Reading) -> None:
     if _kind(old) != _kind(new):
         raise createPoptorchError(
             f"Can not replace optimizer of type {_kind(old)} with new optimizer of type "
-            f"{_kind(new)}"
+            f"{_kind(new)}",
+            id="optimizer",
         )
     if old.settings["max_grad_norm"] != new.settings["max_grad_norm"]:
-        raise createPoptorchError("Clip norm settings do not match.")
+        raise createPoptorchError("Clip norm settings do not match.", id="optimizer")
     if len(old.groups) != len(new.groups):
         raise createPoptorchError(
             f"Replacement optimizer has a different number of specific tensors: "
-            f"{len(new.groups)} parameter groups instead of {len(old.groups)}"
+            f"{len(new.groups)} parameter groups instead of {len(old.groups)}",
+            id="optimizer",
         )
     for before, after in zip(old.groups, new.groups, strict=True):
         if [id(t) for t in before.parameters] != [id(t) for t in after.parameters]:
             raise createPoptorchError(
                 "Replacement optimizer has a different number of specific tensors: parameters "
-                "joined, left or changed groups"
+                "joined, left or changed groups",
+                id="optimizer",
             )
         for name in before.values.keys() | after.values.keys():
             same = before.values.get(name) == after.values.get(name)
@@ -105,14 +108,18 @@ def _check_attribute(what: str, constant: tuple[bool, bool], same: bool) -> None
     match constant:
         case (True, False):
             raise createPoptorchError(
-                f"{problem} in. Can not replace a constant value with a non constant value."
+                f"{problem} in. Can not replace a constant value with a non constant value.",
+                id="optimizer",
             )
         case (False, True):
             raise createPoptorchError(
-                f"{problem} in. Can not replace a non constant value with a constant value."
+                f"{problem} in. Can not replace a non constant value with a constant value.",
+                id="optimizer",
             )
         case (True, True) if not same:
-            raise createPoptorchError(f"{problem} in. Values are constant but do not match.")
+            raise createPoptorchError(
+                f"{problem} in. Values are constant but do not match.", id="optimizer"
+            )
 
 
 def _kind(reading: Reading) -> str:
@@ -175,7 +182,9 @@ def _rule(reading: Reading, group: GroupReading, with_momentum: bool) -> Rule:
                 exp_avg_dtype=first,
                 exp_avg_sq_dtype=settings["second_order_momentum_accum_type"],
             )
-    raise createPoptorchError(f"there is no update rule for the optimizer {reading.kind}")
+    raise createPoptorchError(
+        f"there is no update rule for the optimizer {reading.kind}", id="update"
+    )
 
 
 def _values(rule: Rule, group: GroupReading) -> tuple[float, ...]:

@@ -93,7 +93,8 @@ class DeviceWeights:
         if names is None:
             raise createPoptorchError(
                 "No named buffers marked as updatable via updatableNamedBuffers option: name "
-                "those that change in poptorch.Options.updatableNamedBuffers()"
+                "those that change in poptorch.Options.updatableNamedBuffers()",
+                id="option",
             )
 
         def copy() -> None:
@@ -117,7 +118,7 @@ class DeviceWeights:
             "Trying to attach to an offline device (ConnectionType.Never)",
         )
         if self._attached:
-            raise createPoptorchError("Device is already attached")
+            raise createPoptorchError("Device is already attached", id="device")
         self._follow()
         self._weights.alone(self._attach)
 
@@ -125,7 +126,7 @@ class DeviceWeights:
         """Copy the weights to the host if they have changed, and release the IPUs."""
         self._ready()
         if not self._attached:
-            raise createPoptorchError("Device is not attached")
+            raise createPoptorchError("Device is not attached", id="device")
 
         def detach() -> None:
             self.copyWeightsToHostIfNeeded()
@@ -191,5 +192,7 @@ class DeviceWeights:
 
     def _ready(self) -> CompiledModel:
         if self._core is None:
-            raise createPoptorchError("Model has not been compiled or has been destroyed.")
+            raise createPoptorchError(
+                "Model has not been compiled or has been destroyed.", id="call"
+            )
         return self._core

@@ -155,7 +155,8 @@ class Wrapping:
             if type(buffer) is not Tensor and not isinstance(buffer, WrappedTensor):
                 raise createPoptorchError(
                     f"All buffers must be an instance of torch.Tensor (Got {type(buffer)} for "
-                    f"{name})"
+                    f"{name})",
+                    id="model",
                 )
         with ownership.host_tensors():
             for parameter in module.parameters():

@@ -120,6 +120,8 @@ class Capture:
         loss: the node that training minimises; known after `IdentityLoss`, gone after
             `Differentiate`.
         ipus: IPU of each stage; set by `Placement`.
+        keeps_stages: whether all that a stage computes stays in it, also views and constants; set
+            by `Placement`.
         phases: the numbers of each stage's forward and backward phase; empty without phases.
         alone: which pass this is, when forward and backward are two programs that autograd
             connects; None when one program has all of it.
@@ -147,6 +149,7 @@ class Capture:
     level: Literal["traced", "joint"] = "traced"
     loss: fx.Node | None = None
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
+    keeps_stages: bool = False
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
     alone: Literal["forward", "backward"] | None = None
     owners: Mapping[str, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ipu_dynamo.ops.graph_queries import only_looks
-from ipu_dynamo.ops.stochastic_rounding import round_stochastically_op
+from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 
 aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.

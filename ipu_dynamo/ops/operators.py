@@ -14,14 +14,14 @@ from torch import fx
 
 import ipu_dynamo.ops.accumulate  # registers operators, as all of these do
 import ipu_dynamo.ops.control_flow
-import ipu_dynamo.ops.float_check
-import ipu_dynamo.ops.half_partial_sums
 import ipu_dynamo.ops.library.ctc_beam_search
 import ipu_dynamo.ops.library.ctc_loss
 import ipu_dynamo.ops.library.host_call
 import ipu_dynamo.ops.library.keyed_random
 import ipu_dynamo.ops.library.points
+import ipu_dynamo.ops.library.run_executable
 import ipu_dynamo.ops.library.suppression
+import ipu_dynamo.ops.library.to_int32
 import ipu_dynamo.ops.marks.convolution_groups
 import ipu_dynamo.ops.marks.inner_gradients
 import ipu_dynamo.ops.marks.markers
@@ -29,10 +29,12 @@ import ipu_dynamo.ops.marks.overlap
 import ipu_dynamo.ops.marks.print_tensor
 import ipu_dynamo.ops.marks.serialized
 import ipu_dynamo.ops.onednn
+import ipu_dynamo.ops.precision.float_check
+import ipu_dynamo.ops.precision.half_partial_sums
+import ipu_dynamo.ops.precision.stochastic_rounding
 import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
 import ipu_dynamo.ops.serialized_loss
-import ipu_dynamo.ops.stochastic_rounding
 import ipu_dynamo.ops.unread_values  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 

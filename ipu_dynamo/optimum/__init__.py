@@ -13,18 +13,20 @@ except ImportError as error:
 
 from ipu_dynamo.optimum.checkpoint import recomputation_checkpoint as recomputation_checkpoint
 from ipu_dynamo.optimum.config import IPUConfig as IPUConfig
-from ipu_dynamo.optimum.config_files import IPU_CONFIG_NAME as IPU_CONFIG_NAME
+from ipu_dynamo.optimum.files.config_files import IPU_CONFIG_NAME as IPU_CONFIG_NAME
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError as IncompatibleIPUConfigError
 from ipu_dynamo.optimum.layer_counts import get_layer_ipu as get_layer_ipu
 from ipu_dynamo.optimum.layer_counts import (
     split_encoder_decoder_ipu_config as split_encoder_decoder_ipu_config,
 )
-from ipu_dynamo.optimum.layer_plans import plan_layers as plan_layers
 from ipu_dynamo.optimum.pipelined import PipelineMixin as PipelineMixin
 from ipu_dynamo.optimum.pipelined import register as register
 from ipu_dynamo.optimum.pipelined import to_pipelined as to_pipelined
-from ipu_dynamo.optimum.place_model import deparallelize as deparallelize
-from ipu_dynamo.optimum.place_model import parallelize as parallelize
-from ipu_dynamo.optimum.serialized_embedding import SerializedEmbedding as SerializedEmbedding
-from ipu_dynamo.optimum.serialized_linear import SerializedLinear as SerializedLinear
-from ipu_dynamo.optimum.serialized_linear import SplitProjection as SplitProjection
+from ipu_dynamo.optimum.placement.layer_plans import plan_layers as plan_layers
+from ipu_dynamo.optimum.placement.place_model import deparallelize as deparallelize
+from ipu_dynamo.optimum.placement.place_model import parallelize as parallelize
+from ipu_dynamo.optimum.serialized.serialized_embedding import (
+    SerializedEmbedding as SerializedEmbedding,
+)
+from ipu_dynamo.optimum.serialized.serialized_linear import SerializedLinear as SerializedLinear
+from ipu_dynamo.optimum.serialized.serialized_linear import SplitProjection as SplitProjection

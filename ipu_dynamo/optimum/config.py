@@ -5,13 +5,13 @@ from difflib import get_close_matches
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ipu_dynamo.optimum import pod_types
-from ipu_dynamo.optimum.coherence import check_coherence, layer_count
-from ipu_dynamo.optimum.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME
-from ipu_dynamo.optimum.fields import OUTPUT_MODES, field, fields_of, plain
+from ipu_dynamo.optimum.files.config_files import BASE_KEYS, GONE, IPU_CONFIG_NAME
+from ipu_dynamo.optimum.files.stored import Stored
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
-from ipu_dynamo.optimum.stored import Stored
-from ipu_dynamo.optimum.update_text import read_update
+from ipu_dynamo.optimum.values import pod_types
+from ipu_dynamo.optimum.values.coherence import check_coherence, layer_count
+from ipu_dynamo.optimum.values.fields import OUTPUT_MODES, field, fields_of, plain
+from ipu_dynamo.optimum.values.update_text import read_update
 
 if TYPE_CHECKING:
     from ipu_dynamo.options import Options

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import nn
 
 from ipu_dynamo.blocks import remove_blocks
-from ipu_dynamo.optimum import place_model
 from ipu_dynamo.optimum.checkpoint import CheckpointOutputs
 from ipu_dynamo.optimum.config import IPUConfig
-from ipu_dynamo.optimum.serialized_embedding import SerializedEmbedding
-from ipu_dynamo.optimum.traced_layers import Sample
+from ipu_dynamo.optimum.placement import place_model
+from ipu_dynamo.optimum.placement.traced_layers import Sample
+from ipu_dynamo.optimum.serialized.serialized_embedding import SerializedEmbedding
 
 _Class = TypeVar("_Class", bound=type)
 _pipelined: dict[type, type] = {}

@@ -65,6 +65,9 @@ class Strategy:
         sharded_if_short: inference with fewer device iterations than its pipeline has stages runs
             sharded, with the same results, and says so once; otherwise it is an error. Of
             `compile_inference`.
+        keep_stages: a pipeline has exactly the `stages` that are given: neighbours on one IPU stay
+            two, and all that a block computes runs in its stage, also views and constants, which
+            otherwise run where they are read. Each has to have an operator.
 
     Raises:
         OptionError: phases and kind do not fit each other, or liveness or schedule
@@ -84,6 +87,7 @@ class Strategy:
     ipus: int | None = None
     costs: Costs = ()
     sharded_if_short: bool = False
+    keep_stages: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _STRATEGY_CHOICES.items():
@@ -121,6 +125,13 @@ class Strategy:
             )
         if self.sharded_if_short and self.kind != "pipelined":
             raise OptionError(f"sharded_if_short is for the strategy pipelined, not {self.kind}")
+        if not isinstance(self.keep_stages, bool):
+            raise OptionError(f"strategy keep_stages is {self.keep_stages!r}; it is True or False")
+        if self.keep_stages and (self.kind != "pipelined" or not self.stages):
+            raise OptionError(
+                f"keep_stages is for the strategy pipelined with explicit stages, not for kind "
+                f"{self.kind} with {len(self.stages)} stages"
+            )
         if self.schedule != "grouped" and self.kind != "pipelined":
             raise OptionError(
                 f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"

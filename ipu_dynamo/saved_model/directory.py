@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, read_index
-from ipu_dynamo.saved_model.node_names import operators
-from ipu_dynamo.saved_model.program_file import load_program
-from ipu_dynamo.saved_model.program_interface import interface_of
+from ipu_dynamo.saved_model.exported.node_names import operators
+from ipu_dynamo.saved_model.exported.program_file import load_program
+from ipu_dynamo.saved_model.exported.program_interface import interface_of
+from ipu_dynamo.saved_model.files.index import FILE, MetaGraph, SignatureEntry, read_index
 from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import FILE as TF_FILE
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TEXT_FILE as TF_TEXT_FILE
@@ -85,10 +85,14 @@ class SavedPrograms:
             return _of_archive(self._alone or self.path, self._trust)
         if isinstance(graph, TfMetaGraph):
             return (self._tensorflow or TfPrograms(self.path)).signature(graph, key)
-        entry = graph.signatures[key]
+        entry, what = graph.signatures[key], f"{self.path / FILE}: signature {key!r}"
         path = _inside(self.path, entry.program)
         program = load_program(path, digest=entry.sha256, trust=self._trust)
-        return Signature(program, entry, f"{self.path / FILE}: signature {key!r}")
+        if entry.placement is None:
+            return Signature(program, entry, what)
+        from ipu_dynamo.saved_model.conversion.open_converted import open_converted
+
+        return open_converted(program, entry, what, self.path)
 
     def _check(self, tags: Iterable[str], key: str) -> None:
         keys = self.keys(tags)

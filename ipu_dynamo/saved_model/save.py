@@ -9,11 +9,17 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.export_module import export_module
-from ipu_dynamo.saved_model.index import FILE, MetaGraph, SignatureEntry, check_text, write_index
-from ipu_dynamo.saved_model.new_folder import new_folder
-from ipu_dynamo.saved_model.program_file import program_bytes, program_of_bytes
-from ipu_dynamo.saved_model.program_interface import interface_of
+from ipu_dynamo.saved_model.exported.export_module import export_module
+from ipu_dynamo.saved_model.exported.program_file import program_bytes, program_of_bytes
+from ipu_dynamo.saved_model.exported.program_interface import interface_of
+from ipu_dynamo.saved_model.files.index import (
+    FILE,
+    MetaGraph,
+    SignatureEntry,
+    check_text,
+    write_index,
+)
+from ipu_dynamo.saved_model.files.new_folder import new_folder
 
 
 def save(
@@ -42,11 +48,11 @@ def save(
     names = frozenset(check_text(tag, "tags") for tag in tags)
     if not signatures:
         raise ValueError("there is no signature to save")
-    folder = "programs/" + ("+".join(sorted(map(_as_file, names))) or "+")
+    folder = program_folder(names)
     entries: dict[str, SignatureEntry] = {}
     with new_folder(Path(dir), overwrite=overwrite) as target:
         for key, value in signatures.items():
-            path = f"{folder}/{_as_file(check_text(key, 'signatures'))}.pt2"
+            path = f"{folder}/{file_name(check_text(key, 'signatures'))}.pt2"
             program = _program(key, value)
             content = program_bytes(program)
             # the reader's opinion of it, before anybody relies on the file
@@ -77,7 +83,12 @@ def _program(key: str, value: Any) -> ExportedProgram:
     )
 
 
-def _as_file(name: str) -> str:
+def program_folder(tags: Iterable[str]) -> str:
+    """Where the programs of a tag set are in a saved program directory."""
+    return "programs/" + ("+".join(sorted(map(file_name, tags))) or "+")
+
+
+def file_name(name: str) -> str:
     """A name without what paths are made of."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
     return plain if plain.strip(".") else f"_{plain}"

@@ -1,25 +1,40 @@
 """Hold a signature of a saved program as an object that is called with tensors by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.fair_lock import FairLock
-from ipu_dynamo.saved_model.flat_program import FlatProgram, Watch
-from ipu_dynamo.saved_model.index import SignatureEntry
-from ipu_dynamo.saved_model.node_names import Group, groups
-from ipu_dynamo.saved_model.program_interface import (
+from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
+from ipu_dynamo.saved_model.exported.node_names import Group, groups
+from ipu_dynamo.saved_model.exported.program_interface import (
     tensor_inputs,
     tensor_outputs,
     user_inputs,
     user_output_nodes,
 )
-from ipu_dynamo.saved_model.size_check import check_sizes, least_sizes
-from ipu_dynamo.saved_model.tensor_spec import DTYPES, TensorSpec
+from ipu_dynamo.saved_model.exported.size_check import check_sizes, least_sizes
+from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, TensorSpec
+from ipu_dynamo.saved_model.fair_lock import FairLock
+from ipu_dynamo.saved_model.files.index import SignatureEntry
+
+
+class Runner(Protocol):
+    """What computes a program's flat results."""
+
+    def run(self, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """All user outputs, by position; they share no memory with inputs or state.
+
+        Args:
+            inputs: all user inputs, by position; they are not changed.
+            watch: is told each node with its value.
+        """
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 class Signature:
@@ -32,6 +47,12 @@ class Signature:
         inputs: name to type and shape, as in the index.
         outputs: the same of results.
         method_name: what the index says that the program does.
+        defaults: of one row, for inputs that may be left out.
+        parameter_names: canonical names of parameters, where they are not the qualified ones.
+        placement: where the nodes of a converted program run.
+
+    Args:
+        make_runner: makes what runs it, when it is called first. None: the host runs its graph.
 
     Raises:
         ValueError: the entry of the index does not fit the program.
@@ -44,16 +65,19 @@ class Signature:
         what: str,
         *,
         defaults: Mapping[str, Tensor] | None = None,
+        make_runner: "Callable[[Signature], Runner] | None" = None,
     ) -> None:
-        self._defaults = dict(defaults or {})  # of a row, for inputs that may be left out
+        self.defaults = dict(defaults or {})
         self.inputs: Mapping[str, TensorSpec] = dict(entry.inputs)
         self.outputs: Mapping[str, TensorSpec] = dict(entry.outputs)
         self.method_name = entry.method_name
+        self.placement = entry.placement
         _compare(self.inputs, tensor_inputs(program), f"{what}: input")
         _compare(self.outputs, tensor_outputs(program), f"{what}: output")
-        self._parameter_names = dict(entry.parameter_names)
+        self.parameter_names = dict(entry.parameter_names)
         self._program: ExportedProgram | None = program
-        self._flat: FlatProgram | None = None
+        self._make_runner = make_runner or (lambda signature: FlatProgram(signature.program))
+        self._runner: Runner | None = None
         self._lock = FairLock()
 
     def __call__(self, **tensors: Tensor) -> dict[str, Tensor]:
@@ -83,7 +107,9 @@ class Signature:
     def close(self) -> None:
         """Wait for a running call, and free the memory. Later calls raise."""
         with self._lock:
-            self._program = self._flat = None
+            if self._runner is not None:
+                self._runner.close()
+            self._program = self._runner = None
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +122,11 @@ class Signature:
     ) -> None:
         self.close()
 
+    @property
+    def program(self) -> ExportedProgram:
+        """The program behind it."""
+        return self._open()
+
     def groups(self) -> list[Group]:
         """The nodes of the program by their canonical names, in the order of the graph."""
         program = self._open()
@@ -105,7 +136,7 @@ class Signature:
             for position, (node, _) in enumerate(user_inputs(program))
             if position in by_position
         }
-        return groups(program, names, self._parameter_names)
+        return groups(program, names, self.parameter_names)
 
     def border_nodes(self) -> dict[tuple[str, str], str]:
         """The canonical names of the nodes of inputs and outputs, by `("input", name)`."""
@@ -131,21 +162,21 @@ class Signature:
                     raise ValueError(f"no value for input {name!r}")
                 flat[spec.position] = spec.fitted(name, tensors[name]).detach()
             check_sizes(program, self.inputs, flat)
-            if self._flat is None:
-                self._flat = FlatProgram(program)
-            results = self._flat.run(flat, watch)
+            if self._runner is None:
+                self._runner = self._make_runner(self)
+            results = self._runner.run(flat, watch)
             return {name: results[spec.position] for name, spec in self.outputs.items()}
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""
-        missing = [name for name in self._defaults if name not in tensors]
+        missing = [name for name in self.defaults if name not in tensors]
         if not missing or not tensors:
             return tensors
         rows = next(iter(tensors.values())).shape[:1]
-        shapes = {name: self._defaults[name].shape for name in missing}
+        shapes = {name: self.defaults[name].shape for name in missing}
         return {
             **tensors,
-            **{name: self._defaults[name].expand(*rows, *shapes[name]) for name in missing},
+            **{name: self.defaults[name].expand(*rows, *shapes[name]) for name in missing},
         }
 
     def _open(self) -> ExportedProgram:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
+from ipu_dynamo.collecting import collecting_rarely
 from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
@@ -255,6 +256,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             compile_lock(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
+            collecting_rarely(),
             skipping_sources(self.options.skipped_sources),
         ):
             self._compile_alone(given)
@@ -358,7 +360,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
-        with torch.no_grad(), outside_modes():
+        with unrecorded():
             for tensor, value in compiled.host_changes:
                 tensor.copy_(value)
 

@@ -16,7 +16,7 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.levels import Level
 
-_NOTE = "Gradient addition node"  # autograd writes it behind the source line of such a sum
+GRADIENT_SUM = "Gradient addition node"  # autograd writes it behind the source line of such a sum
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ReadStages:
             stage = annotated_stage(node)
             if stage is not None and not node.meta.get("is_gradient_acc"):
                 node.meta.setdefault(STAGE, stage)
-            if _NOTE in (node.meta.get("stack_trace") or ""):
-                node.meta["stack_trace"] = node.meta["stack_trace"].partition(_NOTE)[0]
+            if GRADIENT_SUM in (node.meta.get("stack_trace") or ""):
+                node.meta["stack_trace"] = node.meta["stack_trace"].partition(GRADIENT_SUM)[0]
         return before != [_known(node) for node in capture.graph.graph.nodes]
 
 

@@ -4,7 +4,8 @@ Before   one graph whose nodes carry meta["ipu.stage"] and meta["ipu.backward"]
 After    Parts in the order in which a micro-batch runs them; what one makes and a later one reads
          is an output of the first and an input of the second; gradients and new values of buffers
          are outputs, too, and what is written of them to which variable stands beside the graph
-Keeps    every operator; views and constants are repeated where they are read, not sent.
+Keeps    every operator; views and constants are repeated where they are read, not sent, unless
+         stages are kept as they were given.
 Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backward of the last
          stage are one.
 """
@@ -67,7 +68,7 @@ class _Cutter(Extraction):
                 place=slots,
                 inputs={node: role.name for node, role in self.roles.items()},
                 name=lambda node: node.name,
-                repeats=lambda node, index: repeated(node),
+                repeats=self.repeats,
             ),
             sorted({0, *slots.values()}),
         )
@@ -78,6 +79,22 @@ class _Cutter(Extraction):
         for node, role in zip(capture.returned, capture.outputs, strict=True):
             if role.kind == "mutation" and node is not None:
                 self.changes[by_name[role.name]] = node
+
+    def repeats(self, node: fx.Node, index: int) -> bool:
+        """Whether a slot computes `node` of another one again; kept stages only their own."""
+        if not repeated(node):
+            return False
+        stage = stage_of_slot(index, self.stages, joined=self.joined)
+        return not self.capture.keeps_stages or stage == node.meta[STAGE]
+
+    def output(self, node: fx.Node) -> str:
+        """Make a value an output of its slot; of kept stages a view as a copy, as what it looks at
+        may be an argument, or an output, too."""
+        index = self.cut.place[node]
+        copied = self.capture.keeps_stages and is_view(node)
+        if copied and node.name not in self.pieces[index].outputs:
+            self.pieces[index].outputs[node.name] = self.clone(node, index)
+        return super().output(node)
 
     def read(self, node: fx.Node, index: int) -> fx.Node:
         """An input of a slot; for a variable, its value from before any change, also after it."""

@@ -102,6 +102,10 @@ class _Emitter:
             if role.kind in STREAMED:
                 streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
+        self.readers: dict[str, list[tuple[int, Part]]] = {}  # of each value, in order
+        for index, part in enumerate(parts):
+            for name in dict.fromkeys(part.reads):
+                self.readers.setdefault(name, []).append((index, part))
         variable_types = {name: self.variable_type(name) for name in self.owners}
         self.end = StepEnd(
             parts,
@@ -145,7 +149,7 @@ class _Emitter:
             local = {weight: self.argument(weight, part.ipu) for weight in weights}
             self.micro_batch.append(self.call(part, arguments))
             self.micro_batch += self.writes(part, local)
-            self.copy_results(part)
+            self.copy_results(index)
             self.send_results(part)
             for move in self.moves.stores.get(index, ()):
                 self.store(move)
@@ -253,13 +257,13 @@ class _Emitter:
         numbered = (f"{name}_{number}" for number in count(2))
         return name if name not in taken else next(n for n in numbered if n not in taken)
 
-    def copy_results(self, part: Part) -> None:
+    def copy_results(self, index: int) -> None:
         """Copy a part's results to the other IPUs that read them later."""
-        later = self.partitioned.parts[self.partitioned.parts.index(part) + 1 :]
+        part = self.partitioned.parts[index]
         for name in part.outputs:
             _, source, type_ = self.sources[name]
-            readers = [p for p in later if name in p.reads]
-            near = [p for p in readers if not self.rule().moves(type_, part, p)]
+            later = [p for place, p in self.readers.get(name, ()) if place > index]
+            near = [p for p in later if not self.rule().moves(type_, part, p)]
             for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
                     self.local[name, ipu] = on_ipu(name, ipu)

@@ -30,11 +30,11 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
+from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
 from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
-from ipu_dynamo.passes.program.repeats import LEAST, Run, find_runs
 from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.layout import Layout
@@ -63,7 +63,8 @@ def plan(graph: fx.Graph, worth: float) -> list[Blocks]:
     nodes = [node for node in graph.nodes if node.op != "placeholder"]
     operators = nodes[:-1]
     found = []
-    for run in find_runs([_token(node) for node in operators]):
+    layouts = {node: _layout(node) for node in graph.nodes}
+    for run in find_runs([_token(node, layouts) for node in operators]):
         first = run.start + _narrowest(operators, run)
         seconds = estimated_seconds(operators[run.start : run.start + run.period])
         count = (run.stop - first) // run.period
@@ -81,15 +82,15 @@ def _together(count: int, least: int) -> int:
     return min(sizes, key=lambda size: (count % size, size), default=max(least, 1))
 
 
-def _token(node: fx.Node) -> object:
+def _token(node: fx.Node, layouts: Mapping[fx.Node, str]) -> object:
     """What equal operators of two blocks have in common, whatever they read."""
     if STREAM in node.meta:
         return node.meta[STREAM][0]
-    return node_text(node, partial(write, name_of=_layout, otherwise=repr), str)
+    return node_text(node, partial(write, name_of=layouts.__getitem__, otherwise=repr), str)
 
 
 def _layout(node: fx.Node) -> str:
-    value = node.meta["val"]
+    value = node.meta.get("val")
     return str(Layout.of(value)) if isinstance(value, Tensor) else "-"
 
 
@@ -166,10 +167,12 @@ def _cuts_loss(graph: fx.Graph, starts: Sequence[fx.Node]) -> bool:
 
 def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     """A part cut at its blocks, of which there are three or more equal ones; else the part."""
-    if not plan_pure(part, worth):
+    planned = plan_pure(part, worth)
+    if not planned:
         return [part]
-    original, part = part, _copied(part)  # what follows may find no equal blocks after all
-    found = plan_pure(part, worth)
+    original = part
+    part, copies = _copied(part)  # what follows may find no equal blocks after all
+    found = [Blocks(tuple(copies[node] for node in blocks.starts)) for blocks in planned]
     kept = shift_streams(part.graph.graph, [blocks.starts for blocks in found])
     operators = [n for n in part.graph.graph.nodes if n.op not in ("placeholder", "output")]
     position = {node: index for index, node in enumerate(operators)}
@@ -193,12 +196,13 @@ def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     return _named(part, pieces, [start in blocks for start in cuts])
 
 
-def _copied(part: Part) -> Part:
-    """A part whose graph can be rewritten."""
+def _copied(part: Part) -> tuple[Part, dict[fx.Node, fx.Node]]:
+    """A part whose graph can be rewritten, and the copies of its nodes."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     result = graph.output(graph.graph_copy(part.graph.graph, copies))
     result.meta = dict(part.graph.graph.output_node().meta)
-    return replace(part, graph=module_of(graph, part.graph))
+    copies[part.graph.graph.output_node()] = result
+    return replace(part, graph=module_of(graph, part.graph)), copies
 
 
 def _named(part: Part, pieces: Sequence[Part], blocks: Sequence[bool]) -> list[Part]:

@@ -6,6 +6,8 @@ Keeps    values; stages and source lines, on forward and backward nodes.
 Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """
 
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -38,11 +40,16 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import gradient_op
-from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
+from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
+from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import lengthen
+from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import left_out, shorten
 from ipu_dynamo.passes.traced.write_under_mask import refuse_rows
+
+log = logging.getLogger(__name__)
 
 
 class _Replay(nn.Module):
@@ -51,11 +58,11 @@ class _Replay(nn.Module):
     When training, the scalar to differentiate comes first and nothing else carries gradients.
     """
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, graph: fx.GraphModule, training: bool) -> None:
         super().__init__()
-        self.graph = module_of(capture.graph.graph, capture.graph)  # no constants made inputs
-        self.training_pass = capture.training
-        self.differentiable: dict[str, None] = {}  # names of values that require a gradient
+        self.graph = module_of(graph.graph, graph)  # no constants made inputs
+        self.training_pass = training
+        self.differentiable: set[fx.Node] = set()  # whose value requires a gradient
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         results = _Interpreter(self.graph, self.differentiable).run(*tensors)
@@ -68,14 +75,14 @@ class _Replay(nn.Module):
 class _Interpreter(FlowInterpreter):
     """Run a traced graph, note which values require a gradient, and mark gradients as wanted."""
 
-    def __init__(self, graph: fx.GraphModule, differentiable: dict[str, None]) -> None:
+    def __init__(self, graph: fx.GraphModule, differentiable: set[fx.Node]) -> None:
         super().__init__(graph)
         self._differentiable = differentiable
 
     def run_node(self, node: fx.Node) -> Any:
         result = super().run_node(node)
         if isinstance(result, Tensor) and result.requires_grad:
-            self._differentiable.update(dict.fromkeys(_names(node)))
+            self._differentiable.add(node)
             for name in sorted(node.meta.get(WANTED_GRADIENTS, ())):
                 result.register_hook(partial(_mark, name))
         return result
@@ -116,14 +123,14 @@ class Differentiate:
                 [capture.loss, *capture.returned],
                 [OutputRole("value", "loss"), *capture.outputs],
             )
-        replay, loss = _Replay(capture), capture.loss
+        loss, differentiable = capture.loss, dict[str, None]()
         before = _leading_to(loss) if loss is not None else set()
-        joint = _export(capture, replay)
+        joint = _export(capture, differentiable)
         _describe(capture, joint, names)
         if capture.training and not self.may_train_nothing:
             _check_gradients(capture)
         trained = [role.name for role in capture.outputs if role.kind == "gradient"]
-        capture.gradients = (*trained, *(n for n in replay.differentiable if n in before))
+        capture.gradients = (*trained, *(n for n in differentiable if n in before))
         capture.loss, capture.level = None, "joint"
         for node in capture.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
@@ -163,8 +170,12 @@ def _leading_to(loss: fx.Node) -> set[str]:
     return {name for node in seen for name in _names(node)}
 
 
-def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
-    """The functional graph, joint when training."""
+def _export(capture: Capture, differentiable: dict[str, None]) -> fx.GraphModule:
+    """The functional graph, joint when training; equal layers are differentiated once.
+
+    Args:
+        differentiable: takes the names of values that require a gradient.
+    """
     nodes = capture.placeholder_nodes
     mode = fake_mode_of([node.meta["val"] for node in nodes])
     with mode:
@@ -176,9 +187,54 @@ def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
                 capture.placeholders, (node.meta["val"] for node in nodes), strict=True
             )
         ]
+    joint = _of_equal_layers(capture, differentiable, examples, mode)
+    if joint is None:
+        replay = _Replay(capture.graph, capture.training)
+        joint = _joint(capture, replay, examples, mode)
+        _note(capture.graph.graph, replay.differentiable, differentiable)
+    hold_bodies(joint.graph)
+    return joint
+
+
+def _of_equal_layers(
+    capture: Capture,
+    differentiable: dict[str, None],
+    examples: Sequence[Tensor],
+    mode: FakeTensorMode,
+) -> fx.GraphModule | None:
+    """The joint graph, made of that of fewer layers; None where none can be left out."""
+    stacks = find_stacks(capture.graph.graph, capture.roles())
+    if not stacks:
+        return None
+    shortened = shorten(capture.graph, stacks)
+    replay = _Replay(shortened.graph, capture.training)
+    joint = _joint(capture, replay, [examples[index] for index in shortened.inputs], mode)
+    whole = lengthen(joint, shortened, stacks, capture.placeholder_nodes, examples)
+    if whole is None:
+        log.debug("layers are equal, but not their gradients: all are differentiated")
+        return None
+    required = {node for node, copy in shortened.copies.items() if copy in replay.differentiable}
+    for stack in stacks:
+        for layer in (stack[index] for index in left_out(stack)):
+            pairs = zip(layer.operators, stack[1].operators, strict=True)
+            required.update(node for node, like in pairs if like in required)
+    _note(capture.graph.graph, required, differentiable)
+    return whole
+
+
+def _note(graph: fx.Graph, required: Collection[fx.Node], names: dict[str, None]) -> None:
+    """Note the names of what requires a gradient, in order."""
+    for node in graph.nodes:
+        if node in required:
+            names.update(dict.fromkeys(_names(node)))
+
+
+def _joint(
+    capture: Capture, replay: _Replay, examples: Sequence[Tensor], mode: FakeTensorMode
+) -> fx.GraphModule:
     with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
         try:
-            joint = export_joint(replay, examples, mode)
+            return export_joint(replay, examples, mode)
         except RuntimeError as error:
             if shape_of_values(error):
                 refuse_rows(capture.graph.graph)
@@ -188,8 +244,6 @@ def _export(capture: Capture, replay: _Replay) -> fx.GraphModule:
                 hint="if a tensor was changed in place, write x = x + y in place of x += y",
                 id="gradient",
             ) from error
-    hold_bodies(joint.graph)
-    return joint
 
 
 def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:

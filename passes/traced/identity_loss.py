@@ -6,6 +6,7 @@ Keeps    the graph.
 Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these torch losses.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,10 +14,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.marks.markers import identity_loss_op
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.results_past_the_loss import past_the_loss
 
 aten = torch.ops.aten
 LOSSES = frozenset(
@@ -100,6 +102,13 @@ class IdentityLoss:
                 node=final[-1],
                 hint='identity_loss(loss1 + loss2, "none")',
                 id="loss",
+            )
+        if (result := past_the_loss(capture, final[0])) is not None:
+            warnings.warn(
+                f"training minimises %{final[0].name} ({source_line(final[0])}), and not the "
+                f"returned %{result.name} ({source_line(result)}), which is computed from it; to "
+                f'minimise that, return identity_loss(value, "none") of it, or name it: loss=...',
+                stacklevel=2,
             )
         return final[0]
 

@@ -22,7 +22,7 @@ from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
-from ipu_dynamo.ops.narrowing import NARROW
+from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.levels import Level

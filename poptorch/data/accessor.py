@@ -83,14 +83,16 @@ class AsynchronousDataAccessor:
                 self._source.data, settings, SharingStrategy(sharing_strategy)
             )
         except Exception as error:
-            raise createPoptorchError(f"{_FAILED_TO_START}: {_why_not_sent(error)}") from error
+            raise createPoptorchError(
+                f"{_FAILED_TO_START}: {_why_not_sent(error)}", id="loader"
+            ) from error
         self._finalizer = Finalize(self, self._worker.stop, exitpriority=10)
         try:
             self._first: Item | End | None = self._worker.receive()
         except BaseException as error:
             self._finalizer()
             if isinstance(error, WorkerDied):
-                raise createPoptorchError(f"{_FAILED_TO_START}: {error}") from None
+                raise createPoptorchError(f"{_FAILED_TO_START}: {error}", id="loader") from None
             raise
 
     def __len__(self) -> int:
@@ -112,7 +114,8 @@ class AsynchronousDataAccessor:
         if epoch != self._epoch:
             raise createPoptorchError(
                 "another iteration of this loader has begun, which ended this one: make a second "
-                "loader to read a data set twice at a time"
+                "loader to read a data set twice at a time",
+                id="loader",
             )
         if self._held is not None:
             self._let_go(self._held)

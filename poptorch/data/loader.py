@@ -134,7 +134,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._accessor is not None:
             raise createPoptorchError(
                 "the loader is asynchronous already: iterate over it, or make it with "
-                "DataLoaderMode.Sync"
+                "DataLoaderMode.Sync",
+                id="loader",
             )
         require(
             rebatched_size is not None or self._drop_last or self._combined_batch_size in (None, 1),
@@ -186,12 +187,14 @@ def _batches_per_item(options: Options) -> int:
 def _check_batch_sampler(batch_size: int | None, shuffle: bool, partition: bool) -> None:
     if batch_size != 1 or shuffle:
         raise createPoptorchError(
-            "batch_sampler goes with neither batch_size nor shuffle: it decides both itself"
+            "batch_sampler goes with neither batch_size nor shuffle: it decides both itself",
+            id="loader",
         )
     if partition:
         raise createPoptorchError(
             "batch_sampler cannot be divided among processes: pass "
-            "auto_distributed_partitioning=False and a sampler of this process's batches"
+            "auto_distributed_partitioning=False and a sampler of this process's batches",
+            id="loader",
         )
 
 
@@ -213,7 +216,8 @@ def _cut(
         if mode == DataLoaderMode.AsyncRebatched:
             raise createPoptorchError(
                 "AsyncRebatched makes items of one size, which needs a batch_size: of the loader, "
-                "or as an attribute of its batch_sampler"
+                "or as an attribute of its batch_sampler",
+                id="loader",
             )
         return None
     require(
@@ -258,7 +262,8 @@ def _process_sampler(
     )
     if sampler is not None:
         raise createPoptorchError(
-            "a sampler cannot be divided among processes: pass auto_distributed_partitioning=False"
+            "a sampler cannot be divided among processes: pass auto_distributed_partitioning=False",
+            id="loader",
         )
     return ProcessSampler(
         len(dataset),

@@ -142,6 +142,7 @@ def _joined(tensors: tuple[Any, ...]) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise createPoptorchError(
                 f"batches can only be joined if they are made of tensors, got a "
-                f"{type(tensor).__name__}: return tensors from collate_fn"
+                f"{type(tensor).__name__}: return tensors from collate_fn",
+                id="loader",
             )
     return torch.cat(tensors)

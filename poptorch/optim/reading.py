@@ -144,8 +144,8 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> _Kind:
         if isinstance(optimizer, kind.classes):
             if type(optimizer) not in kind.classes:
                 logger.warning(
-                    "%s is a subclass of %s: its Python code does not run on the device, the "
-                    "update of the base class does",
+                    "Poptorch does not run Python optimizer code directly: %s is a subclass of %s, "
+                    "whose update runs instead",
                     type(optimizer).__name__,
                     next(c for c in kind.classes if isinstance(optimizer, c)).__name__,
                 )
@@ -161,7 +161,8 @@ def _read_group(group: Mapping[str, Any], kind: _Kind, ours: Optimizer | None) -
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
     if group.get("maximize"):
         raise createPoptorchError(
-            "maximize=True is not supported: return the negative loss from the model instead"
+            "maximize=True is not supported: return the negative loss from the model instead",
+            id="optimizer",
         )
     values: dict[str, Any] = {}
     for name in kind.numbers:

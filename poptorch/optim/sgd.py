@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from poptorch._logging import logger
+from poptorch.errors import createPoptorchError
 from poptorch.optim.base import Optimizer, passed
 
 _SCALING = "velocity_scaling"
@@ -72,4 +73,8 @@ class SGD(Optimizer, torch.optim.SGD):
 def check_norm(max_grad_norm: float | None) -> None:
     """Refuse a largest norm that is no number."""
     if max_grad_norm is not None and math.isnan(max_grad_norm):
-        raise ValueError("max_grad_norm is NaN: give a number, or None for no limit")
+        raise createPoptorchError(
+            "Maximum norm of gradients cannot be NaN: give max_grad_norm a number, or None for no "
+            "limit",
+            id="optimizer",
+        )

@@ -22,7 +22,8 @@ def given_options(options: Any) -> Options:
         return Options()
     if not isinstance(options, Options):
         raise createPoptorchError(
-            f"Invalid type: 'options' is of type {type(options)!r} but must be poptorch.Options"
+            f"Invalid type: 'options' is of type {type(options)!r} but must be poptorch.Options",
+            id="option",
         )
     return options
 
@@ -69,7 +70,9 @@ def check(options: Options, *, training: bool) -> None:
     }
     for name, count in counts.items():
         if count < 1:
-            raise createPoptorchError(f"poptorch.Options().{name} must be at least 1, got {count}")
+            raise createPoptorchError(
+                f"poptorch.Options().{name} must be at least 1, got {count}", id="option"
+            )
     if not training and counts["Training.gradientAccumulation"] != 1:
         hint = (
             " Use poptorch.Options().deviceIterations to process a sufficient number of batches "
@@ -79,12 +82,14 @@ def check(options: Options, *, training: bool) -> None:
         )
         raise createPoptorchError(
             "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its "
-            f"default value (1) when running a poptorch.inferenceModel().{hint}"
+            f"default value (1) when running a poptorch.inferenceModel().{hint}",
+            id="option",
         )
     if options.exists("ipu_version") and uses_ipu_model(options):
         raise createPoptorchError(
             "useOfflineIpuTarget() cannot be used with the IPU Model: call useIpuModel(False), or "
-            "unset POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL"
+            "unset POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL",
+            id="option",
         )
 
 

@@ -121,6 +121,6 @@ def _engine_options_of_environment() -> dict[str, str]:
         options = json.loads(text)
     except json.JSONDecodeError as error:
         raise createPoptorchError(
-            f"POPLAR_ENGINE_OPTIONS must be a JSON object, got {text!r}: {error}"
+            f"POPLAR_ENGINE_OPTIONS must be a JSON object, got {text!r}: {error}", id="option"
         ) from error
     return dict(options)

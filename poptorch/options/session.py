@@ -74,6 +74,14 @@ _KEYS = {
     "set / vector": frozenset(_LISTS.split()),
     "map": frozenset(_DICTIONARIES.split()),
 }
+_ENUMERATIONS = {  # options that are set by the number of an enumeration's member
+    "accumulateOuterFragmentSettings.schedule": ("AccumulateOuterFragmentSchedule", range(4)),
+    "autoRecomputation": ("RecomputationType", range(5)),
+    "batchSerializationSettings.batchSchedule": ("BatchSerializationBatchSchedule", range(4)),
+    "subgraphCopyingStrategy": ("SubgraphCopyingStrategy", range(2)),
+    "syntheticDataMode": ("SyntheticDataMode", range(3)),
+    "virtualGraphMode": ("VirtualGraphMode", range(4)),
+}
 _OF_TYPES = ((bool, "bool"), (int, "uint64"), (float, "floating point"), (str, "string"))
 
 _EFFECTS = {
@@ -109,12 +117,15 @@ def check_session(options: Mapping[str, Any]) -> None:
     """Check every key and type of `Options.toDict()`, and log each at level DEBUG.
 
     Raises:
-        poptorch.Error: for an unknown key, or a value of a type that no option has.
+        poptorch.Error: for an unknown key, a value of a type that no option has, or a number that
+            no member of an enumeration has.
     """
     for name, value in options.items():
         kind = _kind(name, value)
         if name not in _KEYS[kind] and not (kind == "uint64" and name in _KEYS["floating point"]):
-            raise createPoptorchError(f"Unknown {kind} option {name}{_expected(name)}")
+            raise createPoptorchError(f"Unknown {kind} option {name}{_expected(name)}", id="option")
+        if name in _ENUMERATIONS:
+            _check_member(name, value)
         for line in _lines(name, value):
             logger.debug("poptorch.Options %s", line)
     if "use_model" in options:
@@ -134,8 +145,19 @@ def _kind(name: str, value: Any) -> str:
         return "set / vector"
     raise createPoptorchError(
         f"Unknown value type {type(value).__name__} for option {name}: use bool, int, float, str, "
-        "a list or set of int or str, or a dict of str to str"
+        "a list or set of int or str, or a dict of str to str",
+        id="option",
     )
+
+
+def _check_member(name: str, value: int) -> None:
+    enumeration, members = _ENUMERATIONS[name]
+    if value not in members:
+        raise createPoptorchError(
+            f"Value for {enumeration} out of range: {name} is {int(value)}, and the members of "
+            f"popart.{enumeration} have the numbers {members[0]} to {members[-1]}",
+            id="option",
+        )
 
 
 def _expected(name: str) -> str:

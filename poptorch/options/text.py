@@ -24,10 +24,13 @@ def apply_json(options: object, text: str) -> None:
     try:
         calls = json.loads(text)
     except json.JSONDecodeError as error:
-        raise createPoptorchError(f"options are no valid JSON: {error} in {text!r}") from error
+        raise createPoptorchError(
+            f"options are no valid JSON: {error} in {text!r}", id="option"
+        ) from error
     if not isinstance(calls, dict):
         raise createPoptorchError(
-            f'options are a JSON object such as {{"deviceIterations": 2}}, got {text!r}'
+            f'options are a JSON object such as {{"deviceIterations": 2}}, got {text!r}',
+            id="option",
         )
     for accessor, value in calls.items():
         target: Any = options
@@ -35,7 +38,8 @@ def apply_json(options: object, text: str) -> None:
             target = getattr(target, name)
         if not callable(target):
             raise createPoptorchError(
-                f"{accessor} is a value and no setter: name a setter such as deviceIterations"
+                f"{accessor} is a value and no setter: name a setter such as deviceIterations",
+                id="option",
             )
         arguments = value if isinstance(value, list) else [value]
         target(*map(_argument, arguments))

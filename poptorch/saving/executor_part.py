@@ -93,9 +93,11 @@ class SavedPrograms(DeviceWeights):
                 if problem is None:
                     call, opened = files.read_call(archive), files.opened(archive)
         except SavedProgramError as error:
-            raise createPoptorchError(f"Invalid file {filename}: {error}") from error
+            raise createPoptorchError(
+                f"Invalid file {filename}: {error}", id="saved-program"
+            ) from error
         if problem is not None:
-            raise createPoptorchError(f"Invalid file {filename}: {problem}")
+            raise createPoptorchError(f"Invalid file {filename}: {problem}", id="saved-program")
         if self.isCompiled():
             self.destroy()
         self._weights.alone(lambda: self._install(call, opened), long=True)

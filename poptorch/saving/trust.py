@@ -50,7 +50,8 @@ def pickled(thing: object) -> bytes:
     except Exception as error:
         raise createPoptorchError(
             f"the model cannot be pickled ({error}): save it with export_model=False, and load it "
-            "with loadExecutable"
+            "with loadExecutable",
+            id="saved-program",
         ) from error
     return buffer.getvalue()
 
@@ -71,7 +72,8 @@ def unpickled(content: bytes, archive: Archive) -> Any:
             f"{archive.path} has a pickled module in it, which may run code, and was not written "
             f"by you on this computer, or was changed since. If you trust it, set {TRUST}=1, or "
             "allow the classes that it needs by torch.serialization.add_safe_globals([...]).\n"
-            f"{error}"
+            f"{error}",
+            id="saved-program",
         ) from error
 
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
+from ipu_dynamo.ops.precision.half_precision import DROPPED_BITS, SMALLEST_NORMAL, STEP
 from ipu_dynamo.program.random_keys import update_seed
 
 

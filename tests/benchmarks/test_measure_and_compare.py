@@ -2,10 +2,11 @@
 
 import json
 import time
+from dataclasses import asdict
 
 from benchmarks.cases import CASES, FACTS
 from benchmarks.compare import main as compare
-from benchmarks.measure import clock, side_by_side
+from benchmarks.measure import Wrong, WrongValuesError, clock, side_by_side
 from benchmarks.page import refreshed
 from benchmarks.processes import measure
 from benchmarks.provenance import provenance
@@ -29,6 +30,20 @@ def test_side_by_side_tells_fast_from_slow_and_counts_calls():
     for name, timing in timings.items():
         assert timing.calls == calls[name] - 4  # the first one, and three that size the bursts
         assert timing.calls >= 5
+
+
+def test_wrong_values_stand_in_the_place_of_times(capsys):
+    def wrong(calls):
+        raise WrongValuesError(0.5)
+
+    timings = side_by_side({"wrong": wrong, "ours": clock(lambda: None)}, seconds=0.0)
+    assert list(timings) == ["wrong", "ours"]
+    assert timings["wrong"] == Wrong(0.5)
+    assert timings["ours"].ratio == 1
+    case = {name: asdict(timing) for name, timing in timings.items()}
+    page = "<!-- benchmarks -->\n<!-- end of benchmarks -->\n"
+    shown = refreshed(page, {**provenance(), "benchmarks": {"mlp": case}, "facts": {}})
+    assert f"| {CASES['mlp'].what} | wrong | wrong | by 5.0e-01 | |" in shown
 
 
 def test_compare_says_what_changed(tmp_path, capsys):

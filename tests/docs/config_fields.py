@@ -1,7 +1,7 @@
 """Write the fields of an IPUConfig as a table in Markdown: what each becomes and changes."""
 
 from ipu_dynamo.optimum import IPUConfig
-from ipu_dynamo.optimum.fields import Field, fields_of
+from ipu_dynamo.optimum.values.fields import Field, fields_of
 
 _TWIN = "inference_"
 

@@ -1,6 +1,7 @@
 """Check that every kind of error has a section in the guide, and every section an error."""
 
 import ast
+import pickle
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.docs.guide import FOLDER
 
 ROOT = FOLDER.parent
 SECTIONS = re.findall(r"^## (\S+)$", (FOLDER / "errors.md").read_text(encoding="utf-8"), re.M)
+RAISED = ("createPoptorchError", "Error", "RecoverableError", "UnrecoverableError")
 SOURCES = [
     path
     for folder in ("ipu_dynamo", "passes", "runtime", "poptorch")
@@ -53,9 +55,37 @@ def test_an_error_leads_to_its_section():
     assert error.__notes__ == ["error id value: see docs/errors.md#value"]
 
 
+def test_every_error_that_poptorch_raises_names_its_kind():
+    without, count = [], 0
+    for path in (ROOT / "poptorch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISED:
+                count += 1
+                if not any(keyword.arg == "id" for keyword in node.keywords):
+                    without.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert count > 100
+    assert not without
+
+
+def test_an_error_of_poptorch_leads_to_its_section():
+    with pytest.raises(poptorch.Error) as caught:
+        poptorch.inferenceModel(torch.nn.Linear(2, 2), {"deviceIterations": 2})
+    assert caught.value.id == "option"
+    assert caught.value.__notes__ == ["error id option: see docs/errors.md#option"]
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.id, again.__notes__) == (caught.value.id, caught.value.__notes__)
+
+
+def test_an_error_that_a_program_makes_itself_leads_nowhere():
+    error = poptorch.createPoptorchError("mine")
+    assert error.id == ""
+    assert not hasattr(error, "__notes__")
+
+
 def test_the_errors_of_poptorch_lead_there_too():
     executor = poptorch.inferenceModel(lambda x: x if x.sum() > 0 else -x)
     with pytest.raises(poptorch.Error) as caught:
         executor(torch.ones(2))
+    assert caught.value.id == "value"
     assert caught.value.__notes__ == ["error id value: see docs/errors.md#value"]
     assert "errors.md" not in caught.value.location

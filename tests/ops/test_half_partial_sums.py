@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.ops import half_partial_sums as ops
+from ipu_dynamo.ops.precision import half_partial_sums as ops
 
 EPSILON = 2.0**-11  # of float16, rounding to nearest
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ipu_dynamo import Options, compile_inference
-from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
+from ipu_dynamo.ops.precision.narrowing import narrowed, tell_of_lost_values
 
 NARROW = Options(engine="eager", narrow=True)
 LOST = [

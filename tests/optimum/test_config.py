@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import poptorch
 from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig
-from ipu_dynamo.optimum.fields import fields_of
+from ipu_dynamo.optimum.values.fields import fields_of
 
 FIELDS = fields_of(IPUConfig)
 TWINS = [name for name in FIELDS if f"inference_{name}" in FIELDS]

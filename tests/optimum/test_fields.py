@@ -11,7 +11,7 @@ from torch import nn
 import poptorch
 from ipu_dynamo import compile_inference, compile_training
 from ipu_dynamo.optimum import IPUConfig, parallelize
-from ipu_dynamo.optimum.fields import fields_of
+from ipu_dynamo.optimum.values.fields import fields_of
 
 WIDTH, WORDS = 96, 12  # so wide that state is worth sharing out
 

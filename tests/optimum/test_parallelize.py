@@ -18,7 +18,7 @@ from ipu_dynamo.optimum import (
     deparallelize,
     parallelize,
 )
-from ipu_dynamo.optimum.find_layers import find_layer_lists
+from ipu_dynamo.optimum.placement.find_layers import find_layer_lists
 from tests.optimum.small_models import SMALL, Block, TwoLists, small
 
 

@@ -16,9 +16,9 @@ from ipu_dynamo.optimum import (
     deparallelize,
     parallelize,
     plan_layers,
-    traced_layers,
 )
-from ipu_dynamo.optimum.layer_plans import balance
+from ipu_dynamo.optimum.placement import traced_layers
+from ipu_dynamo.optimum.placement.layer_plans import balance
 from tests.optimum.small_models import SMALL, TwoLists, small
 from tests.optimum.test_parallelize import begun
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig
-from ipu_dynamo.optimum.pod_types import IPUS
+from ipu_dynamo.optimum.values.pod_types import IPUS
 
 PODS = tuple(IPUS)
 

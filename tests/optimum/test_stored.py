@@ -10,7 +10,7 @@ from hypothesis import given
 
 import poptorch
 from ipu_dynamo.optimum import IPU_CONFIG_NAME, IncompatibleIPUConfigError, IPUConfig
-from ipu_dynamo.optimum.fields import fields_of
+from ipu_dynamo.optimum.values.fields import fields_of
 from tests.optimum.test_pod_types import configs
 
 FILES = sorted((Path(__file__).parent / "files").glob("*.json"))

@@ -14,6 +14,7 @@ from ipu_dynamo import (
     BeginBlock,
     CompileError,
     Options,
+    StageSpec,
     Strategy,
     compile_inference,
     compile_training,
@@ -44,7 +45,8 @@ CLEAN = "CopySourceLines"  # from here on every operator has a line again
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(3, 4), BeginBlock(nn.Linear(4, 2), "second", 1)
+        self.first = BeginBlock(nn.Linear(3, 4), "first", 0)
+        self.second = BeginBlock(nn.Linear(4, 2), "second", 1)
 
     def forward(self, x, y):
         return F.mse_loss(self.second(F.dropout(self.first(x), 0.5)), y)
@@ -61,6 +63,13 @@ class WithoutBlocks(nn.Module):
 
 BALANCED = {
     "strategy": Strategy("pipelined", ipus=2, costs=((1.0, 1.0),) * 5, schedule="zero_bubble"),
+    "gradient_accumulation": 3,
+    "workers": 1,
+}
+KEPT = {
+    "strategy": Strategy(
+        "pipelined", stages=(StageSpec(("first",)), StageSpec(("second",))), keep_stages=True
+    ),
     "gradient_accumulation": 3,
     "workers": 1,
 }
@@ -95,6 +104,11 @@ def through_dynamo(options=None):
 def balanced(options=None):
     """No block is given: stages are chosen, and gradients of weights wait."""
     return trained({**BALANCED, **(options or {})}, WithoutBlocks)
+
+
+def kept(options=None):
+    """Stages stay as they are listed."""
+    return trained({**KEPT, **(options or {})})
 
 
 def in_micro_batches(options=None):
@@ -159,6 +173,7 @@ def dynamo_steps(*, micro_batches=False):
 RUNS = {  # ways to compile that have every pass between them
     trained: names_of(training_steps(Options())),
     balanced: names_of(training_steps(Options(**BALANCED))),
+    kept: names_of(training_steps(Options(**KEPT))),
     through_dynamo: names_of(dynamo_steps()),
     in_micro_batches: names_of([*dynamo_steps(micro_batches=True), *pipeline.split_passes()]),
 }
@@ -171,20 +186,22 @@ def test_every_step_is_dumped_under_its_name(dumped):
     assert list(graphs) == [
         "000_training",
         "001_training",
-        "002_captured",
-        "003_joint",
-        "004_forward",
-        "005_backward",
-        "006_captured",
-        "007_joint",
-        "008_forward",
-        "009_forward_before",
-        "010_forward_loop",
-        "011_backward",
-        "012_backward_loop",
+        "002_training",
+        "003_captured",
+        "004_joint",
+        "005_forward",
+        "006_backward",
+        "007_captured",
+        "008_joint",
+        "009_forward",
+        "010_forward_before",
+        "011_forward_loop",
+        "012_backward",
+        "013_backward_loop",
     ]
     assert graphs["000_training"] == ["traced", *RUNS[trained]]
     assert graphs["001_training"] == ["traced", *RUNS[balanced]]
+    assert graphs["002_training"] == ["traced", *RUNS[kept]]
     seen = {name for names in graphs.values() for name in names}
     assert set(NAMES) <= seen
 
@@ -224,7 +241,7 @@ def test_a_step_can_be_left_out_or_says_why_not(step):
         return
     for run in runs_with(step.name):
         found, expected = run(options), result_of(run)
-        if run in (trained, balanced):
+        if run in (trained, balanced, kept):
             assert step.name not in names_of(found.explain().passes)
             found, expected = found.model, expected.model
         for one, other in zip(found.parameters(), expected.parameters(), strict=True):

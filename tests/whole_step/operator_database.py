@@ -3,15 +3,20 @@
 Each operator stands between a trainable scale of its inputs and the loss.
 
 Usage: python -m tests.whole_step.operator_database [NAME ...]
-       [--samples N] [--every N] [--dtypes D ...]
+       [--samples N] [--every N] [--dtypes D ...] [--out FILE]
+What the file has is not run again.
 """
 
 import argparse
 import copy
 import itertools
+import json
+import signal
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +28,7 @@ from ipu_dynamo import Options
 from tests.torch_compile.database import database
 
 DTYPES = ("float32", "float16", "int32", "bool")
+SECONDS = 60  # that a sample may take
 OPERATORS = {info.formatted_name: info for info in database.op_db}
 # What the database seeds inside an operator is the caller's to seed.
 database.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
@@ -87,17 +93,54 @@ def check(name: str, dtype: str, *, count: int = 1) -> None:
     Raises:
         NotInEagerError: there is nothing to compare with.
     """
+    models = _models(name, dtype, count)
+    for model in models:
+        _check(model, dtype)
+
+
+def outcomes(name: str, dtype: str, count: int) -> Iterator[tuple[str, str]]:
+    """What becomes of each sample, `passed`, `failed` or `not in eager`, and why."""
+    try:
+        models = _models(name, dtype, count)
+    except Exception as error:
+        yield "not in eager", _line(error)
+        return
+    for model in models:
+        signal.alarm(SECONDS)
+        try:
+            _check(model, dtype)
+            yield "passed", ""
+        except NotInEagerError as error:
+            yield "not in eager", _line(error)
+        except Exception as error:
+            yield "failed", f"{type(error).__name__}: {_line(error)}"
+        finally:
+            signal.alarm(0)
+
+
+def _models(name: str, dtype: str, count: int) -> list[Scaled]:
     models = [Scaled(OPERATORS[name], sample) for sample in samples(name, dtype, count)]
     if not any(model.tensors for model in models):
         raise NotInEagerError("no sample has dense tensors with elements")
-    for model in models:
-        plain = copy.deepcopy(model)
-        expected = _eager(plain)
-        step = ipu_dynamo.compile_training(
-            model, torch.optim.SGD([model.scale], lr=0.01), Options(engine="eager")
-        )
-        found = step(*[tensor.clone() for tensor in model.tensors])
-        _compare((*found, model.scale.detach()), (*expected, plain.scale.detach()), dtype)
+    return models
+
+
+def _check(model: Scaled, dtype: str) -> None:
+    plain = copy.deepcopy(model)
+    expected = _eager(plain)
+    step = ipu_dynamo.compile_training(
+        model, torch.optim.SGD([model.scale], lr=0.01), Options(engine="eager")
+    )
+    found = step(*[tensor.clone() for tensor in model.tensors])
+    _compare((*found, model.scale.detach()), (*expected, plain.scale.detach()), dtype)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or traceback.format_exc()[-200:]
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {SECONDS} s")
 
 
 def _eager(plain: Scaled) -> Any:
@@ -132,29 +175,40 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def main() -> None:
-    """Say of each operator and type whether its samples pass, and count."""
+    """Say how many samples of each operator and type pass, why others do not, and count."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument(
-        "--dtypes", nargs="*", default=[str(d).removeprefix("torch.") for d in DTYPES]
-    )
+    parser.add_argument("--dtypes", nargs="*", default=DTYPES)
+    parser.add_argument("--out", type=Path, help="a line of JSON for each operator and type")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _too_long)
+    done: dict[tuple[str, str], dict[str, int]] = {}
+    if arguments.out and arguments.out.exists():
+        records = map(json.loads, arguments.out.read_text().splitlines())
+        done = {(record["dtype"], record["name"]): record["counts"] for record in records}
     for dtype in arguments.dtypes:
-        counts: Counter[str] = Counter()
+        total: Counter[str] = Counter()
         for name in arguments.names or names_with(dtype)[:: arguments.every]:
-            try:
-                check(name, dtype, count=arguments.samples)
-                counts["passed"] += 1
-            except NotInEagerError:
-                counts["not in eager"] += 1
-            except Exception as error:
-                counts["failed"] += 1
-                text = " ".join(str(error).split())[:160] or traceback.format_exc()[-160:]
-                print(f"{dtype} {name}: {type(error).__name__}: {text}", flush=True)
-        print(dtype, dict(counts), flush=True)
+            counts = done.get((dtype, name))
+            total.update(_recorded(name, dtype, arguments) if counts is None else counts)
+        print(dtype, dict(total), flush=True)
+
+
+def _recorded(name: str, dtype: str, arguments: argparse.Namespace) -> dict[str, int]:
+    """The counts of an operator, printed and written."""
+    results = list(outcomes(name, dtype, arguments.samples))
+    counts = Counter(kind for kind, _ in results)
+    reasons = Counter(text for kind, text in results if kind == "failed")
+    for text, count in reasons.items():
+        print(f"{dtype} {name}: {count} of {len(results)}: {text}", flush=True)
+    if arguments.out:
+        record = {"dtype": dtype, "name": name, "counts": counts, "reasons": reasons}
+        with arguments.out.open("a") as file:
+            print(json.dumps(record), file=file)
+    return dict(counts)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.library.shipped import COLLECTIVES, SHIPPED
-from ipu_dynamo.ops.narrowing import NARROW
+from ipu_dynamo.ops.precision.narrowing import NARROW
 
 Gradient = Callable[..., Sequence[Tensor | None]]
 

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
 from torch.fx.proxy import _register_stack_trace_anchor as quote_source_of
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
@@ -57,6 +58,7 @@ __all__ = [
     "seen_as_compiling",
     "to_fake",
     "trace_once",
+    "unrecorded",
 ]
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
@@ -114,6 +116,20 @@ def moved(
             ).requires_grad_(fake.requires_grad)
             for fake in fakes
         ]
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Run without gradients and outside of all modes: a trace that is going on notices nothing.
+
+    A trace would record even that gradients are switched off.
+    """
+    with ExitStack() as stack:
+        for _ in _get_current_function_mode_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        stack.enter_context(outside_modes())
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 def trace_once(

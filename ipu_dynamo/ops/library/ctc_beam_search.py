@@ -53,7 +53,7 @@ def _search(
     ended = torch.arange(time)[:, None] >= lengths
     steps = steps.masked_fill(ended[:, :, None], _NOTHING)
     steps[:, :, blank].masked_fill_(ended, 0.0)
-    known = Prefixes(batch, classes)
+    known = Prefixes(batch, classes, batch * (1 + time * beam_width))
     beams = _first(known, batch, beam_width)
     pairs = _promising(beam_width, classes - 1)
     for step in steps:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import has_side_effect
 
-from ipu_dynamo.ops.narrowing import NARROW
+from ipu_dynamo.ops.precision.narrowing import NARROW
 
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("host_call(Tensor[] tensors, str function, str[] results) -> Tensor[]")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 NO_PREFIX, UNUSED = 0, 1  # what an empty prefix extends, and what stands in a free place
-_FIRST_SIZE = 1 << 12  # of the table, a power of two
+_LARGEST_FIRST = 1 << 19  # prefixes that there is room for at once: 48 MiB
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 over the golden ratio: it spreads close keys
 
 
@@ -18,6 +18,7 @@ class Prefixes:
     Args:
         batch: how many sequences there are; each has an empty prefix of its own.
         classes: labels are smaller.
+        expected: how many prefixes there may be in all; if there are more, room is made for them.
 
     Attributes:
         empty: the empty prefixes.
@@ -25,16 +26,22 @@ class Prefixes:
             long it is.
     """
 
-    def __init__(self, batch: int, classes: int) -> None:
+    def __init__(self, batch: int, classes: int, expected: int) -> None:
         self._classes = classes
         self.empty = torch.arange(2, 2 + batch)
         self._count = 2 + batch
-        self.parents = torch.zeros(self._count, dtype=torch.int64)
-        self.labels = torch.full((self._count,), -1)
-        self.lengths = torch.zeros(self._count, dtype=torch.int64)
-        self._places = torch.full((self._count,), -1)
-        self._keys = torch.full((_FIRST_SIZE,), -1)
-        self._numbers = torch.zeros(_FIRST_SIZE, dtype=torch.int64)
+        # Memory that is never touched costs nothing, and a table that grows is written anew.
+        room = max(self._count, min(expected, _LARGEST_FIRST))
+        self.parents = torch.empty(room, dtype=torch.int64)
+        self.labels = torch.empty(room, dtype=torch.int64)
+        self.lengths = torch.empty(room, dtype=torch.int64)
+        self.parents[: self._count] = NO_PREFIX
+        self.labels[: self._count] = -1
+        self.lengths[: self._count] = 0
+        self._places = torch.full((room,), -1)
+        size = 1 << (2 * room).bit_length()
+        self._keys = torch.full((size,), -1)
+        self._numbers = torch.empty(size, dtype=torch.int64)
 
     def extended(self, prefixes: Tensor, labels: Tensor) -> Tensor:
         """The numbers of different prefixes with one more label; all one-dimensional."""
@@ -77,10 +84,10 @@ class Prefixes:
         return slots, new.nonzero().squeeze(1)
 
     def _make_room(self, more: int) -> None:
-        """Keep three quarters of the table free, and have memory for further prefixes."""
+        """Keep half of the table free, and have memory for further prefixes."""
         needed = self._count + more
-        if needed * 4 > (size := len(self._keys)):
-            while needed * 4 > size:
+        if needed * 2 > (size := len(self._keys)):
+            while needed * 2 > size:
                 size *= 2
             known = self._keys >= 0
             keys, numbers = self._keys[known], self._numbers[known]

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from ipu_dynamo.saved_model.command.convert_command import add_convert
 from ipu_dynamo.saved_model.command.run_command import add_run
 from ipu_dynamo.saved_model.command.show_command import add_show
 
@@ -46,9 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--traceback", action="store_true", help="print where an error comes from")
     parser = argparse.ArgumentParser(
-        prog="ipu-saved-model", description="Show and run saved programs.", allow_abbrev=False
+        prog="ipu-saved-model",
+        description="Show, run and convert saved programs.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command")
     add_show(commands, common)
     add_run(commands, common)
+    add_convert(commands, common)
     return parser

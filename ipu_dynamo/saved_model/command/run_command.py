@@ -2,6 +2,7 @@
 
 import argparse
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from torch import Tensor, fx
 
 from ipu_dynamo.saved_model.command.result_files import check_free, write_results
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
+from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings, checked_settings
+from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
 from ipu_dynamo.saved_model.directory import SavedPrograms
+from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, can_cast
 from ipu_dynamo.saved_model.feeds.array_calls import to_array
 from ipu_dynamo.saved_model.feeds.array_files import read_array
 from ipu_dynamo.saved_model.feeds.examples import read_examples
 from ipu_dynamo.saved_model.feeds.expressions import evaluate
 from ipu_dynamo.saved_model.feeds.pairs import split_pairs
 from ipu_dynamo.saved_model.signature import Signature
-from ipu_dynamo.saved_model.tensor_spec import DTYPES, can_cast
 
 
 def add_run(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -41,6 +44,19 @@ def add_run(commands: Any, common: argparse.ArgumentParser) -> None:
         "--tf_debug", action="store_true", help="print every node's result as it is computed"
     )
     parser.add_argument("--worker", default="", help="'' or local: nothing is run elsewhere")
+    parser.add_argument(
+        "--init_ipu",
+        action="store_true",
+        help="configure the IPUs by the options that follow, not by what was saved",
+    )
+    parser.add_argument("--num_ipus", type=int, help="how many IPUs there are (default: 1)")
+    for kind in ("matmul", "conv"):
+        parser.add_argument(
+            f"--{kind}_amp", type=float, help="available memory proportion (default: 0.6)"
+        )
+        parser.add_argument(
+            f"--{kind}_partial_type", help="partial sums: float or half (default: float)"
+        )
     parser.set_defaults(do=run, check=lambda options: "")
 
 
@@ -57,8 +73,11 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--worker {options.worker!r}: only '' and 'local' are there")
     if not (options.inputs or options.input_exprs or options.input_examples):
         raise AttributeError("no inputs: give --inputs, --input_exprs or --input_examples")
+    settings = _settings(options)
     programs = SavedPrograms(options.dir, trust=options.trust)
     with programs.signature(tags_of(options.tag_set), options.signature_def) as signature:
+        if options.init_ipu and isinstance(signature, ConvertedSignature):
+            signature.configure(settings)
         arrays = _arrays(options, signature)
         outdir = Path(options.outdir) if options.outdir else None
         if outdir is not None:
@@ -73,6 +92,13 @@ def run(options: argparse.Namespace) -> None:
         print(f"Result for output key {name}:\n{value}")
     if outdir is not None:
         write_results(outdir, values)
+
+
+def _settings(options: argparse.Namespace) -> IpuSettings:
+    """The settings of IPUs that the options give, checked whether they are used or not."""
+    names = (field.name for field in fields(IpuSettings))
+    given = {name: getattr(options, name) for name in names}
+    return checked_settings(**{name: v for name, v in given.items() if v is not None})
 
 
 def _arrays(options: argparse.Namespace, signature: Signature) -> dict[str, Any]:

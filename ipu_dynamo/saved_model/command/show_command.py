@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
+from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
 from ipu_dynamo.saved_model.directory import SavedPrograms
-from ipu_dynamo.saved_model.node_names import Group, operators
+from ipu_dynamo.saved_model.exported.node_names import Group, operators
+from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_of
 from ipu_dynamo.saved_model.signature import Signature
-from ipu_dynamo.saved_model.tensor_spec import TensorSpec, spec_of
 
 
 def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def show(options: argparse.Namespace) -> None:
     tags = tags_of(options.tag_set or "")
     if options.nodes:
         with programs.signature(tags, options.signature_def) as signature:
-            nodes = [node_json(group) for group in signature.groups()]
+            nodes = nodes_json(signature)
         _print(options.json, nodes, [_node_line(node) for node in nodes])
     elif options.list_ops:
         keys = [options.signature_def] if options.signature_def else programs.keys(tags)
@@ -107,8 +108,24 @@ def _spec(spec: TensorSpec) -> str:
     return f"{spec.dtype} [{sizes}]"
 
 
+def nodes_json(signature: Signature) -> list[dict[str, Any]]:
+    """The nodes of a signature, with where a conversion has put them; for the call of an executable
+    the nodes that were compiled."""
+    call = ["ipu.run_executable.default"]
+    nodes = [node_json(group) for group in signature.groups() if operators(group) != call]
+    if (placement := signature.placement) is not None:
+        stages, devices = placement.pipeline_mapping or {}, placement.nodes
+        for node in nodes:
+            name = node["name"]
+            node["device"] = devices.get(name, "host")
+            node["ipu"], node["stage"] = placement.ipu.get(name), stages.get(name)
+    if isinstance(signature, ConvertedSignature):
+        nodes += signature.compiled_nodes()
+    return nodes
+
+
 def node_json(group: Group) -> dict[str, Any]:
-    """A group as `show --nodes --json` has it."""
+    """A group as `show --nodes --json` has it, on the host."""
     value = group.value.meta.get("val")
     spec = spec_of(0, value) if isinstance(value, Tensor) else None
     names = operators(group)
@@ -129,4 +146,6 @@ def _node_line(node: dict[str, Any]) -> str:
     sizes = ["?" if size is None else str(size) for size in node["shape"] or ()]
     kind = "number" if node["dtype"] is None else f"{node['dtype']} [{', '.join(sizes)}]"
     what = node["op"] or node["kind"]
-    return "  ".join([node["name"], node["fx_name"], what, kind, node["device"]])
+    place = node["device"] if node["ipu"] is None else f"{node['device']} {node['ipu']}"
+    place += "" if node["stage"] is None else f" stage {node['stage']}"
+    return "  ".join([node["name"], node["fx_name"], what, kind, place])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ipu_dynamo.saved_model.files.json_values import parse_json
 from ipu_dynamo.saved_model.gate.refusal import Refusal, damaged
 from ipu_dynamo.saved_model.gate.zip_members import in_one_folder, read_members
-from ipu_dynamo.saved_model.json_values import parse_json
 from ipu_dynamo.saved_model.private.loaded_program import (
     build_program,
     sample_inputs,

@@ -4,9 +4,9 @@ imported by a name."""
 import json
 from typing import Any
 
+from ipu_dynamo.saved_model.files.json_values import parse_json
 from ipu_dynamo.saved_model.gate.names import check_identifier
 from ipu_dynamo.saved_model.gate.refusal import Refusal, damaged
-from ipu_dynamo.saved_model.json_values import parse_json
 
 _SEQUENCES = ("builtins.tuple", "builtins.list")
 _VERSION = 1

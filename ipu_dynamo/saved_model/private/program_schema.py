@@ -17,12 +17,12 @@ from typing import Annotated, Any
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
+from ipu_dynamo.saved_model.files.json_values import parse_json
 from ipu_dynamo.saved_model.gate.names import check_identifier, check_qualified_name
 from ipu_dynamo.saved_model.gate.operators import WITH_GRAPHS, check_operator
 from ipu_dynamo.saved_model.gate.refusal import Refusal, damaged
 from ipu_dynamo.saved_model.gate.size_expressions import checked
 from ipu_dynamo.saved_model.gate.tree_specs import checked_spec
-from ipu_dynamo.saved_model.json_values import parse_json
 
 SCHEMA_MAJOR = schema.SCHEMA_VERSION[0]
 _KEPT = ("stack_trace", "nn_module_stack", "torch_fn")  # of a node's metadata, and `custom`

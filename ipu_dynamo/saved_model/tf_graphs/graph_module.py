@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipu_dynamo.saved_model.node_names import NAME
+from ipu_dynamo.saved_model.exported.node_names import NAME
 from ipu_dynamo.saved_model.tf_graphs.constants import constant_tensor
 from ipu_dynamo.saved_model.tf_graphs.flatten import TfNode
 from ipu_dynamo.saved_model.tf_graphs.operators.registry import PAIRS, Call, HostInts

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from ipu_dynamo.saved_model.index import SignatureEntry
-from ipu_dynamo.saved_model.node_names import NAME, name_calls
-from ipu_dynamo.saved_model.program_interface import tensor_inputs, tensor_outputs
+from ipu_dynamo.saved_model.exported.node_names import NAME, name_calls
+from ipu_dynamo.saved_model.exported.program_interface import tensor_inputs, tensor_outputs
+from ipu_dynamo.saved_model.files.index import SignatureEntry
 from ipu_dynamo.saved_model.tf_graphs.dtypes import STRING, torch_dtype
 from ipu_dynamo.saved_model.tf_graphs.features import FEATURES
 from ipu_dynamo.saved_model.tf_graphs.flatten import Flattening, TfNode

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.trace import Arguments
 from ipu_dynamo.errors import InputError
-from ipu_dynamo.ops.narrowing import narrowed, tell_of_lost_values
+from ipu_dynamo.ops.precision.narrowing import narrowed, tell_of_lost_values
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.execute.executable import Executable

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import InputError
-from ipu_dynamo.ops.narrowing import tell_of_lost_values
+from ipu_dynamo.ops.precision.narrowing import tell_of_lost_values
 from ipu_dynamo.program import (
     AdjustLossScale,
     JointUpdate,

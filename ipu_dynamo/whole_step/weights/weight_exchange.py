@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-import torch
 from torch import Tensor
 
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.errors import InputError, IpuError, UpdateError
+from ipu_dynamo.program.ir.writes import WriteBuffer
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, states_of
@@ -36,9 +36,13 @@ class WeightExchange(CompiledState):
 
     @property
     def written(self) -> frozenset[str]:
-        """Which of `weights` a call may change: what the optimiser updates, and buffers."""
+        """Which of `weights` a call may change: what the optimiser or the model updates, and
+        buffers."""
         program = self.program
         updated = [name for update in updates(program) for name in update.parameters]
+        for instruction in program.walk():
+            if isinstance(instruction, WriteBuffer):
+                updated += instruction.variables  # frozen parameters too
         return frozenset((*updated, *(v.name for v in program.variables if v.kind == "buffer")))
 
     @property
@@ -113,7 +117,7 @@ class WeightExchange(CompiledState):
         if to_model:
             executable.check_update()
         written = []
-        with torch.no_grad(), outside_modes():  # Python may free an executor within a trace
+        with unrecorded():  # Python may free an executor within a trace
             for variable in compiled.program.variables:
                 if variable.kind not in ("parameter", "buffer"):
                     continue

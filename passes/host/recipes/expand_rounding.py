@@ -11,7 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor, fx
 
-from ipu_dynamo.ops.stochastic_rounding import round_stochastically, round_stochastically_op
+from ipu_dynamo.ops.precision.stochastic_rounding import (
+    round_stochastically,
+    round_stochastically_op,
+)
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.passes.host.recipes.write_operators import written
 from ipu_dynamo.program import Function, HostProgram, make_function

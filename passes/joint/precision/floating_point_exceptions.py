@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops.float_check import Kind, check
 from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level

@@ -3,8 +3,9 @@
 Before   %y: f16[m,n] = aten.addmm(%bias, %a, %b)
 After    %p: f16[m,n] = ipu.half_partials_matmul(%a, %b, 64);  %y: f16[m,n] = aten.add(%p, %bias)
 Keeps    stages, source lines, shapes, groups; products of float32. Values change, as is asked:
-         `ops/half_partial_sums.py` says how, and how far they can be from the exact ones. Recurrent
-         layers keep partial sums of float32: the options speak of matmuls and convolutions.
+         `ops/precision/half_partial_sums.py` says how, and how far they can be from the exact
+         ones. Recurrent layers keep partial sums of float32: the options speak of matmuls and
+         convolutions.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
 """
 
@@ -17,7 +18,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops import half_partial_sums as ops
+from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.levels import Level

@@ -23,9 +23,9 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.recurrent.pairs import RECURRENT
-from ipu_dynamo.ops.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing

@@ -113,13 +113,15 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
     if strategy.kind != "sharded":
         _check_order(ranks, "phase" if strategy.phased else "pipeline stage")
     order = sorted(set(ranks.values())) or [(0, 0)]
-    dense = _merge(order, ipus, apart=strategy.phased)
+    if strategy.keep_stages:
+        _check_used(order, strategy)
+    dense = _merge(order, ipus, apart=strategy.phased or strategy.keep_stages)
     return Placed(
         stages={node: dense[rank] for node, rank in ranks.items()},
         ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
         phases={dense[rank]: rank[0] for rank in order} if strategy.phased else {},
         markers=tuple(markers),
-        pipeline_stages=sizes.visits + 1,
+        pipeline_stages=len(strategy.stages) if strategy.keep_stages else sizes.visits + 1,
     )
 
 
@@ -139,6 +141,8 @@ def pipeline_stages(graph: fx.Graph, strategy: Strategy) -> int:
     """Forward stages of the pipeline that `graph` would be. Reads the graph, changes nothing."""
     if strategy.ipus is not None:
         return strategy.ipus
+    if strategy.keep_stages:
+        return len(strategy.stages)
     blocks, sizes = Blocks(strategy), _Sizes()
     for marker in graph.find_nodes(op="call_function", target=begin_block):
         sizes.begin(blocks.begin(marker).ipu)
@@ -152,6 +156,7 @@ def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:
     for marker in placed.markers:
         capture.graph.graph.erase_node(marker)
     capture.ipus = dict(placed.ipus)
+    capture.keeps_stages = strategy.keep_stages
     if placed.phases:
         numbers = PhaseNumbers.of(strategy)
         capture.phases = {
@@ -230,7 +235,7 @@ def _example(node: object) -> object:
 
 
 def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Rank, int]:
-    """Number the used stages from 0; neighbours on one IPU are one, unless phases keep `apart`."""
+    """Number the used stages from 0; neighbours on one IPU are one, unless kept `apart`."""
     dense: dict[Rank, int] = {}
     last: Rank | None = None
     for rank in order:
@@ -239,6 +244,18 @@ def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Ran
         dense[rank] = len(set(dense.values())) - (1 if same else 0)
         last = rank
     return dense
+
+
+def _check_used(order: list[Rank], strategy: Strategy) -> None:
+    """Raise when a stage that is to be kept has no operator."""
+    used = {number for number, _ in order}
+    for number, stage in enumerate(strategy.stages):
+        if number not in used:
+            raise CompileError(
+                f"stage {number} has no operators; its blocks are {list(stage.blocks)}",
+                hint="leave the stage out, or leave keep_stages out",
+                id="block",
+            )
 
 
 def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:

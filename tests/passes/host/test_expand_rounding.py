@@ -6,7 +6,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from ipu_dynamo import compile_inference
-from ipu_dynamo.ops.stochastic_rounding import round_stochastically_op
+from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.passes.host.recipes.expand_rounding import apply
 from ipu_dynamo.program import make_function
 

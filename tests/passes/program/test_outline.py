@@ -21,7 +21,7 @@ from ipu_dynamo import (
     compile_training,
 )
 from ipu_dynamo.options import OptionError
-from ipu_dynamo.passes.program.repeats import LEAST, find_runs
+from ipu_dynamo.passes.graph.repeats import LEAST, find_runs
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.testing import Placement, assert_same_bits, assert_same_training, recipes

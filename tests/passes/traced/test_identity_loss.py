@@ -87,8 +87,55 @@ def test_loss_feeds_another_also_through_a_change_in_place():
 
 
 def test_factor_after_a_torch_loss_is_not_differentiated():
-    node, _ = loss_of(lambda x, y: F.mse_loss(x, y) * 100, X, Y)
+    with pytest.warns(UserWarning, match=r"minimises %mse_loss .*, and not the returned %mul "):
+        node, _ = loss_of(lambda x, y: F.mse_loss(x, y) * 100, X, Y)
     assert node.target is torch.ops.aten.mse_loss.default
+
+
+class Scaled(torch.nn.Module):
+    """A model whose result is made of a loss by `then`, with a parameter of its own."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.scale, self.then = torch.nn.Parameter(torch.ones(3)), then
+
+    def forward(self, x, y):
+        return self.then(self, F.mse_loss(x * self.scale, y, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda m, loss: (loss * (loss > 0)).sum() / loss.numel(),
+        lambda m, loss: loss.mean(),
+        lambda m, loss: (loss, loss.mean() + m.scale.square().sum()),
+        lambda m, loss: (loss.detach(), (loss * m.scale).sum()),
+    ],
+)
+def test_a_result_past_the_loss_is_told_with_its_line(then):
+    with pytest.warns(UserWarning, match=r"test_identity_loss.py:\d+[\s\S]*identity_loss\(value"):
+        loss_of(Scaled(then), X, Y)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda m, loss: loss,
+        lambda m, loss: loss.half().view(-1),
+        lambda m, loss: (loss, loss.mean().exp()),
+        lambda m, loss: loss.detach().mean() + m.scale.sum(),
+        lambda m, loss: (loss > 0).sum(),
+        lambda m, loss: m.scale.sum(),
+    ],
+)
+def test_other_results_beside_the_loss_are_not_told(then, recwarn):
+    loss_of(Scaled(then), X, Y)
+    assert not recwarn.list
+
+
+def test_a_named_loss_is_meant(recwarn):
+    loss_of(Scaled(lambda m, loss: (loss.mean(), loss.mean() * 2)), X, Y, output=0)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from ipu_dynamo import CompiledModel, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.ops.narrowing import NARROW
+from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.testing import assert_close
 from tests.properties.evaluate import check

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import poptorch
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
@@ -264,6 +265,27 @@ def test_an_executor_that_is_freed_while_another_model_is_traced_brings_its_weig
     (function,) = traced._executable.program.functions
     assert [str(node.target) for node in function.operators] == ["aten.add.Tensor"]
     assert trained.w != Weighted().w
+
+
+def test_freeing_an_executor_calls_no_mode_of_a_trace_that_has_not_begun(monkeypatch):
+    """A trace before autograd would record even that gradients are switched off."""
+    raised, seen = [], []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+
+    class Unready(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            raise AttributeError("no graph yet")
+
+    model = Weighted()
+    trained = poptorch.trainingModel(model)
+    trained(ONE)
+    with Unready():
+        del trained
+        gc.collect()
+    assert not raised
+    assert not seen
+    assert model.w != Weighted().w
 
 
 def test_ipus_on_demand_are_reserved_after_compiling():

@@ -138,7 +138,7 @@ def test_accumulation_types_are_float_or_half(cls):
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, optim.AdamW])
 def test_a_norm_that_is_no_number_is_refused(cls):
     assert cls(parameters(), lr=0.1, max_grad_norm=2.0).max_grad_norm == 2.0
-    with pytest.raises(ValueError, match="max_grad_norm is NaN"):
+    with pytest.raises(poptorch.Error, match="Maximum norm of gradients cannot be NaN"):
         cls(parameters(), lr=0.1, max_grad_norm=math.nan)
 
 

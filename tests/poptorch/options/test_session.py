@@ -6,12 +6,13 @@ import re
 import pytest
 import torch
 
+import popart
 import poptorch
-from poptorch.options.session import _KEYS, check_session, popart_keys
+from poptorch.options.session import _ENUMERATIONS, _KEYS, check_session, popart_keys
 
 VALUES = {
     "bool": [True],
-    "uint64": [3],
+    "uint64": [1],
     "floating point": [0.5],
     "string": ["text"],
     "set / vector": [["a", 1], {"a"}, ("a",), []],
@@ -61,6 +62,18 @@ def test_wrong_settings_are_taken_first_and_refused_by_the_compilation(key, valu
     assert options._Popart.set(key, value) is options._Popart
     with pytest.raises(poptorch.Error, match=text):
         poptorch.poptorch_core._validateOptions(options.toDict())
+
+
+@pytest.mark.parametrize("key", _ENUMERATIONS)
+def test_an_enumeration_takes_the_numbers_of_its_members_only(key):
+    name, numbers = _ENUMERATIONS[key]
+    members = [int(member) for member in getattr(popart, name)]
+    assert members == list(numbers)
+    for number in members:
+        check_session({key: number})
+    for number in (-1, len(members)):
+        with pytest.raises(poptorch.Error, match=f"Value for {name} out of range"):
+            check_session({key: number})
 
 
 def test_a_call_that_compiles_checks_every_setting():

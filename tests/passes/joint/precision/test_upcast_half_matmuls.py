@@ -9,8 +9,8 @@ from torch import nn
 
 from ipu_dynamo import Block, Options, compile_inference, compile_training
 from ipu_dynamo.capture.capture import STAGE
-from ipu_dynamo.ops import half_partial_sums as ops
 from ipu_dynamo.ops.marks.markers import identity_loss
+from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
 from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
 

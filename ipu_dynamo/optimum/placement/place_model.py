@@ -1,0 +1,213 @@
+"""Place a model on IPUs as a configuration says, without changing its class, and undo that."""
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ipu_dynamo import blocks
+from ipu_dynamo.optimum.checkpoint import recomputation_checkpoint
+from ipu_dynamo.optimum.config import IPUConfig
+from ipu_dynamo.optimum.layer_counts import get_layer_ipu
+from ipu_dynamo.optimum.placement.block_placement import Part, Placed, place
+from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
+from ipu_dynamo.optimum.placement.layer_plans import plan_for
+from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls
+from ipu_dynamo.optimum.serialized.serialize import Swaps, choose, put_in, take_out
+
+log = logging.getLogger(__name__)
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+@dataclass
+class _Changes:
+    """What `parallelize` has done to a model."""
+
+    handles: list[RemovableHandle] = field(default_factory=list)
+    swaps: Swaps = field(default_factory=Swaps)
+
+    def undo(self, model: nn.Module, *, weights: bool) -> None:
+        """Take it all back.
+
+        Args:
+            weights: parts may have been trained: the whole layers get their weights.
+        """
+        for handle in self.handles:
+            handle.remove()
+        take_out(model, self.swaps, weights=weights)
+
+
+# Kept beside the models: none of them has an attribute more.
+_parallelized: "WeakKeyDictionary[nn.Module, _Changes]" = WeakKeyDictionary()
+
+
+class _Calls:
+    """Counts the calls of modules in one forward pass. The hook that begins the count."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.counts.clear()
+
+    def next(self, name: str) -> int:
+        """How often `name` has been called in this pass, with this call."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return self.counts[name]
+
+
+class _StartAtEachCall(blocks.BlockStart):
+    """Begins another block at each call: a pipeline that comes back to an IPU goes on there."""
+
+    def __init__(self, name: str, ipu: int, calls: _Calls) -> None:
+        super().__init__(name, ipu)
+        self._calls = calls
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        call = self._calls.next(self.name)
+        blocks.begin(self.name if call == 1 else f"{self.name}/{call}", self.ipu_id)
+
+
+def parallelize(
+    model: _Model,
+    ipu_config: Any,
+    layers: str | Sequence[str] | None = None,
+    sample: Sample | None = None,
+) -> _Model:
+    """Place a model's layers on IPUs, in place; `deparallelize` undoes it.
+
+    The lists of layers are found by rule. Tied heads, and embeddings that a decoder shares, are on
+    the IPU of their table. The table of parts and IPUs is logged.
+
+    Args:
+        model: one of transformers, or any module with lists of layers.
+        ipu_config: an IPUConfig; the fields of its mode count.
+        layers: the path of the list, or several in the order in which they run.
+        sample: arguments of a call with one micro-batch: lists are then ordered by their calls,
+            and "auto" can be planned.
+
+    Returns:
+        the model.
+
+    Raises:
+        RuntimeError: it is parallelized already, or a copy of a model that was.
+        ValueError: no list of layers, or several that may be meant; what the configuration asks
+            for cannot be. The model is as before.
+        IncompatibleIPUConfigError: the configuration's layers are not those of the model.
+    """
+    if model in _parallelized:
+        raise RuntimeError(
+            f"this {type(model).__name__} is parallelized already: call deparallelize(model) first"
+        )
+    _check_no_copy(model)
+    own = own_config(ipu_config)
+    config = copy.copy(own._plain())  # "auto" is replaced in it alone until nothing can fail
+    lists = find_layer_lists(model, layers)
+    if sample is not None and layers is None and len(lists) > 1:
+        lists = in_order_of_calls(model, lists, sample)
+    auto = config._layers_per_ipu == "auto"
+    if auto:
+        config._layers_per_ipu = plan_for(model, lists, sample, config).layers_per_ipu
+    changes = _Changes()
+    try:
+        placed = _apply(model, lists, config, changes)
+    except BaseException:
+        changes.undo(model, weights=False)
+        raise
+    _parallelized[model] = changes
+    if auto:
+        own._layers_per_ipu = config._layers_per_ipu
+    log.info("%s\n%s", type(model).__name__, table(placed.parts))
+    return model
+
+
+def _apply(
+    model: nn.Module, lists: Sequence[LayerList], config: IPUConfig, changes: _Changes
+) -> Placed:
+    numbered = [layer for one in lists for layer in one.layers]
+    ipus = get_layer_ipu(config, numbered)
+    choice = choose(model, config)
+    put_in(model, choice, changes.swaps)
+    placed = place(model, lists, ipus, choice)
+    calls = _Calls()
+    changes.handles.append(model.register_forward_pre_hook(calls))
+    for begin in placed.begins:
+        if blocks.begins_block(begin.module):
+            raise ValueError(
+                f"{begin.name} begins a block already: remove that first "
+                "(ipu_dynamo.blocks.remove_blocks)"
+            )
+        hook: blocks.BlockStart = blocks.BlockStart(begin.name, begin.ipu)
+        if begin.each_call:
+            hook = _StartAtEachCall(begin.name, begin.ipu, calls)
+        changes.handles.append(begin.module.register_forward_pre_hook(hook))
+    if config.recompute_checkpoint_every_layer:
+        changes.handles += [recomputation_checkpoint(layer) for layer in numbered]
+    return placed
+
+
+def deparallelize(model: _Model) -> _Model:
+    """Undo `parallelize`: classes, attributes and hooks are those of before, weights those of now.
+
+    Raises:
+        RuntimeError: the model is not parallelized.
+    """
+    changes = _parallelized.pop(model, None)
+    if changes is None:
+        _check_no_copy(model)
+        raise RuntimeError(f"this {type(model).__name__} is not parallelized")
+    changes.undo(model, weights=True)
+    return model
+
+
+def _check_no_copy(model: nn.Module) -> None:
+    """Refuse the copy of a parallelized model: its hooks are there, what they replaced is not."""
+    if any(isinstance(hook, _Calls) for hook in model._forward_pre_hooks.values()):
+        raise RuntimeError(
+            f"this {type(model).__name__} is a copy of a parallelized model, which cannot be "
+            "undone or placed anew: copy a model before parallelize, or after deparallelize"
+        )
+
+
+def is_parallelized(model: nn.Module) -> bool:
+    """Whether `parallelize` has placed this model, and nothing has undone it."""
+    return model in _parallelized
+
+
+def own_config(config: Any) -> IPUConfig:
+    """An IPUConfig of this package from one, or from Optimum Graphcore's, with its mode.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if isinstance(config, IPUConfig):
+        return config
+    if type(config).__name__ != IPUConfig.__name__ or not hasattr(config, "to_dict"):
+        raise TypeError(f"an IPUConfig is needed, got {config!r}, a {type(config).__name__}")
+    own: IPUConfig = IPUConfig.from_dict(config.to_dict())
+    own.mode = getattr(config, "mode", own.mode)
+    return own
+
+
+def table(parts: Sequence[Part]) -> str:
+    """Part, IPU, parameters and bytes, one line for each part of a model, and each IPU's sum."""
+    lines = [
+        (part.path, f"{'' if part.begins else '~'}{part.ipu}", part.parameters, part.nbytes)
+        for part in parts
+    ]
+    for ipu in sorted({part.ipu for part in parts}):
+        on = [part for part in parts if part.ipu == ipu]
+        sums = sum(part.parameters for part in on), sum(part.nbytes for part in on)
+        lines.append(("all", str(ipu), *sums))
+    width = max([4, *(len(line[0]) for line in lines)])
+    head = f"{'part':<{width}} {'IPU':>4} {'parameters':>12} {'bytes':>14}"
+    foot = (
+        "~ runs in the block that is open when it is called: here, if modules stand in that order"
+    )
+    rows = [f"{p:<{width}} {i:>4} {n:>12} {b:>14}" for p, i, n, b in lines]
+    return "\n".join([head, *rows, foot])

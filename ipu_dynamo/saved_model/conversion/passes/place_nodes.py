@@ -1,0 +1,54 @@
+"""Put every operator on the IPU that no expression excludes.
+
+Before   a draft without a placement
+After    a device for each group of operators; sizes are nowhere, those that data tell on the host
+Keeps    the graph.
+Source   IPU TensorFlow Addons, "IPU SavedModel CLI": excluded_nodes, no_ipu_placement.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ipu_dynamo.saved_model.conversion.draft import HOST, IPU, Draft, Placement
+from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, depends_on_data, gives_tensor
+from ipu_dynamo.saved_model.conversion.passes.edit import matches
+from ipu_dynamo.saved_model.exported.node_names import Kind
+
+
+def plan(groups: tuple[NodeGroup, ...], excluded: tuple[str, ...], none: bool) -> Placement:
+    """Decide where every group of operators is.
+
+    Raises:
+        ValueError: one on the IPU has a size that depends on values.
+    """
+    placed = [group for group in groups if group.kind is Kind.OP and not group.is_size]
+    devices = {
+        group.name: HOST
+        if none or matches(group.name, excluded) or not gives_tensor(group)
+        else IPU
+        for group in placed
+    }
+    for group in placed:
+        values = [node.meta.get("val") for node in group.nodes]
+        if devices[group.name] == IPU and depends_on_data(values):
+            raise ValueError(
+                f"node {group.name!r} ({group.operator}) has a size that only computing tells, "
+                "which no IPU has: place it on the host (excluded_nodes)"
+            )
+    return Placement(devices, {name: 0 for name, device in devices.items() if device == IPU})
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceNodes:
+    """The pass."""
+
+    name: ClassVar[str] = "PlaceNodes"
+    excluded_nodes: tuple[str, ...] = ()
+    no_ipu_placement: bool = False
+
+    def __call__(self, draft: Draft) -> bool:
+        """Write the placement; return whether it has changed."""
+        placement = plan(draft.groups(), self.excluded_nodes, self.no_ipu_placement)
+        changed = placement != draft.placement
+        draft.placement = placement
+        return changed

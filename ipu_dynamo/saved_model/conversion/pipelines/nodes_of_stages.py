@@ -1,0 +1,161 @@
+"""List the nodes of a program that stages are given for, and where the others go.
+
+Nodes of stages are of kind OP, on an IPU, and no casts; the work list of a search leaves out
+identities. An identity runs behind what it reads, a cast that a conversion put in before its
+reader.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram
+from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, name_of
+from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import CYCLES_PER_SECOND
+from ipu_dynamo.saved_model.conversion.pipelines.estimate_costs import tensor_bytes
+from ipu_dynamo.saved_model.conversion.pipelines.work_list import WorkNode
+
+_IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+
+
+@dataclass(frozen=True, slots=True)
+class StageNodes:
+    """The groups of a program that run on IPUs.
+
+    Attributes:
+        groups: those that a solution names, in the order of data.
+        casts: those that a conversion put in.
+    """
+
+    groups: tuple[NodeGroup, ...]
+    casts: tuple[NodeGroup, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(group.name for group in self.groups)
+
+
+def stage_nodes(program: FixedProgram) -> StageNodes:
+    """The nodes that stages are given for."""
+    on_ipu = [g for g in program.groups() if program.placement.on_ipu(g.name) and not g.is_size]
+    return StageNodes(
+        tuple(group for group in on_ipu if group.is_matched),
+        tuple(group for group in on_ipu if group.is_cast),
+    )
+
+
+def is_identity(group: NodeGroup) -> bool:
+    """Whether a group only passes its argument on."""
+    return all(node.target in _IDENTITIES for node in group.nodes)
+
+
+def work_list(
+    program: FixedProgram,
+    cycles: Mapping[fx.Node, int],
+    seconds: Mapping[str, float] | None,
+) -> list[WorkNode]:
+    """Every node of stages with what it costs, in the order of data; also identities.
+
+    What a cast costs is with the first node that reads it.
+
+    Args:
+        cycles: of every operator.
+        seconds: of every group, if they were measured.
+    """
+    stages = stage_nodes(program)
+    reader = first_readers(stages)
+    members: dict[str, list[NodeGroup]] = {group.name: [group] for group in stages.groups}
+    for cast in stages.casts:
+        members[reader[cast.name]].append(cast)
+    result, paid = [], set[fx.Node]()
+    for name, groups in members.items():
+        nodes = [node for group in groups for node in group.nodes]
+        parameters = {s for n in nodes for s in n.all_input_nodes if s in program.tensors} - paid
+        paid |= parameters
+        timed = None if seconds is None else sum(seconds[group.name] for group in groups)
+        result.append(
+            WorkNode(
+                name,
+                sum(cycles.get(node, 0) for node in nodes)
+                if timed is None
+                else round(timed * CYCLES_PER_SECOND),
+                sum(tensor_bytes(node.meta["val"]) for node in parameters),
+                max(map(_result_bytes, groups)),
+                timed,
+            )
+        )
+    return result
+
+
+def first_readers(stages: StageNodes) -> dict[str, str]:
+    """The node of stages that each cast goes with: what reads it, else what it reads."""
+    names = set(stages.names)
+    readers: dict[str, str] = {}
+    for group in stages.groups:
+        for read in group.reads:
+            readers.setdefault(read, group.name)
+    result: dict[str, str] = {}
+    for cast in stages.casts:
+        sources = [read for read in (*cast.reads, *stages.names) if read in names]
+        result[cast.name] = readers.get(cast.name) or sources[0]
+    return result
+
+
+def with_all_nodes(program: FixedProgram, found: Mapping[str, int]) -> dict[str, int]:
+    """The stage of every node of stages, from those of the work list without identities."""
+    stages = dict(found)
+    for group in stage_nodes(program).groups:
+        if group.name not in stages:
+            stages[group.name] = max((stages[r] for r in group.reads if r in stages), default=0)
+    return stages
+
+
+def with_casts(program: FixedProgram, found: Mapping[str, int]) -> dict[str, int]:
+    """The stage of every group on an IPU, from those of the nodes of stages."""
+    nodes = stage_nodes(program)
+    reader = first_readers(nodes)
+    stages = {**found, **{cast.name: found[reader[cast.name]] for cast in nodes.casts}}
+    for cast in nodes.casts:  # all its readers have to come behind it
+        users = [stages[g.name] for g in nodes.groups if cast.name in g.reads]
+        stages[cast.name] = min(users, default=stages[cast.name])
+    return stages
+
+
+def shared_parameters(program: FixedProgram, stages: Mapping[str, int]) -> dict[str, list[str]]:
+    """For every parameter the nodes that read it, in the order of data."""
+    readers: dict[str, list[str]] = {}
+    for group in program.groups():
+        if group.name in stages:
+            for source in dict.fromkeys(s for n in group.nodes for s in n.all_input_nodes):
+                if source in program.tensors:
+                    readers.setdefault(name_of(source), []).append(group.name)
+    return readers
+
+
+def check_searchable(groups: Sequence[NodeGroup]) -> None:
+    """Raise ValueError where a program is outside of what stages are searched for."""
+    for group in groups:
+        values = [node.meta["val"] for node in group.nodes]
+        if group.value.meta["val"] is None or all(value is None for value in values):
+            raise ValueError(
+                f"pipeline_cfg with converter 'auto': node {group.name!r} ({group.operator}) gives "
+                "no value: it has a side effect; exclude it (excluded_nodes)"
+            )
+        if getattr(group.value.meta["val"], "dtype", None) == torch.int64:
+            raise ValueError(
+                f"pipeline_cfg with converter 'auto': node {group.name!r} is int64; use "
+                "int64_to_int32_conversion"
+            )
+
+
+def _result_bytes(group: NodeGroup) -> int:
+    """Bytes of what a group gives to others."""
+    members = set(group.nodes)
+    given = [n for n in group.nodes if n is group.value or set(n.users) - members]
+    return sum(tensor_bytes(node.meta["val"]) for node in given if not _is_tuple(node))
+
+
+def _is_tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], tuple | list)

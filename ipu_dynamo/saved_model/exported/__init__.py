@@ -1,0 +1,4 @@
+"""Know exported programs: their nodes by name, what goes in and out, their files, how they run.
+
+Nothing here knows of tags, signatures or folders.
+"""

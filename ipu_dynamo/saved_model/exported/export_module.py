@@ -1,0 +1,51 @@
+"""Export a module so that its results have names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ipu_dynamo.saved_model.exported.flat_names import named_outputs
+
+
+def export_module(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> ExportedProgram:
+    """The program of a module for example arguments; its result is a flat dict of tensors.
+
+    Args:
+        dynamic_shapes: as `torch.export.export` takes them.
+
+    Raises:
+        ValueError: a result is no tensor, or has no name of its own.
+    """
+    return torch.export.export(
+        _with_named_results(module),
+        args,
+        dict(kwargs or {}),
+        dynamic_shapes=dynamic_shapes,
+        strict=False,
+    )
+
+
+def _with_named_results(module: nn.Module) -> nn.Module:
+    """A module of the same class with the same parameters, whose results are a flat dict.
+
+    It is no module around the first: names of nodes and parameters would show that. What the
+    first holds is shared; only `forward` is another, and keeps its signature.
+    """
+    forward = module.forward
+    same = module.__class__.__new__(module.__class__)
+    same.__dict__.update(module.__dict__)
+
+    def named(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        return named_outputs(forward(*args, **kwargs))
+
+    named.__wrapped__ = forward  # type: ignore[attr-defined]  # whoever asks sees its arguments
+    same.__dict__["forward"] = named
+    return same

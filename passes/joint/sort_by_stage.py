@@ -1,0 +1,45 @@
+"""Order operators by when their stages run, so that each stage's are in a row.
+
+Before   %a (stage 0); %b = relu(%a) (stage 1); %c = tanh(%a) (stage 0)
+After    %a (stage 0); %c = tanh(%a) (stage 0); %b = relu(%a) (stage 1)
+Keeps    the operators, and their order within a stage and direction.
+Source   design of this project: branches whose stages were given by name mix in the graph's order.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.passes.joint.assign_gradient_stages import slot
+from ipu_dynamo.passes.levels import Level
+
+
+def plan(capture: Capture) -> list[fx.Node]:
+    """The operators in their new order."""
+    stages = max(capture.ipus) + 1
+    operators = [n for n in capture.graph.graph.nodes if n.op not in ("placeholder", "output")]
+    return sorted(
+        operators,
+        key=lambda n: slot(n.meta[STAGE], n.meta[BACKWARD], stages, joined=capture.joined),
+    )
+
+
+@dataclass(frozen=True)
+class SortByStage:
+    """The pass. No operator reads the result of a later stage: `AssignGradientStages` saw to it."""
+
+    name: ClassVar[str] = "SortByStage"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        graph = capture.graph.graph
+        before = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        operators = plan(capture)
+        if operators == before:
+            return False
+        for node in operators:
+            capture.output_node.prepend(node)
+        capture.graph.recompile()
+        return True

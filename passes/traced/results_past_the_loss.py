@@ -1,0 +1,62 @@
+"""Find the returned value that users probably meant where training minimises what it is made of.
+
+A torch loss is the loss wherever it stands, as in PopTorch, so what is computed from it and then
+returned does not train: the factor of `2 * mse_loss(...)`, the mask behind a loss of each element,
+the second term of a sum. That is how old programs train; whoever writes a new one has to hear it.
+
+Source   PopTorch user guide, "Creating custom losses".
+"""
+
+import torch
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.graph_queries import is_view
+
+aten = torch.ops.aten
+_SAME_NUMBERS = frozenset({aten.clone.default, aten.detach.default, aten._to_copy.default})
+
+
+def past_the_loss(capture: Capture, loss: fx.Node) -> fx.Node | None:
+    """A differentiable returned value that is computed from `loss`; None where nobody errs.
+
+    Where the loss itself is returned too, only one that other parameters reach by another way: a
+    perplexity beside its loss is no mistake.
+    """
+    roles = capture.roles()
+    trained = {node for node, role in roles.items() if role.trainable}
+    returned = [node for node in capture.returned if node is not None]
+    loss_returned = any(_same_numbers(node) is loss for node in returned)
+    for node in returned:
+        if _same_numbers(node) is loss or not _is_floating(node):
+            continue
+        sources = _differentiable_sources(node, loss)
+        if loss in sources and (not loss_returned or sources & trained):
+            return node
+    return None
+
+
+def _same_numbers(node: fx.Node) -> fx.Node:
+    """What a value is before it was copied, cast or looked at in another shape."""
+    while is_view(node) or node.target in _SAME_NUMBERS:
+        (node, *_) = node.all_input_nodes
+    return node
+
+
+def _differentiable_sources(node: fx.Node, loss: fx.Node) -> set[fx.Node]:
+    """The values that a gradient of `node` reaches, those before the loss aside."""
+    todo, seen = [node], {node}
+    while todo:
+        reached = todo.pop()
+        if reached is loss or reached.target is aten.detach.default:
+            continue
+        sources = {source for source in reached.all_input_nodes if _is_floating(source)} - seen
+        seen |= sources
+        todo += sources
+    return seen
+
+
+def _is_floating(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
