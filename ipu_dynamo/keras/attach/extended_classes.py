@@ -31,10 +31,9 @@ def make_model(
     original_new: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """An instance of `cls`, extended, for the place of `Model.__new__`."""
-    functional = functional_init_arguments(args, kwargs)
-    if cls is Model and functional:  # Keras makes a Functional, which comes here again
-        return original_new(cls, *args, **kwargs)
-    model = original_new(extended_class(cls, functional=functional), *args, **kwargs)
+    if cls is Model and functional_init_arguments(args, kwargs):
+        return original_new(cls, *args, **kwargs)  # Keras makes a Functional: it comes here again
+    model = original_new(extended_class(cls), *args, **kwargs)
     if isinstance(model, ModelExtension):
         watch_build(model)
     return model
@@ -53,15 +52,11 @@ def extend(model: Any) -> Any:
     return model
 
 
-def extended_class(cls: type, *, functional: bool = False) -> type:
-    """The class of extended models for `cls`; itself if it is one.
-
-    Args:
-        functional: it is a user's class that is called with inputs and outputs.
-    """
+def extended_class(cls: type) -> type:
+    """The class of extended models for `cls`; itself if it is one."""
     if issubclass(cls, Extension):
         return cls
-    mixin = _mixin(cls, functional)
+    mixin = _mixin(cls)
     key = (id(cls), mixin)
     extended = _EXTENDED.get(key)
     if extended is None or cls not in extended.__bases__:
@@ -69,10 +64,10 @@ def extended_class(cls: type, *, functional: bool = False) -> type:
     return extended
 
 
-def _mixin(cls: type, functional: bool) -> type:
+def _mixin(cls: type) -> type:
     if issubclass(cls, Sequential):
         return SequentialExtension
-    if functional or issubclass(cls, Functional):
+    if issubclass(cls, Functional):
         return FunctionalExtension
     return ModelExtension
 

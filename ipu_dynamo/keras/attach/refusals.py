@@ -1,10 +1,12 @@
 """Refuse, before any step, what an extended model cannot do as it is written."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 
 _ALWAYS = ("train_step", "make_train_function", "make_test_function", "make_predict_function")
@@ -29,11 +31,28 @@ def check_execution(
             "False, in compile() or on the model"
         )
     # a user's own fit would never be called: the extension's stands before it
-    names = [method or kind, *_ALWAYS]
+    _check_methods(model, (method or kind, *_ALWAYS))
     if state_of(model).assignment is not None:
-        names += _PIPELINED
-        if isinstance(model, Functional | Sequential):
-            names.append("call")
+        check_pipelined(model)
+    if _definer(model, "call") is None and type(model).call is keras.Model.call:
+        raise NotImplementedError(
+            f"class {type(model).__name__} of model {model.name} has no call method: define one"
+        )
+
+
+def check_pipelined(model: Any) -> None:
+    """Check that stages, which run the layers of models inside, leave out no method of a user.
+
+    Raises:
+        RuntimeError: they would.
+    """
+    _check_methods(model, _PIPELINED)
+    for part in [model, *flat_layers(model)]:
+        if isinstance(part, Functional | Sequential):
+            _check_methods(part, ("call",))
+
+
+def _check_methods(model: Any, names: Sequence[str]) -> None:
     for name in names:
         definer = _definer(model, name)
         if definer is not None:
@@ -41,10 +60,6 @@ def check_execution(
                 f"class {definer.__name__} of model {model.name} overrides {name}, which a program "
                 f"replaces: remove {name}, or make the strategy with enable_keras_extensions=False"
             )
-    if _definer(model, "call") is None and type(model).call is keras.Model.call:
-        raise NotImplementedError(
-            f"class {type(model).__name__} of model {model.name} has no call method: define one"
-        )
 
 
 def _definer(model: Any, name: str) -> type | None:

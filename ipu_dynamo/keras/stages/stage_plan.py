@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.attach.refusals import check_pipelined
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 from ipu_dynamo.keras.stages.check_assignment import check_layers_by_index, check_structure
 from ipu_dynamo.keras.stages.layer_graph import layer_graph
@@ -72,7 +73,7 @@ def stage_plan(model: Any, inputs: Any = None, *, training: bool = False) -> Sta
 
     Raises:
         ValueError: the assignment does not fit the model any more.
-        RuntimeError: there is a stage without a layer.
+        RuntimeError: there is a stage without a layer, or a method that stages would leave out.
     """
     state = state_of(model)
     if not isinstance(model, Functional | Sequential):
@@ -81,6 +82,7 @@ def stage_plan(model: Any, inputs: Any = None, *, training: bool = False) -> Sta
         assign_from_blocks(model)
     if state.assignment is None:
         return None
+    check_pipelined(model)
     _check_fit(model)
     staged = flow(layer_graph(model, training=training), state.assignment, training=training)
     _check_filled(model, staged)

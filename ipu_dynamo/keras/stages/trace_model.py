@@ -90,12 +90,38 @@ def trace_model(model: Any, specs: Any) -> Trace:
     return trace
 
 
+class _OwnState(keras.StatelessScope):
+    """Note which variables the traced `call` reads or assigns outside of layers.
+
+    No node would say so: a value that was read would stay as it was while tracing, and what was
+    assigned would be lost. Within a layer's call Keras opens a scope of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: list[Any] = []
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        self.touched.append(update[0])
+        super().add_update(update)
+
+    def get_current_value(self, variable: Any) -> Any:
+        self.touched.append(variable)
+        return super().get_current_value(variable)
+
+
 def _trace_once(model: Any, specs: Any, arguments: dict[str, bool]) -> Trace:
     inputs = keras.tree.map_structure(
         lambda spec: keras.Input(batch_shape=spec.shape, dtype=spec.dtype), specs
     )
-    with name_scope_of(model):
+    with name_scope_of(model), _OwnState() as own:
         outputs = model.call(inputs, **arguments)
+    if own.touched:
+        raise ValueError(
+            f"the call of model {model.name} reads or assigns variable {own.touched[0].path} by "
+            "itself, and can have no pipeline stages: do that in a layer, or hand the variable to "
+            "an operation of keras.ops together with what comes from the inputs"
+        )
     flat = keras.tree.flatten(outputs)
     if not all(isinstance(tensor, keras.KerasTensor) for tensor in flat):
         raise ValueError(

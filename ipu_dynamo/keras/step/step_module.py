@@ -28,7 +28,6 @@ from ipu_dynamo.keras.stages.stage_plan import StagePlan
 from ipu_dynamo.keras.step.stage_walk import StageWalk
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
 from ipu_dynamo.keras.step.tracing import keras_traced
-from ipu_dynamo.ops.marks.markers import identity_loss
 
 Scaled = Callable[[Tensor], Tensor]
 
@@ -99,7 +98,7 @@ class StepModule(nn.Module):
         return owner._buffers[name] if tensor is None else tensor  # type: ignore[return-value]
 
     def forward(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The logs of one batch, or its outputs."""
+        """The logs of one batch, or its outputs; of fit the loss to minimise, and the logs."""
         present = {v: self.held(v) for v in self._variables}
         mapping = {id(v.variable): tensor for v, tensor in present.items()}
         with keras_traced(self._own_generator):
@@ -129,11 +128,13 @@ class StepModule(nn.Module):
             override_losses(model, ())
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         track_loss(model, loss.detach(), rows)
-        if training:
-            scaled = model.optimizer.scale_loss(loss)
-            identity_loss(scaled if self._reduced is None else self._reduced(scaled), "none")
         seen = tree.map_structure(lambda t: t.detach() if isinstance(t, Tensor) else t, y_pred)
-        return model.compute_metrics(x, y, seen, sample_weight)
+        logs = model.compute_metrics(x, y, seen, sample_weight)
+        if not training:
+            return logs
+        scaled = model.optimizer.scale_loss(loss)
+        # returned, and not marked: metrics may compute losses of PyTorch, which count as marked
+        return (scaled if self._reduced is None else self._reduced(scaled)), logs
 
     def _outputs(self, x: Any, *, training: bool) -> Any:
         (model,) = self._keras

@@ -37,12 +37,13 @@ def operators_value_free() -> Iterator[None]:
 
 def _scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
     """Add `values` into zeros of `shape`, at `indices [..., index_length]`."""
-    indices = backend_core.convert_to_tensor(indices).long()
-    values = backend_core.convert_to_tensor(values)
-    length = indices.shape[-1]
-    columns = indices.reshape(-1, length).unbind(1)
-    rows = values.reshape(-1, *shape[length:])
-    return rows.new_zeros(tuple(shape)).index_put(columns, rows, accumulate=True)
+    index: Tensor = backend_core.convert_to_tensor(indices)
+    rows: Tensor = backend_core.convert_to_tensor(values)
+    length = index.shape[-1]
+    columns = index.long().reshape(-1, length).unbind(1)
+    rows = rows.reshape(-1, *shape[length:])
+    zeros = torch.zeros(tuple(shape), dtype=rows.dtype, device=rows.device)
+    return zeros.index_put(columns, rows, accumulate=True)
 
 
 def _reduce_segments(data: Tensor, segment_ids: Tensor, method: str, num_segments: int) -> Tensor:

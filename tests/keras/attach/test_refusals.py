@@ -47,6 +47,17 @@ def test_further_overrides_are_refused_in_a_pipeline(method):
         check_execution(model, "predict")
 
 
+def test_a_call_inside_a_pipelined_model_is_not_left_out():
+    cls = type("Mine", (keras.Sequential,), {"call": keras.Sequential.call})
+    inner = cls([keras.Input((3,)), keras.layers.Dense(3)], name="inner")
+    model = extend(keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)]))
+    model.compile("sgd", "mse")
+    check_execution(model, "fit")
+    model.set_pipeline_stage_assignment([0, 1])
+    with pytest.raises(RuntimeError, match="class Mine of model inner overrides call"):
+        check_execution(model, "fit")
+
+
 def test_a_subclass_without_call_is_refused():
     model = extend(type("Empty", (keras.Model,), {})())
     model.compile("sgd", "mse")

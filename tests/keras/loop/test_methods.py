@@ -114,7 +114,7 @@ def test_evaluate_returns_what_plain_keras_does(machine):
     for kwargs in ({}, {"return_dict": True}, {"sample_weight": np.linspace(0, 1, 16)}):
         ours, theirs = (m.evaluate(x, y, batch_size=4, verbose=0, **kwargs) for m in (model, plain))
         assert ours == pytest.approx(theirs, rel=1e-6)
-    with pytest.raises(ValueError, match="not recognized.*typo"):
+    with pytest.raises(ValueError, match=r"not recognized.*typo"):
         model.evaluate(x, y, typo=1)
 
 

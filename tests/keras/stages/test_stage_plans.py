@@ -127,6 +127,51 @@ def test_a_subclass_that_calls_other_layers_in_training_is_refused():
         model.get_pipeline_stage_assignment()
 
 
+class Stateful(keras.Model):
+    """A subclass that does in `call` what a test hands it."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.between = between
+        self.a, self.b = D(3), D(1)
+        self.w = self.add_weight(shape=(3, 3), name="w")
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return self.b(self.between(self, self.a(x)))
+
+
+def assigning(model, x):
+    model.count.assign_add(1.0)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("between", "variable"),
+    [
+        (assigning, "count"),
+        (lambda model, x: x @ (model.w * 2.0), "w"),
+        (lambda model, x: x + keras.random.normal((3,), seed=model.seeds), "seed_generator_state"),
+        (lambda model, x: x + keras.random.normal((3,)), "seed_generator_state"),
+    ],
+)
+def test_a_call_that_uses_variables_by_itself_is_refused(between, variable):
+    model = extend(Stateful(between))
+    model.build((None, 3))
+    with pytest.raises(ValueError, match=rf"reads or assigns variable \S*{variable} by itself"):
+        model.set_pipeline_stage_assignment([0, 1])
+    assert float(model.count) == 0.0
+
+
+def test_an_operation_may_take_a_variable():
+    model = extend(Stateful(lambda model, x: keras.ops.matmul(x, model.w)))
+    model.build((None, 3))
+    model.set_pipeline_stage_assignment([0, 1])
+    x = torch.rand(2, 3)
+    assert torch.equal(run(stage_plan(model, x), x), model(x))
+
+
 def test_other_shapes_are_another_trace_and_another_graph_is_refused():
     class ByShape(keras.Model):
         def __init__(self):
