@@ -65,6 +65,19 @@ def test_no_row_is_refused_and_leaves_the_object_usable(program):
     assert_like(signature, model, 3)
 
 
+def test_one_row_is_enough_where_the_program_was_exported_for_two_or_more(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
+    shapes = {"input": {0: Dim("rows", min=2, max=9)}}
+    save(tmp_path / "p", {"serving_default": (model, (torch.randn(3, 4),), shapes)})
+    signature = converted(tmp_path / "p", tmp_path / "out", **embedded())
+    x = torch.randn(9, 4)
+    for rows in (1, 2, 9):
+        torch.testing.assert_close(signature(input=x[:rows])["output_0"], model(x[:rows]))
+    with pytest.raises(ValueError, match="input 'input' has a size 10, not 1 to 9"):
+        signature(input=torch.randn(10, 4))
+
+
 @pytest.mark.parametrize("batch_per_step", [0, 3])
 def test_a_fixed_program_is_one_micro_batch(tmp_path, batch_per_step):
     model = save_branches(tmp_path / "p", dynamic=False)

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 import torch
+from keras.layers import BatchNormalization
 from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import flatten
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.stateless_names import (
     build_for,
     compiled_objects,
@@ -18,6 +20,7 @@ from ipu_dynamo.keras.private.stateless_names import (
     inner_optimizers,
     tensor_of,
 )
+from ipu_dynamo.keras.settings.notices import notice
 from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
 from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
@@ -68,6 +71,8 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
                 "leaves another number of replicas: build the model before its first call"
             )
         shape = other
+    if plan is not None and kind == "fit":
+        _notice_moving_statistics(model)
     programs = state_of(model).programs
     signature = tuple(
         None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in leaves(batch)
@@ -77,6 +82,18 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
     if program is None or not program.fits():
         program = programs[key] = StepProgram(model, kind, batch, shape, plan)
     return program
+
+
+def _notice_moving_statistics(model: Any) -> None:
+    """Say once that micro-batches in flight move statistics that others still read."""
+    norms = [layer for layer in flat_layers(model) if isinstance(layer, BatchNormalization)]
+    names = ", ".join(layer.name for layer in norms if 0 < layer.momentum < 1)
+    if names:
+        text = (
+            f"the moving statistics of {names} in the pipelined model {model.name} are not "
+            "properly updated: each micro-batch moves them, and not the batch of an update"
+        )
+        notice(state_of(model).notices, "moving statistics", text)
 
 
 def _normal(batch: Any) -> Any:

@@ -132,7 +132,8 @@ def test_a_write_to_a_view_of_an_outer_tensor_is_refused_and_to_an_own_one_is_no
 
 
 @pytest.mark.parametrize(
-    "other", [lambda x: (x, x), lambda x: x[:, :1], lambda x: ops.cast(x, "float16"), lambda x: None]
+    "other",
+    [lambda x: (x, x), lambda x: x[:, :1], lambda x: ops.cast(x, "float16"), lambda x: None],
 )
 def test_branches_of_another_kind_are_keras_own_error(other):
     def call(layer, x):

@@ -105,7 +105,9 @@ def test_steps_that_do_not_divide_are_refused(pipelined):
     with IPUStrategy(num_ipus=2).scope():
         model = make(stages=[0, 0, 1, 1] if pipelined else None)
         model.set_pipelining_options(3) if pipelined else model.set_gradient_accumulation_options(3)
-        with pytest.raises(RuntimeError, match=r"pipelined.* 8 .* 3 " if pipelined else r" 8 .* 3 "):
+        with pytest.raises(
+            RuntimeError, match=r"pipelined.* 8 .* 3 " if pipelined else r" 8 .* 3 "
+        ):
             call_shape(model, "fit", 8)
 
 

@@ -24,8 +24,9 @@ def convert_all(source: Path, folder: Path) -> None:
             "runtime_api_timeout_us": 5000,
         },
         pipeline_cfg={
-            "converter": "auto",
-            "max_ipu_quantity": 2,
+            "converter": "manual",
+            "manual_pipeline_config": [["left"], ["^(norm|split|right|mul|add|cat)"]],
+            "device_info": [0, 1],
             "solution_dir": str(folder / "solution"),
             "profiling_root_dir": str(folder / "profile"),
         },

@@ -78,7 +78,7 @@ def _check_rows(draft: Draft, edges: Border, micro_batch: MicroBatch, options: O
     except IpuError as error:
         raise ValueError(
             "the program cannot run in micro-batches: a row of a result may depend on other rows "
-            f"({_first_line(error)}); export it with a fixed number of rows"
+            f"({_shown(error)}); export it with a fixed number of rows"
         ) from error
 
 
@@ -113,5 +113,7 @@ def _on_one_ipu(placement: Placement) -> Placement:
     return replace(placement, ipus=dict.fromkeys(placement.ipus, 0), stages={}, device_mapping=())
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _shown(error: Exception) -> str:
+    """What an error says of which node."""
+    lines = str(error).splitlines()
+    return " ".join(line.strip() for line in lines[:1] + [x for x in lines if "from: " in x])

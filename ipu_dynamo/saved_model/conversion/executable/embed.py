@@ -8,7 +8,7 @@ Source   IPU TensorFlow Addons, "IPU SavedModel CLI": embedded_runtime_save_conf
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from pathlib import Path
@@ -211,7 +211,7 @@ def with_call(draft: Draft, edges: Border, digest: str, micro_batch: MicroBatch)
         inputs,
         tensors,
         outputs,
-        range_constraints=draft.range_constraints,
+        range_constraints=_ranges(draft, micro_batch, [*before, *behind]),
         defaults=draft.defaults,
         method_name=draft.method_name,
     )
@@ -220,6 +220,18 @@ def with_call(draft: Draft, edges: Border, digest: str, micro_batch: MicroBatch)
     names = {g.name for g in result.groups() if g.kind is Kind.OP}
     result.placement = Placement({n: at for n, at in host.items() if n in names})
     return result
+
+
+def _ranges(
+    draft: Draft, micro_batch: MicroBatch, host: Sequence[fx.Node]
+) -> Mapping[Any, Any]:
+    """The sizes that calls may choose: one row is enough for an executable, where the host only
+    casts; exported programs often say two."""
+    ranges, symbol = dict(draft.range_constraints), micro_batch.symbol
+    casts = {node for group in draft.groups() if group.is_cast for node in group.nodes}
+    if symbol in ranges and casts.issuperset(host) and ranges[symbol].lower > 1:
+        ranges[symbol] = type(ranges[symbol])(1, ranges[symbol].upper)
+    return ranges
 
 
 def _host_nodes(draft: Draft, edges: Border) -> tuple[list[fx.Node], list[fx.Node]]:

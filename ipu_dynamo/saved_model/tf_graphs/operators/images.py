@@ -101,7 +101,7 @@ def max_pool(call: Call) -> Tensor:
 def avg_pool(call: Call) -> Tensor:
     x, kernel, strides = _to_first(call.tensor(0), call), *_window(call)
     pads = _pads(call, x.shape[2:], kernel, strides, [1, 1])
-    ones = _padded(torch.ones_like(x[:1, :1]), pads)
+    ones = _padded(torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype), pads)
     part = F.avg_pool2d(ones, kernel, strides)  # how much of a window is in the image
     return _back(F.avg_pool2d(_padded(x, pads), kernel, strides) / part, call)
 
