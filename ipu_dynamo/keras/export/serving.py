@@ -102,15 +102,15 @@ def _rows(model: Any, symbols: Any, batch_size: int | None) -> int:
         isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
     ):
         raise ValueError(f"batch_size is {batch_size!r}, and has to be a positive integer")
-    known = {symbol.shape[0] for symbol in keras.tree.flatten(symbols)} - {None}
-    sizes = known | ({batch_size} - {None})
+    known = [symbol.shape[0] for symbol in keras.tree.flatten(symbols)]
+    sizes: set[int] = {size for size in (batch_size, *known) if size is not None}
     if len(sizes) != 1:
         detail = f"there are {sorted(sizes)}" if sizes else "its inputs have none"
         raise ValueError(
             f"the batch size of model {model.name} is unknown, {detail}: give batch_size, or one "
             "size in the batch_shape of every input"
         )
-    return int(sizes.pop())
+    return sizes.pop()
 
 
 def _example(symbol: Any, rows: int) -> Tensor:
