@@ -118,17 +118,16 @@ class TestOrder:
                 self.a, self.b, self.last = D(3, name="a"), D(3, name="b"), D(1, name="last")
 
             def call(self, x):
-                first = self.last(self.a(x))
-                return [self.last(self.b(x)), first]
+                return [self.last(self.a(x)), self.last(self.b(x))]
 
         model = extend(Branches())
         model.build((None, 3))
-        calls = {
+        calls = [
             (element.node_index, element.inbound_layers[0].name)
             for element in model.get_pipeline_stage_assignment()
             if element.layer is model.last
-        }
-        assert calls == {(0, "a"), (1, "b")}
+        ]
+        assert calls == [(1, "b"), (0, "a")]
 
     def test_text_names_layer_index_and_stage(self):
         element = FunctionalLayerPipelineStageAssignment(D(1, name="d"), 2, pipeline_stage=3)
