@@ -20,6 +20,7 @@ from ipu_dynamo.keras.export.serving_module import (
     ServingModule,
     Step,
 )
+from ipu_dynamo.keras.private.keras_graphs import producing_node
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 from ipu_dynamo.keras.stages.layer_graph import layer_graph
 from ipu_dynamo.keras.stages.stage_plan import stage_plan
@@ -128,7 +129,9 @@ def _names(model: Any, symbols: Any) -> Any:
     Those of a Model subclass, which has no input layers, are made of the argument of its `call`.
     """
     if isinstance(model, Functional | Sequential):
-        return keras.tree.map_structure(lambda symbol: _identifier(symbol.name), symbols)
+        return keras.tree.map_structure(
+            lambda symbol: _identifier(producing_node(symbol).operation.name), symbols
+        )
     argument = next(iter(inspect.signature(model.call).parameters))
     paths = [path for path, _ in keras.tree.flatten_with_path(symbols)]
     names = [_identifier("_".join(map(str, (argument, *path)))) for path in paths]
@@ -159,7 +162,10 @@ def _save(module: ServingModule, symbols: Any, rows: int, folder: Path) -> None:
             save(folder, {"serving_default": (module.eval(), example, shapes)})
             return
         except Exception as error:
-            logger.info("the program takes %d rows only, as a layer asks for them: %s", rows, error)
+            reason = str(error).splitlines()[0]
+            logger.info(
+                "the program takes %d rows only, as a layer asks for them: %s", rows, reason
+            )
     example = tuple(_example(symbol, rows) for symbol in flat)
     save(folder, {"serving_default": (module.eval(), example, None)})
 

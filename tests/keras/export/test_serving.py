@@ -1,6 +1,7 @@
 """Check that exported models give predict's numbers, here and by the command, pipelined too."""
 
 import json
+import logging
 
 import keras
 import numpy as np
@@ -150,6 +151,20 @@ def test_several_inputs_and_names_of_outputs(tmp_path):
     with pytest.raises(ValueError, match="output_names has 1 names, one, and there are 2 outputs"):
         model.export_for_ipu_serving(tmp_path / "other", BATCH, "one")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_layer_that_asks_for_the_rows_fixes_them(tmp_path, caplog):
+    layers = [keras.layers.Embedding(7, 3, mask_zero=True), keras.layers.LSTM(2)]
+    inputs = keras.Input((3,), dtype="int32", name="tokens")
+    model = extend(keras.Sequential([inputs, *layers]))
+    with caplog.at_level(logging.INFO, logger="ipu_dynamo.keras"):
+        run = model.export_for_ipu_serving(tmp_path / "exported", BATCH)
+    assert "takes 4 rows only" in caplog.records[-1].getMessage()
+    tokens = np.random.default_rng(0).integers(0, 7, (BATCH, 3)).astype("int32")
+    (output,) = run(tokens=tokens).values()
+    np.testing.assert_allclose(output, model(tokens).detach(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"shape \[8, 3\], not \[4, 3\]"):
+        run(tokens=np.concatenate([tokens, tokens]))
 
 
 def test_a_fixed_batch_size_is_known(tmp_path):

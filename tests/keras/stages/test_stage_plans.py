@@ -147,10 +147,16 @@ def assigning(model, x):
     return x
 
 
+def replacing(model, x):
+    model.count.assign(1.0)
+    return x
+
+
 @pytest.mark.parametrize(
     ("between", "variable"),
     [
         (assigning, "count"),
+        (replacing, "count"),
         (lambda model, x: x @ (model.w * 2.0), "w"),
         (lambda model, x: x + keras.random.normal((3,), seed=model.seeds), "seed_generator_state"),
         (lambda model, x: x + keras.random.normal((3,)), "seed_generator_state"),
@@ -279,6 +285,15 @@ def test_a_subclass_without_stages_is_not_traced():
     model = extend(Raw())
     assert stage_plan(model, torch.rand(2, 3)) is None
     assert state_of(model).trace is None
+
+
+def test_a_method_that_stages_would_leave_out_is_refused():
+    cls = type("Mine", (Subclass,), {"predict_step": lambda self, data: None})
+    model = extend(cls())
+    model.build((None, 3))
+    model.set_pipeline_stage_assignment([0, 0, 1, 1, 2])
+    with pytest.raises(RuntimeError, match=r"class Mine of model .* overrides predict_step"):
+        stage_plan(model, torch.rand(2, 3))
 
 
 def test_empty_stages_are_refused_with_the_list():
