@@ -1,6 +1,6 @@
 """Run the examples, and hold them to what they print."""
 
-from examples import digits, huggingface_bert
+from examples import digits, huggingface_bert, keras_digits
 
 
 def test_digits_are_learnt_as_in_plain_pytorch(monkeypatch, capsys):
@@ -21,3 +21,14 @@ def test_bert_learns_on_two_ipus_as_in_plain_pytorch(monkeypatch, capsys):
     assert figures["last"] < figures["first"]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["step", "0", "1", "2"]
+
+
+def test_keras_learns_digits_on_two_ipus_as_plain_keras_does(monkeypatch, capsys):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    figures = keras_digits.main(epochs=1)
+    assert figures["loss_difference"] <= 1e-4
+    assert figures["agreement"] >= 0.99
+    assert figures["accuracy"] >= 0.8
+    printed = capsys.readouterr().out
+    assert "program training: 2 stages on 2 IPUs" in printed
+    assert f"{figures['accuracy']:.2%}" in printed

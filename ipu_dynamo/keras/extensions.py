@@ -4,7 +4,8 @@ A mixin stands before the user's class, so that `super()` is what plain Keras wo
 an `__init__`, since Keras reads the signature of the class's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
@@ -188,6 +189,44 @@ class Extension(ExecutionMethods):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Build the model as Keras does, and restore its options in a scope."""
         restore_build_config(self, config, super().build_from_config)
+
+    def export_for_ipu_serving(
+        self,
+        export_dir: str | PathLike[str],
+        batch_size: int | None = None,
+        output_names: str | Sequence[str] | None = None,
+        preprocessing_step: Callable[..., Any] | None = None,
+        postprocessing_step: Callable[..., Any] | None = None,
+        purge_export_dir: bool = False,
+    ) -> Callable[..., dict[str, Any]]:
+        """Write predictions as a saved program with its executable; return what runs it.
+
+        A pipelined model keeps its stages, and `steps_per_execution` is how many micro-batches a
+        step has.
+
+        Args:
+            export_dir: of the saved program, absent or empty.
+            batch_size: rows of a micro-batch; left out where the model's inputs say it.
+            output_names: of the outputs; those of the model if left out.
+            preprocessing_step: a function for torch to trace, which runs on the host: it takes what
+                has the form of the model's inputs, and gives these.
+            postprocessing_step: the same, of the model's outputs.
+            purge_export_dir: replace what is in `export_dir`.
+
+        Raises:
+            ValueError: `export_dir` is not empty, or the batch size is not known.
+        """
+        from ipu_dynamo.keras.export.serving import export_for_serving
+
+        return export_for_serving(
+            self,
+            export_dir,
+            batch_size,
+            output_names,
+            preprocessing_step,
+            postprocessing_step,
+            purge_export_dir,
+        )
 
     def __reduce__(self) -> Any:
         """Pickle as a model of the plain class, which is what its module has under its name."""

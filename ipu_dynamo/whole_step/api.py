@@ -76,7 +76,7 @@ def compile_training(
     dtypes = dict(accumulator_dtypes or {})
     if wrong := [name for name, dtype in dtypes.items() if not dtype.is_floating_point]:
         raise OptionError(
-            f"accumulator_dtypes has {dtypes[wrong[0]]} for {wrong[0]}; gradients are floating point"
+            f"accumulator_dtypes has {dtypes[wrong[0]]} for {wrong[0]}; choose a floating one"
         )
     if isinstance(optimizer, TracedUpdate):
         optimizer.use_parameters_of(model)

@@ -43,7 +43,7 @@ def test_each_parameter_has_its_own_dtype(traced):
 
 
 def test_a_dtype_that_is_not_floating_is_refused():
+    model = Model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(OptionError, match=r"int32 for fc\.bias"):
-        model = Model()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         ipu_dynamo.compile_training(model, sgd, accumulator_dtypes={"fc.bias": torch.int32})

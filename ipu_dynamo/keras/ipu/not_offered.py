@@ -12,8 +12,8 @@ def not_offered(module: str) -> Callable[[str], Any]:
             raise AttributeError(name)
         raise AttributeError(
             f"{module}.{name} is not offered here: ipu_dynamo.keras.ipu has what Keras programs "
-            "use of ipu, in config, utils, ipu_strategy, ops.pipelining_ops and "
-            "gradient_accumulation"
+            "use of ipu, in config, utils, ipu_strategy, ops.pipelining_ops, "
+            "gradient_accumulation and serving"
         )
 
     return refuse

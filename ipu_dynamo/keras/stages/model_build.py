@@ -1,6 +1,7 @@
 """Note the inputs that a Model subclass was built for, and find out whether it has stages."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -69,18 +70,15 @@ def has_stages(model: Any, specs: Any) -> bool:
     """Whether a layer was made in a `PipelineStage`, or `call` enters one.
 
     The layers are known; for the latter `call` runs once, on stand-ins of `specs`. What it raises
-    without having entered a stage it will raise again where the model runs.
+    it will raise again, where the model is traced or runs.
     """
     if any(MARK in vars(layer) for layer in flat_layers(model)):
         return True
     state = state_of(model)
     if state.meets_stages is None:
         before = THREAD.stages_entered
-        try:
+        with suppress(Exception):
             build_by_run(model, specs)
-        except Exception:
-            if THREAD.stages_entered != before:
-                raise
         state.meets_stages = THREAD.stages_entered != before
     return state.meets_stages
 

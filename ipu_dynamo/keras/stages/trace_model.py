@@ -90,7 +90,7 @@ def trace_model(model: Any, specs: Any) -> Trace:
     return trace
 
 
-class _OwnState(keras.StatelessScope):
+class _OwnState(keras.StatelessScope):  # type: ignore[misc]
     """Note which variables the traced `call` reads or assigns outside of layers.
 
     No node would say so: a value that was read would stay as it was while tracing, and what was

@@ -2,28 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import keras
-import torch
 from keras.layers import BatchNormalization
-from torch import Tensor
 
-from ipu_dynamo.capture.private.tracing import flatten
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.stateless_names import (
     build_for,
-    compiled_objects,
-    config_of,
-    inner_optimizers,
     tensor_of,
 )
 from ipu_dynamo.keras.settings.notices import notice
 from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
 from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
+from ipu_dynamo.keras.step.joined_results import JoinedResults, Results
 from ipu_dynamo.keras.step.machine_shape import (
     CallShape as CallShape,
 )
@@ -40,13 +34,13 @@ from ipu_dynamo.keras.step.machine_shape import (
     stage_ipus,
 )
 from ipu_dynamo.keras.step.model_memory import ModelMemory, memory_of
+from ipu_dynamo.keras.step.program_origin import origin_of
 from ipu_dynamo.keras.step.step_module import StepModule
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variables
 from ipu_dynamo.keras.step.update import optimizer_states, traced_update
 from ipu_dynamo.whole_step.api import compile_inference, compile_training
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
-Results = Any  # of a step on one replica: a dict of logs, or nested outputs
 OnStep = Callable[[int, Sequence[Results]], None]
 
 
@@ -100,30 +94,6 @@ def _normal(batch: Any) -> Any:
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What a program was traced with, and is only right for."""
-
-    objects: tuple[Any, ...]
-    tensors: tuple[Tensor, ...]
-    roles: tuple[str, ...]
-    configs: tuple[Any, ...]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Origin):
-            return NotImplemented
-        same = len(self.objects) == len(other.objects) and len(self.tensors) == len(other.tensors)
-        return (
-            same
-            and all(a is b for a, b in zip(self.objects, other.objects, strict=True))
-            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
-            and self.roles == other.roles
-            and self.configs == other.configs
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
@@ -141,9 +111,9 @@ class StepProgram:
         self._variables: tuple[StepVariable, ...] = ()
         self._versions: list[int] = []
         self._program = self._compile(batch)
-        self._origin = self._present()
-        outputs = self._program.program.outputs
-        self._shapes = [output.type.shape for output in outputs]
+        self._origin = origin_of(model, kind, self._variables)
+        shapes = [output.type.shape for output in self._program.program.outputs]
+        self._results = JoinedResults(shapes, shape.replicas, behind_loss=kind == "fit")
 
     @property
     def compiled(self) -> CompiledModel:
@@ -152,7 +122,8 @@ class StepProgram:
 
     def fits(self) -> bool:
         """Whether the model is still what was traced."""
-        return self._present() == self._origin
+        present = origin_of(self.model, self.kind, self._list_variables())
+        return self._origin.is_same(present)
 
     def run(self, batches: Sequence[Any], on_step: OnStep | None = None) -> list[Sequence[Results]]:
         """Run one execution.
@@ -166,32 +137,20 @@ class StepProgram:
             For each step the results of every replica: logs by name, or outputs.
         """
         inputs = self._buffers.filled([_normal(batch) for batch in batches])
-        send = None if on_step is None else _sender(on_step, self._rows, self.shape.accumulation)
+        send = None if on_step is None else self._sender(on_step)
         with self._exchanged():
             results = self._program(*inputs, on_send=send)
-        return self._rows(results)
+        return self._results.steps(results)
 
-    def _rows(self, results: Any) -> list[Sequence[Results]]:
-        """The results of single batches, of those that the core has joined."""
-        replicas = self.shape.replicas
-        joined, spec = flatten(results)
-        columns: list[Sequence[Any]] = []
-        count, place = 1, 0
-        for leaf in joined:
-            if isinstance(leaf, Tensor):
-                count = leaf.numel() // max(1, _elements(self._shapes[place])) or 1
-                place += 1
-        place = 0
-        for leaf in joined:
-            if isinstance(leaf, Tensor):
-                columns.append(leaf.reshape(count, *self._shapes[place]).unbind(0))
-                place += 1
-            else:
-                columns.append([leaf] * count)
-        singles = [spec.unflatten(list(row)) for row in zip(*columns, strict=True)]
-        if self.kind == "fit":
-            singles = [logs for _, logs in singles]
-        return [singles[i : i + replicas] for i in range(0, len(singles), replicas)]
+    def _sender(self, on_step: OnStep) -> Callable[[int, Any], None]:
+        """What the core calls with each device iteration."""
+
+        def sent(iteration: int, results: Any) -> None:
+            first = iteration * self.shape.accumulation
+            for number, results_of_step in enumerate(self._results.steps(results)):
+                on_step(first + number, results_of_step)
+
+        return sent
 
     @contextmanager
     def _exchanged(self) -> Iterator[None]:
@@ -273,35 +232,3 @@ class StepProgram:
         )
         self._versions = self._state_versions()
         return program
-
-    def _present(self) -> _Origin:
-        """What the model is now."""
-        variables = self._list_variables()
-        held = [v.variable for v in variables]
-        configs: tuple[Any, ...] = ()
-        if self.kind == "fit":
-            optimizer = self.model.optimizer
-            held += list(optimizer_states(optimizer, variables).values())
-            configs = tuple(config_of(one) for one in inner_optimizers(optimizer))
-        return _Origin(
-            compiled_objects(self.model) if self.kind != "predict" else (),
-            tuple(tensor_of(variable) for variable in held),
-            tuple(v.role for v in variables),
-            configs,
-        )
-
-
-def _elements(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
-
-
-def _sender(
-    on_step: OnStep, rows: Callable[[Any], list[Sequence[Results]]], accumulation: int
-) -> Callable[[int, Any], None]:
-    """What the core calls with each device iteration."""
-
-    def sent(iteration: int, results: Any) -> None:
-        for number, results_of_step in enumerate(rows(results)):
-            on_step(iteration * accumulation + number, results_of_step)
-
-    return sent

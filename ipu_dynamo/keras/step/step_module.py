@@ -105,11 +105,14 @@ class StepModule(nn.Module):
             scope = StatelessScope(collect_losses=True, initialize_variables=False)
             mapping_of(scope).update(mapping)
             write = partial(self._write, scope, present)
-            self._walk = None if self._plan is None else StageWalk(self._plan, write)
+            self._walk = None if self._plan is None else self._new_walk(self._plan, write)
             with scope:
                 results = self._step(x, y, sample_weight)
             write()
         return results
+
+    def _new_walk(self, plan: StagePlan, write: Callable[[], None]) -> StageWalk:
+        return StageWalk(plan, write)
 
     def _step(self, x: Any, y: Any, sample_weight: Any) -> Any:
         (model,) = self._keras

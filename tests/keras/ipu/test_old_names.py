@@ -18,6 +18,7 @@ OFFERED = {
     "ops.pipelining_ops": ["PipelineSchedule", "RecomputationMode"],
     "pipelining_ops": ["PipelineSchedule", "RecomputationMode"],
     "gradient_accumulation": ["GradientAccumulationReductionMethod"],
+    "serving": ["export_keras"],
 }
 ENUMERATIONS = [
     "SelectionOrder",

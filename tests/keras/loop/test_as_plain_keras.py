@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+import ipu_dynamo
 from ipu_dynamo.keras import IPUStrategy
 
 BATCH, EPOCHS, ROWS = 2, 12, 48
@@ -108,6 +109,9 @@ def test_steering_callbacks_and_files(
         model.set_replication_options("mean")
         model.set_asynchronous_callbacks(asynchronous)
         history = fitted(model, ours, BATCH)
+    program = [p for p in ipu_dynamo.programs() if p.kind == "training"][-1]
+    assert program.num_stages == (2 if stages else 1)
+    assert program.replicas == replicas
     tolerance = 1e-5 if replicas == 1 else 1e-3
     assert 3 < len(expected.epoch) < EPOCHS  # the early stop came
     assert len(set(expected.history["learning_rate"])) > 1  # and a smaller rate

@@ -178,15 +178,19 @@ class BreakingLayer(keras.layers.Layer):
         return inputs
 
 
-def machine_model():
+def machine_model(*, pipelined):
     keras.utils.set_random_seed(1)
     layer = BreakingLayer()
-    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+    dense = keras.layers.Dense(3)
+    model = keras.Sequential([keras.Input((3,)), dense, layer, keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=STEPS)
+    if pipelined:
+        model.set_pipeline_stage_assignment([0, 1, 1])
+        model.set_pipelining_options(STEPS)
     return model, layer
 
 
-def break_rounds(rounds, seed=0):
+def break_rounds(rounds, seed=0, *, pipelined=False):
     """Rounds of an exception at a random batch, in source, callback and layer, on real programs.
 
     Returns:
@@ -194,8 +198,8 @@ def break_rounds(rounds, seed=0):
     """
     rng, longest = random.Random(seed), 0.0
     x, y = arrays(4 * BATCHES)
-    with IPUStrategy().scope():
-        model, layer = machine_model()
+    with IPUStrategy(2 if pipelined else 1).scope():
+        model, layer = machine_model(pipelined=pipelined)
         model.fit(x, y, batch_size=4, verbose=0)
         for number in range(rounds):
             where = ("source", "callback", "layer")[number % 3]
@@ -221,6 +225,7 @@ def break_rounds(rounds, seed=0):
     return longest
 
 
-def test_rounds_of_failures_on_the_machine(monkeypatch):
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_rounds_of_failures_on_the_machine(monkeypatch, pipelined):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
-    break_rounds(ROUNDS)
+    break_rounds(ROUNDS, pipelined=pipelined)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import ipu_dynamo
 from ipu_dynamo.errors import ExecutionError
-from ipu_dynamo.keras import IPUStrategy
+from ipu_dynamo.keras import IPUStrategy, PipelineStage
 from tests.keras.loop.cases import Recorder, arrays
 
 MARK = 77.0
@@ -106,3 +107,33 @@ def test_an_exception_within_a_program_leaves_the_last_complete_update(asynchron
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     steps = recorder.numbers("on_train_batch_end")
     assert steps == (list(range(len(steps))) if asynchronous else [3])
+
+
+class InStages(keras.Model):
+    """A subclass that enters stages in `call`: nothing knows of them before it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(2)
+
+    def call(self, x):
+        with PipelineStage(0):
+            h = self.first(x)
+        with PipelineStage(1):
+            return self.last(h)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_stages_of_an_unbuilt_subclass_are_met_before_steps_are_planned(method):
+    x, y = arrays(16)
+    with IPUStrategy(2).scope():
+        model = InStages()
+        model.compile("sgd", "mse", steps_per_execution=4)
+        model.set_pipelining_options(4)
+        data = {"x": x} if method == "predict" else {"x": x, "y": y}
+        getattr(model, method)(**data, batch_size=2, verbose=0)
+        program = ipu_dynamo.programs()[-1]
+        assert (program.num_stages, program.num_ipus) == (2, 2)
+        model.steps_per_execution = 1
+        with pytest.raises(ValueError, match=r"at least|multiple"):
+            model.predict(x, batch_size=2, verbose=0)

@@ -151,6 +151,17 @@ def test_adding_staged_layers_goes_on():
 
 
 @pytest.mark.usefixtures("_scope")
+def test_what_is_set_afterwards_counts():
+    model = keras.Sequential([keras.Input((3,))])
+    for stage in (0, 1):
+        with PipelineStage(stage):
+            model.add(D(3))
+    model.set_pipeline_stage_assignment([0, 0])
+    assert stage_plan(model).num_stages == 1
+    assert stages(model) == [0, 0]
+
+
+@pytest.mark.usefixtures("_scope")
 def test_a_nested_model_has_its_own_stages():
     with PipelineStage(0):
         first = D(3)

@@ -44,6 +44,13 @@ class TestOrder:
         ]
         assert inbound == [["x"], ["shared"], ["shared"], ["shared", "right"]]
 
+    def test_a_layer_that_gives_several_inputs_is_inbound_once(self):
+        inputs = keras.Input((3,), name="x")
+        x = D(3, name="first")(inputs)
+        model = extend(keras.Model(inputs, keras.layers.Add()([x + x, x])))
+        inbound = model.get_pipeline_stage_assignment()[1].inbound_layers
+        assert [layer.name for layer in inbound] == ["first"]
+
     def test_the_node_index_counts_calls_in_any_graph(self):
         layer = D(3, name="shared")
         layer(keras.Input((3,)))
@@ -99,6 +106,28 @@ class TestOrder:
         model.get_layer("inner").set_pipeline_stage_assignment([0, 1])
         element = model.get_pipeline_stage_assignment()[1]
         assert [each.pipeline_stage for each in element.pipeline_stage_assignments] == [0, 1]
+        element.pipeline_stage_assignments[0].pipeline_stage = 7
+        first, other = model.get_layer("inner"), model.get_pipeline_stage_assignment()[2]
+        assert first.get_pipeline_stage_assignment()[0].pipeline_stage == 0
+        assert other.pipeline_stage_assignments[0].pipeline_stage == 0
+
+    def test_calls_are_counted_in_their_own_order_and_not_in_post_order(self):
+        class Branches(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.last = D(3, name="a"), D(3, name="b"), D(1, name="last")
+
+            def call(self, x):
+                return [self.last(self.a(x)), self.last(self.b(x))]
+
+        model = extend(Branches())
+        model.build((None, 3))
+        calls = [
+            (element.node_index, element.inbound_layers[0].name)
+            for element in model.get_pipeline_stage_assignment()
+            if element.layer is model.last
+        ]
+        assert calls == [(1, "b"), (0, "a")]
 
     def test_text_names_layer_index_and_stage(self):
         element = FunctionalLayerPipelineStageAssignment(D(1, name="d"), 2, pipeline_stage=3)
@@ -275,6 +304,15 @@ def test_a_sequential_with_a_model_inside_is_checked_by_flow():
     model.set_pipeline_stage_assignment(fill(assignment, [0, 0, 2, 2]))
     model.set_pipeline_stage_assignment([0, 1, 2])
     assert [e.pipeline_stage for e in model.get_pipeline_stage_assignment()[::2]] == [0, 2]
+
+
+def test_the_flow_goes_through_masks_into_models():
+    inner = keras.Sequential([keras.Input((4, 3)), keras.layers.LSTM(2, name="lstm")])
+    inputs = keras.Input((4,), dtype="int32")
+    x = keras.layers.Embedding(5, 3, mask_zero=True)(inputs)
+    model = extend(keras.Model(inputs, inner(x)))
+    with pytest.raises(ValueError, match=r"layer lstm .*which has not yet been executed"):
+        model.set_pipeline_stage_assignment(fill(model.get_pipeline_stage_assignment(), [1, 0]))
 
 
 @pytest.mark.parametrize("change", ["add", "pop"])

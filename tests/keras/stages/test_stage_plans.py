@@ -227,6 +227,29 @@ def test_a_subclass_of_several_inputs():
     assert torch.equal(run(stage_plan(model, x), x)["sum"], model(x)["sum"])
 
 
+def test_calls_go_by_stage_before_post_order():
+    inputs = keras.Input((3,))
+    late, early = D(3, name="late")(inputs), D(3, name="early")(inputs)
+    model = extend(keras.Model(inputs, keras.layers.Add(name="add")([late, early])))
+    stages = {"late": 1, "early": 0, "add": 1}
+    assignment = model.get_pipeline_stage_assignment()
+    assert [element.layer.name for element in assignment] == ["late", "early", "add"]
+    for element in assignment:
+        element.pipeline_stage = stages[element.layer.name]
+    model.set_pipeline_stage_assignment(assignment)
+    plan = stage_plan(model)
+    assert [call.operation.name for call in plan.invocations] == ["early", "late", "add"]
+    x = torch.rand(2, 3)
+    assert torch.equal(run(plan, x), model(x))
+
+
+def test_a_build_for_a_trace_is_not_noted():
+    model = extend(Subclass())
+    with keras.StatelessScope():
+        model.build((83, 3))
+    assert state_of(model).input_specs is None
+
+
 def test_masks_are_operations_of_the_graph():
     layers = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.GlobalAveragePooling1D()]
     model = extend(keras.Sequential([keras.Input((4,), dtype="int32"), *layers, D(1)]))

@@ -51,12 +51,11 @@ def test_replicas_are_what_the_ipus_make(num_ipus, stages, mapping, replicas):
 
 
 @pytest.mark.parametrize(
-    ("num_ipus", "words"), [(1, ["multiple of 4", "has 1"]), (6, ["6 IPUs", "4", "num_ipus=8"])]
+    ("num_ipus", "words"), [(1, "multiple of 4.* 1"), (6, r"6 IPUs.* 4 .*num_ipus=8")]
 )
 def test_too_few_ipus_and_no_multiple_are_refused(num_ipus, words):
-    with IPUStrategy(num_ipus=num_ipus).scope(), pytest.raises(ValueError) as error:
+    with IPUStrategy(num_ipus=num_ipus).scope(), pytest.raises(ValueError, match=words):
         replica_count(make(stages=[0, 1, 2, 2]))
-    assert all(word in str(error.value) for word in words)
 
 
 def test_a_mapping_of_another_length_is_refused():
@@ -65,18 +64,15 @@ def test_a_mapping_of_another_length_is_refused():
 
 
 def test_an_empty_stage_is_refused():
-    with IPUStrategy(num_ipus=4).scope(), pytest.raises(RuntimeError, match=r"\[1\]"):
-        model = make()
-        elements = model.get_pipeline_stage_assignment()
-        for element, stage in zip(elements, (0, 0, 2, 2), strict=True):
-            element.pipeline_stage = stage
+    with IPUStrategy(num_ipus=4).scope():
         inputs = keras.Input((4,))
-        functional = keras.Model(inputs, L.Dense(2)(L.Dense(2)(inputs)))
-        functional.compile("sgd", "mse")
-        elements = functional.get_pipeline_stage_assignment()
+        model = keras.Model(inputs, L.Dense(2)(L.Dense(2)(inputs)))
+        model.compile("sgd", "mse")
+        elements = model.get_pipeline_stage_assignment()
         elements[0].pipeline_stage, elements[1].pipeline_stage = 0, 2
-        functional.set_pipeline_stage_assignment(elements)
-        call_shape(functional, "predict", 8)
+        model.set_pipeline_stage_assignment(elements)
+        with pytest.raises(RuntimeError, match=r"\[1\]"):
+            call_shape(model, "predict", 8)
 
 
 def test_shapes_count_steps_and_updates():

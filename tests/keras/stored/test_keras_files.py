@@ -187,6 +187,36 @@ def test_without_a_scope_a_file_is_a_plain_model(tmp_path):
     assert not is_extended(loaded[0])
 
 
+def test_calls_in_other_graphs_are_not_counted(tmp_path):
+    layer = D(1, name="shared")
+    layer(keras.Input((3,)))
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, layer(layer(D(3)(inputs)) * np.ones((1, 3), "float32")))
+    assignment = fill(model.get_pipeline_stage_assignment(), [0, 1, 1])
+    assert [element.node_index for element in assignment] == [0, 1, 2]
+    model.set_pipeline_stage_assignment(assignment)
+    loaded = through_file(model, tmp_path)
+    assert names(loaded.get_pipeline_stage_assignment())[1:] == [("shared", 0), ("shared", 1)]
+
+
+def test_layers_of_a_subclass_that_keras_names_are_found_again(tmp_path):
+    class Unnamed(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.a, self.b = D(3), D(1)
+
+        def call(self, x):
+            return self.b(self.a(x))
+
+    model = Unnamed()
+    model.build((None, 3))
+    model.set_pipeline_stage_assignment([0, 1])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Unnamed": Unnamed})
+    assert loaded.a.name != model.a.name
+    assert all_stages(loaded.get_pipeline_stage_assignment()) == [0, 1]
+
+
 def test_weights_files_leave_seeds_alone(tmp_path):
     model = with_options("sequential")
     model.save_weights(tmp_path / "m.weights.h5")

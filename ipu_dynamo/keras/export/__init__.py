@@ -1,0 +1,1 @@
+"""Export an extended model as a saved program that calls an executable."""
