@@ -222,9 +222,7 @@ def with_call(draft: Draft, edges: Border, digest: str, micro_batch: MicroBatch)
     return result
 
 
-def _ranges(
-    draft: Draft, micro_batch: MicroBatch, host: Sequence[fx.Node]
-) -> Mapping[Any, Any]:
+def _ranges(draft: Draft, micro_batch: MicroBatch, host: Sequence[fx.Node]) -> Mapping[Any, Any]:
     """The sizes that calls may choose: one row is enough for an executable, where the host only
     casts; exported programs often say two."""
     ranges, symbol = dict(draft.range_constraints), micro_batch.symbol
