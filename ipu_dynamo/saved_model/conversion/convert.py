@@ -71,6 +71,8 @@ def convert(
     programs = SavedPrograms(dir, trust=trust)
     names = frozenset(tags)
     with programs.signature(names, signature_def) as signature:
+        if signature.placement is not None:
+            raise ValueError(f"{dir} is converted already: convert the program that it is made of")
         converted = convert_program(from_exported(signature), request.options)
     pipeline = None
     if request.options.pipeline_cfg is not None:
@@ -158,7 +160,7 @@ def _write(
         params[SOLUTION] = pipeline.solution.to_json()
     (folder / PARAMS).write_bytes(f"{json.dumps(params, indent=1)}\n".encode())
     if (source / _ASSETS).is_dir():
-        shutil.copytree(source / _ASSETS, folder / _ASSETS)
+        shutil.copytree(source / _ASSETS, folder / _ASSETS, symlinks=True)
     (folder / FILE).write_bytes(write_index([MetaGraph(tags, {key: entry})]))
     return outside
 

@@ -279,6 +279,51 @@ def test_sizes_of_data_stay_on_the_host(tmp_path):
         close(signature(x=x), {"output_0": Nonzero()(x)})
 
 
+class Scalar(nn.Module):
+    def forward(self, x):
+        total = x.sum()
+        return total * 2 + x, total
+
+
+class WithoutInputs(nn.Module):
+    def forward(self, x):
+        return torch.arange(4.0) * 2, x + 1, x
+
+
+class Repeated(nn.Module):
+    def forward(self, x):
+        unused = x.relu()
+        y = x + 1
+        return y, y, y.view(-1), unused[:0]
+
+
+@pytest.mark.parametrize("module", [Scalar(), WithoutInputs(), Repeated()])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"excluded_nodes": ["sum", "arange", "view"]},
+        {"excluded_nodes": ["add"]},
+        {"num_ipus": 2, "manual_sharding": [["."], ["mul", "view"]]},
+    ],
+)
+def test_odd_borders_keep_what_a_program_computes(tmp_path, module, options):
+    x = torch.randn(3, 4)
+    save(tmp_path / "p", {"serving_default": (module, (x,))})
+    convert(tmp_path / "p", tmp_path / "o", **options)
+    with load(tmp_path / "o")["serving_default"] as signature:
+        results = signature(x=x)
+        close(results, {f"output_{i}": value for i, value in enumerate(module(x))})
+        results["output_0"].add_(1)  # results are new tensors
+        close(signature(x=x), {f"output_{i}": value for i, value in enumerate(module(x))})
+
+
+def test_converted_programs_are_not_converted_again(folder, tmp_path):
+    convert(folder, tmp_path / "o", **TAGS)
+    with pytest.raises(ValueError, match="converted already"):
+        convert(tmp_path / "o", tmp_path / "again", **TAGS)
+
+
 def single_options(names, rng):
     """An option of each kind, for a program with nodes of these names."""
     few = [f"^{re.escape(name)}$" for name in rng.sample(names, min(len(names), 4))]
