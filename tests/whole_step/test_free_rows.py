@@ -175,6 +175,6 @@ def test_partial_sums_of_halves_keep_rows_apart(model, shape):
     options = {**EAGER, "partials": "half", "convolution_partials": "half"}
     compiled = compile_inference(model, options)
     expected = compiled(x)
-    assert any("half_partials" in str(f) for f in compiled.program.functions)
+    assert "half_partials" in str(compiled.program)
     for rows in (1, 3):
         assert torch.equal(free_rows(compiled)(x[:rows]), expected[:rows])

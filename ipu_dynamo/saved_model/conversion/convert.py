@@ -145,6 +145,7 @@ def _write(
         draft.method_name,
         exported.parameter_names,
         placement,
+        {name: v.tolist() for name, v in draft.defaults.items() if name in exported.inputs},
     )
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(content)
