@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops import half_partial_sums
+from ipu_dynamo.ops.precision import half_partial_sums
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.micro_batch.batch_table import (

@@ -14,10 +14,11 @@ from torch import nn
 from ipu_dynamo.saved_model import convert, load, save
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from tests.saved_model.programs import branches, exported
-from tests.saved_model.test_command import refused, run  # noqa: F401  a fixture
+from tests.saved_model.test_command import SERVE, refused, run  # noqa: F401  a fixture
 from tests.saved_model.test_real_models import bert, residual, vit
 
-FIXTURES = sorted((Path(__file__).parent.parent / "fixtures").glob("*/*.npz"))
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+RESULTS = sorted((p for p in FIXTURES.glob("*/*-*.npz") if "examples" not in str(p)), key=str)
 
 
 @pytest.fixture(autouse=True)
@@ -404,9 +405,7 @@ def test_models_compute_the_same_after_every_option(tmp_path, build, dynamic):
     check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FIXTURES if "-" in p.stem], ids=lambda p: f"{p.parent.name}-{p.stem}"
-)
+@pytest.mark.parametrize("path", RESULTS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     pytest.importorskip("google.protobuf")
     tags, key = path.stem.split("-")
@@ -418,3 +417,20 @@ def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_conversions(path.parent, tags.split("+"), key, feeds, expected, tmp_path, choices)
+
+
+def test_features_of_examples_keep_their_defaults(tmp_path, run):  # noqa: F811
+    pytest.importorskip("google.protobuf")
+    source = FIXTURES / "tf1_examples"
+    expected = np.load(source / "serve-serving_default.npz")["out/y"]
+    convert(source, tmp_path / "o", int64_to_int32_conversion=True)
+    text = 'inputs=[{"ids": [0, 1, 2, 3, 4, 8]}, {"ids": [5, 5, 5, 5, 5, 5]}]'
+    command = ("run", "--dir", tmp_path / "o", *SERVE, "--outdir", tmp_path / "results")
+    assert run(*command, "--input_examples", text)[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "results" / "y.npy"), expected, rtol=1e-5)
+    index = tmp_path / "o" / "saved_model.json"
+    before = index.read_text()
+    for wrong in ('"defaults": {"weight": [[0.5]]}', '"defaults": {"none": [1]}', '"defaults": []'):
+        written = re.sub(r'"defaults": \{.*?\}', wrong, before, flags=re.DOTALL)
+        index.write_text(written)
+        refused(run(*command, "--input_examples", text), "defaults")
