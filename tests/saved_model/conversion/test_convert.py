@@ -55,7 +55,7 @@ def close(results, expected, off=1e-5):
     assert results.keys() == expected.keys()
     for name, value in expected.items():
         assert results[name].dtype == value.dtype
-        largest = float(value.abs().max()) if value.numel() else 0.0
+        largest = float(value.double().abs().max()) if value.numel() else 0.0
         torch.testing.assert_close(results[name], value, rtol=0, atol=off * largest)
 
 
@@ -201,6 +201,13 @@ def test_nodes_that_all_are_excluded_leave_nothing_to_shard(folder, tmp_path):
         convert(folder, tmp_path / "o", **TAGS, excluded_nodes=["."], manual_sharding=[["a"]])
 
 
+def test_executables_need_a_node_on_an_ipu(folder, tmp_path):
+    config = {"embedded_runtime_exec_cachedir": "exec", "runtime_api_timeout_us": 1}
+    options = {"embedded_runtime_save_config": config, "int64_to_int32_conversion": True}
+    with pytest.raises(ValueError, match=r"embedded_runtime.*no node is placed on an IPU"):
+        convert(folder, tmp_path / "o", **TAGS, excluded_nodes=["."], **options)
+
+
 def test_merging_makes_one_partition(folder, tmp_path):
     excluded = ["^right/linear$", "^mul$"]  # between nodes of IPUs, in the order of the graph
     for merged, count in ((False, 3), (True, 2)):
@@ -209,6 +216,21 @@ def test_merging_makes_one_partition(folder, tmp_path):
         with load(out, ["serve", "cpu"])["serving_default"] as signature, torch.no_grad():
             assert len(signature.placement.partitions) == count
             close(signature(**inputs()), branches()(**inputs()))
+
+
+def test_merging_leaves_casts_of_results_behind(tmp_path):
+    class Best(nn.Module):
+        def forward(self, add):
+            return (add + 1).argmax(-1), add.ne(0)
+
+    x = torch.randn(3, 4)
+    save(tmp_path / "p", {"serving_default": (Best(), (x,))})
+    options = {"merge_subgraphs": True, "int64_to_int32_conversion": True}
+    convert(tmp_path / "p", tmp_path / "o", **options, excluded_nodes=["ne"])
+    assert list(nodes(tmp_path / "o", tags=["serve"]))[:2] == ["add", "add_1"]
+    with load(tmp_path / "o")["serving_default"] as signature:
+        best, ne = Best()(x)
+        close(signature(add=x), {"output_0": best, "output_1": ne})
 
 
 def test_placements_that_do_not_fit_are_refused(folder, tmp_path):

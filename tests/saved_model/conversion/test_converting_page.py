@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ipu_dynamo.saved_model.conversion.options import NAMES
 from tests.saved_model.test_command import run  # noqa: F401  a fixture
 
 pytest.importorskip("google.protobuf")
@@ -38,3 +39,9 @@ def test_a_model_of_tensorflow_is_served_in_five_commands(run, tmp_path, monkeyp
     assert (places["ones"], places["MatMul"], places["MatMul_3"]) == ("host", "ipu 0", "ipu 1")
     assert "float16" in printed[3]
     assert np.load("results/logits.npy").shape == (2, 8)
+
+
+def test_the_page_lists_every_option():
+    listed = re.findall(r"^\| (`--.*?) \|", PAGE.read_text(), re.MULTILINE)
+    names = [name for row in listed for name in re.findall(r"`--(\w+)`", row)]
+    assert sorted(names) == sorted([*NAMES, "config_file"])
