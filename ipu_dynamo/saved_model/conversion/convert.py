@@ -26,6 +26,7 @@ from ipu_dynamo.saved_model.files.new_folder import new_folder
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
 from ipu_dynamo.saved_model.files.publish import publish
 from ipu_dynamo.saved_model.save import file_name, program_folder
+from ipu_dynamo.saved_model.signature import Signature
 
 PARAMS = "conversion_params.json"
 _ASSETS = "assets"
@@ -71,6 +72,7 @@ def convert(
     programs = SavedPrograms(dir, trust=trust)
     names = frozenset(tags)
     with programs.signature(names, signature_def) as signature:
+        _check_source(signature, programs.path)
         if signature.placement is not None:
             raise ValueError(f"{dir} is converted already: convert the program that it is made of")
         converted = convert_program(from_exported(signature), request.options)
@@ -93,6 +95,15 @@ def convert(
         publish({} if pipeline is None else pipeline.files)
         publish(outside)
         shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+
+
+def _check_source(signature: Signature, path: Path) -> None:
+    """Raise ValueError for a program of which a part is compiled already."""
+    if signature.placement is not None and signature.placement.executable is not None:
+        raise ValueError(
+            f"{path} calls the executable {signature.placement.executable!r}: convert the program "
+            "that it was made of"
+        )
 
 
 def _write(
