@@ -14,6 +14,7 @@ from benchmarks import (
     loops,
     pipeline,
     recurrent,
+    saved_programs,
     traced_updates,
     training_step,
 )
@@ -54,6 +55,12 @@ CASES = {
         f"recurrent_{kind}": Case(contenders, f"2 layers of {kind.upper()}, 100 steps, batch 32")
         for kind, contenders in recurrent.CASES.items()
     },
+    "saved_executable": Case(
+        saved_programs.encoder, "6 layers, width 512, four batches of 4 in a call of an executable"
+    ),
+    "saved_executable_small": Case(
+        saved_programs.small, "MLP 64-128-10, four batches of 32 in a call of an executable"
+    ),
     "for_loop": Case(loops.contenders, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
     "half_partials": Case(half.partial_sums, "a product and its gradients"),
     "half_training": Case(half.training_step, "a small language model in float16"),
@@ -68,4 +75,5 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "traced_updates": traced_updates.seconds,
     "for_loop": loops.programs,
     "recurrent": recurrent.first_calls,
+    "saved_programs": saved_programs.reading,
 }  # what else is to be known, by name: figures by what they say

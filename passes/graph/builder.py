@@ -8,6 +8,7 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.marks.inner_gradients import take_gradients_op
 from ipu_dynamo.program import GROUP
 
 aten = torch.ops.aten
@@ -52,6 +53,10 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
     known = [source.meta["val"] for source in node.all_input_nodes]
     known += [origin.meta["val"]] if origin is not None else []
     with fake_mode_of(known), torch.no_grad():
+        if node.target is take_gradients_op:
+            inputs: Any = args[1]
+            # Values that were evaluated again lead to nothing in autograd.
+            return [torch.empty_like(x, requires_grad=False) for x in inputs]
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 

@@ -15,9 +15,17 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.precision import half_partial_sums
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
-from ipu_dynamo.passes.micro_batch.batch_table import RULES, Operator, batch_norm, shape_of
+from ipu_dynamo.passes.micro_batch.batch_table import (
+    RULES,
+    Operator,
+    Rule,
+    batch_norm,
+    pattern,
+    shape_of,
+)
 from ipu_dynamo.passes.micro_batch.placements import (
     Kind,
     Label,
@@ -136,9 +144,9 @@ class _Rows(Planner):
             )
         if kinds <= {Kind.REPLICATE}:
             return Kind.REPLICATE
-        if target is aten.index.Tensor:
+        if rule := _OWN_RULES.get(target):
             op = Operator(node, self.split.n, self.split.at)
-            row = _looked_up(op)
+            row = rule(op)
             return Kind.DEFERRED if row is None else self.fit(op, row) or Kind.DEFERRED
         if target not in RULES or RULES[target] is batch_norm:
             _refuse("this operator is not known to keep the rows of a batch apart", node)
@@ -218,3 +226,10 @@ def _number_of_row(node: fx.Node, rows: int) -> int | None:
 
 def _refuse(problem: str, node: fx.Node | None = None, *, where: str = "") -> NoReturn:
     raise CompileError(problem, node=node, where=where, hint=_HINT, id="free-rows")
+
+
+_OWN_RULES: dict[object, Rule] = {  # of what the table has otherwise, or only inference has
+    aten.index.Tensor: _looked_up,
+    half_partial_sums.matmul: pattern("*i. *.k -> *ik"),
+    half_partial_sums.conv: pattern("n.~ ~ -> n.~"),
+}

@@ -50,7 +50,8 @@ class TracedStep:
     """An update of several parameters, with the division of their gradients."""
 
     def __init__(self, divided: Sequence[CompleteGradient], update: TracedParameterUpdate) -> None:
-        self._divided, self.write = tuple(divided), update.write
+        self._divided = tuple(gradient for gradient in divided if not gradient.is_divided)
+        self.write = update.write
 
     def prepare(self) -> None:
         """Divide the gradients that nothing before has divided."""

@@ -76,6 +76,11 @@ class CompleteGradient:
     def __init__(self, total: Tensor, gradient: Tensor, scale: GradientScale | None) -> None:
         self._total, self.gradient, self._scale = total, gradient, scale
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.gradient is self._total and self._scale is None
+
     def divide(self) -> None:
         """Divide it."""
         if self.gradient is not self._total:

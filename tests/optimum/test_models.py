@@ -130,15 +130,18 @@ PARTS = {
 
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "door"),
     [
-        pytest.param(name, marks=[] if name == "llama" else pytest.mark.slow)
+        pytest.param(
+            name, door, marks=[] if (name, door) == ("llama", "core") else pytest.mark.slow
+        )
         for name in SMALL
         if name not in ("vit", "two_lists")
+        for door in ("poptorch", "core")
     ],
 )
-def test_training_in_parts_is_that_of_the_plain_model(name, what):
-    train(name, 2, "core", **PARTS[what])
+def test_training_in_parts_is_that_of_the_plain_model(name, door, what):
+    train(name, 2, door, **PARTS[what])
 
 
 def test_splits_are_on_their_ipus():

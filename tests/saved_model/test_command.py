@@ -68,7 +68,8 @@ def test_processes_end_as_the_command_says(folder):
         (("show", "--dir", "x", "--nodes"), "--nodes needs"),
         (("show", "--dir", "x", "--list_ops"), "--list_ops needs"),
         (("show", "--dir", "x", "--signature_def", "y"), "needs --tag_set"),
-        (("convert", "--dir", "x"), "invalid choice"),
+        (("convert", "--dir", "x"), "--output_dir"),
+        (("freeze", "--dir", "x"), "invalid choice"),
     ],
 )
 def test_wrong_usage_ends_with_2(run, arguments, problem):

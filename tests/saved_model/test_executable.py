@@ -13,7 +13,9 @@ from torch import nn
 from torch.export import Dim
 
 from ipu_dynamo.saved_model import load, save
+from ipu_dynamo.saved_model.command.main import main
 from ipu_dynamo.saved_model.conversion.convert import convert
+from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings
 from tests.saved_model.converting import (
     assert_like,
     converted,
@@ -21,7 +23,6 @@ from tests.saved_model.converting import (
     inputs,
     save_branches,
 )
-from tests.saved_model.programs import command
 
 
 @pytest.fixture(autouse=True)
@@ -166,16 +167,14 @@ def test_a_second_size_that_calls_choose_is_refused(tmp_path):
 # --- Host nodes around, options ------------------------------------------------------------------
 
 
-def test_host_nodes_stay_around_the_call(tmp_path, source):
+def test_host_nodes_stay_around_the_call(tmp_path, source, capsys):
     options = embedded(excluded_nodes=["^table/", "^res/", "^view", "transpose"], batch_size=2)
     signature = converted(source[0], tmp_path / "out", **options)
     assert_like(signature, source[1], 5)
-    shown = json.loads(
-        command(
-            "show", "--dir", tmp_path / "out", "--tag_set", "serve", "--signature_def",
-            "serving_default", "--nodes", "--json",
-        ).stdout
-    )  # fmt: skip
+    capsys.readouterr()
+    arguments = ["--dir", str(tmp_path / "out"), "--tag_set", "serve"]
+    assert not main(["show", *arguments, "--signature_def", "serving_default", "--nodes", "--json"])
+    shown = json.loads(capsys.readouterr().out)
     nodes = {node["name"]: node for node in shown if node["kind"] == "op"}
     assert nodes["left/0/0/linear"]["device"] == "ipu"
     assert nodes["left/0/0/linear"]["ipu"] == 0
@@ -338,6 +337,12 @@ def test_an_operator_that_is_not_here_is_refused_by_name(program, tmp_path, monk
     assert "aten.tanh.default" in refused(program[0])
 
 
+def test_a_program_that_calls_an_executable_is_not_converted_again(program, tmp_path):
+    with pytest.raises(ValueError, match=r"calls the executable 'cache/"):
+        convert(program[0], tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 # --- The object ----------------------------------------------------------------------------------
 
 
@@ -381,10 +386,8 @@ def test_arguments_are_not_changed_and_results_are_new(program):
     assert second["y"].abs().sum() > 0
 
 
-def test_settings_of_an_executable_hold(program, capfd):
-    result = command(
-        "run", "--dir", program[0], "--tag_set", "serve", "--signature_def", "serving_default",
-        "--input_exprs", "x=np.ones((3,8));y=np.ones((3,8));ids=np.asarray([0,1,2])",
-        "--init_ipu", "--num_ipus", "4", IPU_DYNAMO_ENGINE="eager",
-    )  # fmt: skip
-    assert "is ignored" in result.stderr  # the command makes errors of warnings here
+def test_settings_of_an_executable_hold(program):
+    signature = load(program[0])["serving_default"]
+    with pytest.warns(UserWarning, match="is ignored"):
+        signature.configure(IpuSettings(num_ipus=4))
+    assert signature.settings == IpuSettings()

@@ -1,11 +1,12 @@
-"""Import PyTorch's operator database; keep the hypothesis profile that this would replace."""
+"""Import the databases of PyTorch's tests; keep the hypothesis profile that this would replace."""
 
 from hypothesis import settings
 
 _profile = settings.get_current_profile_name()
 from torch.testing._internal import common_methods_invocations as database  # noqa: E402
+from torch.testing._internal import common_modules as modules  # noqa: E402
 from torch.testing._internal.opinfo.core import SampleInput  # noqa: E402
 
 settings.load_profile(_profile)
 
-__all__ = ["SampleInput", "database"]
+__all__ = ["SampleInput", "database", "modules"]

@@ -161,3 +161,20 @@ def test_inputs_have_the_same_number_of_rows():
     one(torch.randn(1, 3))
     with pytest.raises(CompileError, match="has one row"):
         free_rows(one)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (4, 6)),
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), (4, 2, 6, 6)),
+    ],
+)
+def test_partial_sums_of_halves_keep_rows_apart(model, shape):
+    model, x = model.half().eval(), torch.randn(shape).half()
+    options = {**EAGER, "partials": "half", "convolution_partials": "half"}
+    compiled = compile_inference(model, options)
+    expected = compiled(x)
+    assert "half_partials" in str(compiled.program)
+    for rows in (1, 3):
+        assert torch.equal(free_rows(compiled)(x[:rows]), expected[:rows])

@@ -5,13 +5,8 @@
 
 import pytest
 
-from tests.whole_step.operator_database import (
-    DTYPES,
-    OPERATORS,
-    NotInEagerError,
-    check,
-    names_with,
-)
+from tests.whole_step.database_runs import NotInEagerError
+from tests.whole_step.operator_database import DTYPES, OPERATORS, check, names_with
 from tests.whole_step.operator_lists import FAILURES, OUTSIDE
 
 SOME = 12  # one of so many operators of each type is looked at here

@@ -10,7 +10,12 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.private.tracing import fake_mode, fake_mode_of, to_fake
 from ipu_dynamo.capture.private.update_symbols import as_tensor, free_symbols, record
 from ipu_dynamo.capture.update.number_tensors import Number, NumbersAsTensors, is_half, upcast
-from ipu_dynamo.capture.update.trace_step import HOST, TracedGraph, UntraceableUpdate
+from ipu_dynamo.capture.update.trace_step import (
+    HOST,
+    TracedGraph,
+    UntraceableUpdate,
+    explained,
+)
 from ipu_dynamo.capture.update.world import Leaf, World
 
 aten = torch.ops.aten
@@ -77,7 +82,10 @@ def lower(traced: TracedGraph) -> Lowered:
         return [*made, *_conditions(traced, given, interpreter.items)]
 
     with torch.no_grad(), mode:
-        module = record(run, [*parameters, *gradients, *leaves])
+        try:
+            module = record(run, [*parameters, *gradients, *leaves])
+        except Exception as error:
+            raise explained(error, world) from error
     graph = module.graph
     placeholders = list(graph.find_nodes(op="placeholder"))
     by_path = {x.path: p for x, p in zip(traced.taken, placeholders[2 * count :], strict=True)}

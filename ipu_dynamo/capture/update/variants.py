@@ -11,6 +11,13 @@ from torch.optim import Optimizer
 from ipu_dynamo.capture.update.cut_step import cut
 from ipu_dynamo.capture.update.lower_step import lower
 from ipu_dynamo.capture.update.plan_step import Plan, plan
+from ipu_dynamo.capture.update.representatives import (
+    places,
+    plan_of,
+    reduced,
+    representatives,
+    step_for_all,
+)
 from ipu_dynamo.capture.update.trace_step import (
     HOST,
     UntraceableUpdate,
@@ -65,10 +72,26 @@ def trace_variants(
             raise UntraceableUpdate(
                 f"the optimizer keeps other things after each of {_EPOCHS} steps", hint=HOST
             )
-    lowered = [lower(trace_step(world)) for world in worlds]
-    common = plan(lowered[-1], len(worlds) - 1, worlds[0])
-    steps = tuple(cut(step, common, epoch) for epoch, step in enumerate(lowered))
-    return Variants(tuple(worlds), common, steps)
+    stands = representatives(worlds)
+    traced = [reduced(world, stands) for world in worlds]
+    lowered = [lower(trace_step(world)) for world in traced]
+    common = plan(lowered[-1], len(worlds) - 1, traced[0])
+    steps = [cut(step, common, epoch) for epoch, step in enumerate(lowered)]
+    return Variants(
+        tuple(worlds),
+        plan_of(common, traced[-1], worlds[-1], places(stands)),
+        tuple(step_for_all(step, worlds[0], stands) for step in steps),
+    )
+
+
+def trace_variant(world: World, common: Plan) -> tuple[TracedStep, list[str]]:
+    """Trace the step of another variant; the lines by whose conditions it holds, too."""
+    stands = representatives([world])
+    traced = reduced(world, stands)
+    lowered = lower(trace_step(traced))
+    small = plan_of(common, world, traced, list(dict.fromkeys(stands)))
+    step = step_for_all(cut(lowered, small, common.epochs), world, stands)
+    return step, [line for _, line in lowered.conditions]
 
 
 def after_step(world: World) -> World:
@@ -77,6 +100,12 @@ def after_step(world: World) -> World:
     own = [parameter.detach().clone() for parameter in world.parameters]
     values = [_copied(leaf.value, own, leaf.refers) for leaf in world.leaves]
     shadow = world.shadow(values, own, [torch.zeros_like(p) for p in own])
+    if {id(p) for group in shadow.param_groups for p in group["params"]} != {*map(id, own)}:
+        kind = type(world.optimizer)
+        raise UntraceableUpdate(
+            f"{kind.__module__}.{kind.__qualname__} has the groups of another optimizer",
+            hint=f"pass the optimizer that it wraps, or: {HOST}",
+        )
     devices = sorted({p.device.index or 0 for p in own if p.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices):
         try:

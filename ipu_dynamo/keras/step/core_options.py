@@ -73,11 +73,17 @@ def core_options(
     return Options(
         device_iterations=shape.steps // shape.accumulation,
         replicas=shape.replicas,
-        output_mode="all",
+        output_mode="final" if last_results_only(model, kind, shape) else "all",
         locations=locations(_keywords(settings, pipelined=ipus is not None)),
         skipped_sources=(torch.__path__[0], *MACHINERY),
         **more,
     )
+
+
+def last_results_only(model: Any, kind: Kind, shape: CallShape) -> bool:
+    """Whether the results of the last micro-batch are all that is sent to the host."""
+    wanted = bool(state_of(model).settings.accumulate_outfeed)
+    return wanted and shape.pipelined and kind != "predict"
 
 
 def locations(keywords: Mapping[str, Any]) -> Locations:

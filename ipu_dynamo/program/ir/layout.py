@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Self
 
@@ -43,10 +44,7 @@ class Layout:
         return cls(TensorType.of(tensor), stride, str(tensor.device))
 
     def __str__(self) -> str:
-        dense = self.stride == dense_strides(self.type.shape)
-        stride = "" if dense else f"{{{','.join(map(str, self.stride))}}}"
-        device = "" if self.device == "cpu" else f"@{self.device}"
-        return f"{self.type}{stride}{device}"
+        return _text(self)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -74,6 +72,14 @@ class Layout:
         return torch.empty_strided(
             type_.shape, self.stride, dtype=type_.dtype, device=device or self.device
         )
+
+
+@lru_cache(maxsize=4096)  # programs have few layouts, and print each of them often
+def _text(layout: Layout) -> str:
+    dense = layout.stride == dense_strides(layout.type.shape)
+    stride = "" if dense else f"{{{','.join(map(str, layout.stride))}}}"
+    device = "" if layout.device == "cpu" else f"@{layout.device}"
+    return f"{layout.type}{stride}{device}"
 
 
 def device_named(text: str) -> torch.device:

@@ -26,6 +26,7 @@ from ipu_dynamo.saved_model.files.new_folder import new_folder
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
 from ipu_dynamo.saved_model.files.publish import publish
 from ipu_dynamo.saved_model.save import file_name, program_folder
+from ipu_dynamo.saved_model.signature import Signature
 
 PARAMS = "conversion_params.json"
 _ASSETS = "assets"
@@ -71,6 +72,9 @@ def convert(
     programs = SavedPrograms(dir, trust=trust)
     names = frozenset(tags)
     with programs.signature(names, signature_def) as signature:
+        _check_source(signature, programs.path)
+        if signature.placement is not None:
+            raise ValueError(f"{dir} is converted already: convert the program that it is made of")
         converted = convert_program(from_exported(signature), request.options)
     pipeline = None
     if request.options.pipeline_cfg is not None:
@@ -91,6 +95,15 @@ def convert(
         publish({} if pipeline is None else pipeline.files)
         publish(outside)
         shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+
+
+def _check_source(signature: Signature, path: Path) -> None:
+    """Raise ValueError for a program of which a part is compiled already."""
+    if signature.placement is not None and signature.placement.executable is not None:
+        raise ValueError(
+            f"{path} calls the executable {signature.placement.executable!r}: convert the program "
+            "that it was made of"
+        )
 
 
 def _write(
@@ -143,6 +156,7 @@ def _write(
         draft.method_name,
         exported.parameter_names,
         placement,
+        {name: v.tolist() for name, v in draft.defaults.items() if name in exported.inputs},
     )
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(content)
@@ -158,7 +172,7 @@ def _write(
         params[SOLUTION] = pipeline.solution.to_json()
     (folder / PARAMS).write_bytes(f"{json.dumps(params, indent=1)}\n".encode())
     if (source / _ASSETS).is_dir():
-        shutil.copytree(source / _ASSETS, folder / _ASSETS)
+        shutil.copytree(source / _ASSETS, folder / _ASSETS, symlinks=True)
     (folder / FILE).write_bytes(write_index([MetaGraph(tags, {key: entry})]))
     return outside
 

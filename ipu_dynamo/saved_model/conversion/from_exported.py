@@ -54,6 +54,7 @@ def from_exported(signature: Signature) -> Draft:
     for name, spec in signature.outputs.items():
         outputs[name] = values[flat[spec.position]]
     graph.output(tuple(outputs.values()))
+    graph.eliminate_dead_code()
     graph.lint()
     return Draft(
         module_of(graph),

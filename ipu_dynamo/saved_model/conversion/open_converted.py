@@ -4,6 +4,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from ipu_dynamo.saved_model.conversion.draft import IPU, Placement
@@ -13,6 +15,7 @@ from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings, read_setti
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
 from ipu_dynamo.saved_model.conversion.partitions.run_converted import ConvertedProgram
 from ipu_dynamo.saved_model.exported.node_names import Kind
+from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES
 from ipu_dynamo.saved_model.files.index import SignatureEntry
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
 from ipu_dynamo.saved_model.signature import Runner, Signature
@@ -28,7 +31,7 @@ class ConvertedSignature(Signature):
     def __init__(
         self, program: ExportedProgram, entry: SignatureEntry, what: str, folder: Path
     ) -> None:
-        super().__init__(program, entry, what, make_runner=_runner)
+        super().__init__(program, entry, what, defaults=_defaults(entry), make_runner=_runner)
         assert entry.placement is not None
         self._entry, self._folder, self._what = entry.placement, folder, what
         self.settings = read_settings(folder)
@@ -70,6 +73,12 @@ class ConvertedSignature(Signature):
         draft.placement = Placement(self._entry.nodes, self._entry.ipu)
         parts = [Partition(device, names) for device, names in self._entry.partitions]
         return ConvertedProgram(draft, parts, self.settings, self)
+
+
+def _defaults(entry: SignatureEntry) -> dict[str, Tensor]:
+    """The values of a row of inputs that may be left out."""
+    dtypes = {name: DTYPES[entry.inputs[name].dtype] for name in entry.defaults}
+    return {name: torch.tensor(row, dtype=dtypes[name]) for name, row in entry.defaults.items()}
 
 
 def _runner(signature: Signature) -> Runner:

@@ -43,7 +43,7 @@ class Group:
 def name_calls(program: ExportedProgram) -> None:
     """Write a canonical name into every call that has none; results of a tuple go with its call."""
     graph = program.graph
-    taken = {name for node in graph.nodes if (name := _noted(node))}
+    taken = {name for node in graph.nodes if (name := _noted(node))} | _other_names(program)
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -54,6 +54,15 @@ def name_calls(program: ExportedProgram) -> None:
             name = _next(_base_name(node), counts, taken)
             taken.add(name)
             _note(node, name)
+
+
+def _other_names(program: ExportedProgram) -> set[str]:
+    """The names of inputs and of what the program holds, which no call has."""
+    return {
+        str(spec.target).replace(".", "/") if spec.target is not None else str(spec.arg.name)
+        for spec in program.graph_signature.input_specs
+        if spec.target is not None or hasattr(spec.arg, "name")
+    }
 
 
 def groups(

@@ -16,6 +16,7 @@ FORMAT, FORMAT_VERSION = "ipu_dynamo.saved_model", 1
 LARGEST = 1 << 26
 _SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NEEDED = {"method_name", "program", "sha256", "inputs", "outputs"}
+_OPTIONAL = {"parameter_names", "placement", "defaults"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class SignatureEntry:
         sha256: of that file.
         parameter_names: canonical names of parameters, where they are not the qualified ones.
         placement: where the nodes of a converted program run.
+        defaults: of one row, as nested lists of numbers, of inputs that may be left out.
     """
 
     program: str
@@ -36,6 +38,7 @@ class SignatureEntry:
     method_name: str = "predict"
     parameter_names: Mapping[str, str] = field(default_factory=dict)
     placement: PlacementEntry | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -49,6 +52,8 @@ class SignatureEntry:
             value["parameter_names"] = dict(self.parameter_names)
         if self.placement is not None:
             value["placement"] = self.placement.to_json()
+        if self.defaults:
+            value["defaults"] = dict(self.defaults)
         return value
 
 
@@ -139,7 +144,7 @@ def _meta_graph(value: Any, what: str) -> MetaGraph:
 def _entry(value: Any, what: str) -> SignatureEntry:
     if not isinstance(value, dict) or not value.keys() >= _NEEDED:
         raise ValueError(f"{what}: lacks one of {', '.join(sorted(_NEEDED))}")
-    if unknown := sorted(value.keys() - _NEEDED - {"parameter_names", "placement"}):
+    if unknown := sorted(value.keys() - _NEEDED - _OPTIONAL):
         raise ValueError(f"{what}: {unknown[0]!r} is not known here")
     program, digest = value["program"], value["sha256"]
     if not isinstance(program, str) or not _is_inside(program):
@@ -149,16 +154,40 @@ def _entry(value: Any, what: str) -> SignatureEntry:
     names = value.get("parameter_names", {})
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError(f"{what}: parameter_names are no names")
+    inputs = _specs(value["inputs"], f"{what}: inputs")
     return SignatureEntry(
         program,
         digest,
-        _specs(value["inputs"], f"{what}: inputs"),
+        inputs,
         _specs(value["outputs"], f"{what}: outputs"),
         check_text(value["method_name"], f"{what}: method_name"),
         names,
         placement_from_json(value["placement"], f"{what}: placement")
         if "placement" in value
         else None,
+        _defaults(value.get("defaults", {}), inputs, f"{what}: defaults"),
+    )
+
+
+def _defaults(value: Any, inputs: Mapping[str, TensorSpec], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: no object")
+    if unknown := sorted(value.keys() - inputs.keys()):
+        raise ValueError(f"{what}: {unknown[0]!r} is no input")
+    for name, numbers in value.items():
+        if not _is_array(numbers, inputs[name].shape[1:]):
+            raise ValueError(f"{what}: {name!r} is no row of {inputs[name]}")
+    return value
+
+
+def _is_array(value: Any, shape: tuple[int | None, ...]) -> bool:
+    """Whether nested lists of numbers have a shape."""
+    if not shape:
+        return type(value) in (bool, int, float)
+    return (
+        isinstance(value, list)
+        and shape[0] in (None, len(value))
+        and all(_is_array(part, shape[1:]) for part in value)
     )
 
 

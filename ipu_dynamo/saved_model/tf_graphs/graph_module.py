@@ -1,5 +1,6 @@
 """Compute a flat list of TensorFlow's nodes, node by node, as a module that can be exported."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -67,12 +68,22 @@ class GraphModule(nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         values: dict[TfNode, Any] = dict(zip(self._inputs, arguments, strict=True))
+        left = self._readers()
         for node in self._nodes:
             if node not in values:
                 with self._named(node):
                     values[node] = self._value(node, values)
+            for source, _ in node.inputs:
+                left[source] -= 1
+                if not left[source]:
+                    values.pop(source, None)  # a large graph's values take more than its weights
         results = [_result(values[node], index) for node, index in self._outputs]
         return tuple(r.tensor() if isinstance(r, HostInts) else r for r in results)
+
+    def _readers(self) -> Counter[TfNode]:
+        """How often the values of each node are read, as results, too."""
+        read = [source for node in self._nodes for source, _ in node.inputs]
+        return Counter([*read, *(node for node, _ in self._outputs)])
 
     def _value(self, node: TfNode, values: dict[TfNode, Any]) -> Any:
         if node.op == "Const":

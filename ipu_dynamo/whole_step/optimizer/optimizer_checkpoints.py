@@ -5,6 +5,8 @@ from weakref import ref
 
 from torch.optim import Optimizer
 
+from ipu_dynamo.errors import CompileError
+
 
 class _Step(Protocol):
     """A compiled training step, as far as checkpoints need it."""
@@ -38,5 +40,14 @@ def follow_checkpoints(step: _Step, optimizer: Optimizer) -> None:
             alive.write_optimizer_state()
 
     hooks: Any = optimizer
-    hooks.register_state_dict_pre_hook(read)
-    hooks.register_load_state_dict_post_hook(write)
+    try:
+        hooks.register_state_dict_pre_hook(read)
+        hooks.register_load_state_dict_post_hook(write)
+    except AttributeError as error:
+        kind = type(optimizer)
+        raise CompileError(
+            f"{kind.__module__}.{kind.__qualname__} lacks what torch.optim.Optimizer.__init__ sets "
+            f"({error}), so that its state dictionaries cannot be followed",
+            hint="call it in __init__, or pass the optimizer that this one wraps",
+            id="update",
+        ) from error

@@ -11,10 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipu_dynamo.capture.update.cut_factors import EPOCH
-from ipu_dynamo.capture.update.cut_step import cut
-from ipu_dynamo.capture.update.lower_step import lower
-from ipu_dynamo.capture.update.trace_step import trace_step
-from ipu_dynamo.capture.update.variants import Variants, trace_variants
+from ipu_dynamo.capture.update.variants import Variants, trace_variant, trace_variants
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
 from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
@@ -257,9 +254,7 @@ class TracedOptimizer:
                 id="update",
             )
         world = world_of(optimizer, _names(optimizer, parameters), self._without)
-        lowered = lower(trace_step(world))
-        self._lines = [line for _, line in lowered.conditions]
-        step = cut(lowered, self.variants.plan, self.variants.plan.epochs)
+        step, self._lines = trace_variant(world, self.variants.plan)
         self.steps.append(step)
         return step
 

@@ -39,11 +39,13 @@ class WeightExchange(CompiledState):
         """Which of `weights` a call may change: what the optimiser or the model updates, and
         buffers."""
         program = self.program
-        updated = [name for update in updates(program) for name in update.parameters]
+        names = {name for update in updates(program) for name in update.parameters}
         for instruction in program.walk():
             if isinstance(instruction, WriteBuffer):
-                updated += instruction.variables  # frozen parameters too
-        return frozenset((*updated, *(v.name for v in program.variables if v.kind == "buffer")))
+                names.update(instruction.variables)  # frozen parameters too
+        kinds = {variable.name: variable.kind for variable in program.variables}
+        names = {name for name in names if kinds[name] == "parameter"}
+        return frozenset(names) | {name for name, kind in kinds.items() if kind == "buffer"}
 
     @property
     def groups(self) -> tuple[Group, ...]:

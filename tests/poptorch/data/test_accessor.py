@@ -248,8 +248,10 @@ def test_a_process_that_cannot_be_started_is_an_error(monkeypatch):
         raise OSError("no more processes")
 
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refuse)
-    with pytest.raises(poptorch.Error, match=r"for details\): no more processes$"):
+    with pytest.raises(poptorch.Error) as caught:
         AsynchronousDataAccessor(Numbers(3), **FORK)
+    assert caught.value.message.endswith("for details): no more processes")
+    assert caught.value.id == "loader"
 
 
 # failures

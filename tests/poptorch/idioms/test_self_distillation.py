@@ -153,3 +153,25 @@ def test_student_teacher_and_center_are_those_of_plain_pytorch(in_forward):
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-3, atol=2e-5)
     moved = model.teacher.state_dict()
     assert not torch.equal(moved["token"], student.token)
+
+
+def test_an_evaluation_sees_the_teacher_of_now():
+    torch.manual_seed(0)
+    expected = Distiller(Backbone(), in_forward=True)
+    model, pictures = copy.deepcopy(expected), torch.randn(2, 3, 8, 8)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(ACCUMULATION)
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
+    optimizer = poptorch.optim.AdamW(
+        groups(model), lr=1e-3, eps=EPSILON, weight_decay=0.04, max_grad_norm=1.5
+    )
+    training = poptorch.trainingModel(model, options, optimizer)
+    evaluating = poptorch.inferenceModel(model.teacher)
+    batches, seen = [crops() for _ in range(STEPS)], []
+    for step, batch in enumerate(batches):
+        training.setOptimizer(scheduled(optimizer, step))
+        training(*batch)
+        seen.append(evaluating(pictures))
+    plain(expected, batches)
+    torch.testing.assert_close(seen[-1], expected.teacher(pictures), rtol=1e-3, atol=1e-5)
+    assert not torch.equal(seen[0], seen[-1])

@@ -14,10 +14,11 @@ from torch import nn
 from ipu_dynamo.saved_model import convert, load, save
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from tests.saved_model.programs import branches, exported
-from tests.saved_model.test_command import refused, run  # noqa: F401  a fixture
+from tests.saved_model.test_command import SERVE, refused, run  # noqa: F401  a fixture
 from tests.saved_model.test_real_models import bert, residual, vit
 
-FIXTURES = sorted((Path(__file__).parent.parent / "fixtures").glob("*/*.npz"))
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+RESULTS = sorted((p for p in FIXTURES.glob("*/*-*.npz") if "examples" not in str(p)), key=str)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def close(results, expected, off=1e-5):
     assert results.keys() == expected.keys()
     for name, value in expected.items():
         assert results[name].dtype == value.dtype
-        largest = float(value.abs().max()) if value.numel() else 0.0
+        largest = float(value.double().abs().max()) if value.numel() else 0.0
         torch.testing.assert_close(results[name], value, rtol=0, atol=off * largest)
 
 
@@ -200,6 +201,13 @@ def test_nodes_that_all_are_excluded_leave_nothing_to_shard(folder, tmp_path):
         convert(folder, tmp_path / "o", **TAGS, excluded_nodes=["."], manual_sharding=[["a"]])
 
 
+def test_executables_need_a_node_on_an_ipu(folder, tmp_path):
+    config = {"embedded_runtime_exec_cachedir": "exec", "runtime_api_timeout_us": 1}
+    options = {"embedded_runtime_save_config": config, "int64_to_int32_conversion": True}
+    with pytest.raises(ValueError, match=r"embedded_runtime.*no node is placed on an IPU"):
+        convert(folder, tmp_path / "o", **TAGS, excluded_nodes=["."], **options)
+
+
 def test_merging_makes_one_partition(folder, tmp_path):
     excluded = ["^right/linear$", "^mul$"]  # between nodes of IPUs, in the order of the graph
     for merged, count in ((False, 3), (True, 2)):
@@ -208,6 +216,21 @@ def test_merging_makes_one_partition(folder, tmp_path):
         with load(out, ["serve", "cpu"])["serving_default"] as signature, torch.no_grad():
             assert len(signature.placement.partitions) == count
             close(signature(**inputs()), branches()(**inputs()))
+
+
+def test_merging_leaves_casts_of_results_behind(tmp_path):
+    class Best(nn.Module):
+        def forward(self, add):
+            return (add + 1).argmax(-1), add.ne(0)
+
+    x = torch.randn(3, 4)
+    save(tmp_path / "p", {"serving_default": (Best(), (x,))})
+    options = {"merge_subgraphs": True, "int64_to_int32_conversion": True}
+    convert(tmp_path / "p", tmp_path / "o", **options, excluded_nodes=["ne"])
+    assert list(nodes(tmp_path / "o", tags=["serve"]))[:2] == ["add", "add_1"]
+    with load(tmp_path / "o")["serving_default"] as signature:
+        best, ne = Best()(x)
+        close(signature(add=x), {"output_0": best, "output_1": ne})
 
 
 def test_placements_that_do_not_fit_are_refused(folder, tmp_path):
@@ -277,6 +300,51 @@ def test_sizes_of_data_stay_on_the_host(tmp_path):
     )
     with load(tmp_path / "o")["serving_default"] as signature:
         close(signature(x=x), {"output_0": Nonzero()(x)})
+
+
+class Scalar(nn.Module):
+    def forward(self, x):
+        total = x.sum()
+        return total * 2 + x, total
+
+
+class WithoutInputs(nn.Module):
+    def forward(self, x):
+        return torch.arange(4.0) * 2, x + 1, x
+
+
+class Repeated(nn.Module):
+    def forward(self, x):
+        unused = x.relu()
+        y = x + 1
+        return y, y, y.view(-1), unused[:0]
+
+
+@pytest.mark.parametrize("module", [Scalar(), WithoutInputs(), Repeated()])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"excluded_nodes": ["sum", "arange", "view"]},
+        {"excluded_nodes": ["add"]},
+        {"num_ipus": 2, "manual_sharding": [["."], ["mul", "view"]]},
+    ],
+)
+def test_odd_borders_keep_what_a_program_computes(tmp_path, module, options):
+    x = torch.randn(3, 4)
+    save(tmp_path / "p", {"serving_default": (module, (x,))})
+    convert(tmp_path / "p", tmp_path / "o", **options)
+    with load(tmp_path / "o")["serving_default"] as signature:
+        results = signature(x=x)
+        close(results, {f"output_{i}": value for i, value in enumerate(module(x))})
+        results["output_0"].add_(1)  # results are new tensors
+        close(signature(x=x), {f"output_{i}": value for i, value in enumerate(module(x))})
+
+
+def test_converted_programs_are_not_converted_again(folder, tmp_path):
+    convert(folder, tmp_path / "o", **TAGS)
+    with pytest.raises(ValueError, match="converted already"):
+        convert(tmp_path / "o", tmp_path / "again", **TAGS)
 
 
 def single_options(names, rng):
@@ -359,9 +427,7 @@ def test_models_compute_the_same_after_every_option(tmp_path, build, dynamic):
     check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FIXTURES if "-" in p.stem], ids=lambda p: f"{p.parent.name}-{p.stem}"
-)
+@pytest.mark.parametrize("path", RESULTS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     pytest.importorskip("google.protobuf")
     tags, key = path.stem.split("-")
@@ -373,3 +439,20 @@ def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_conversions(path.parent, tags.split("+"), key, feeds, expected, tmp_path, choices)
+
+
+def test_features_of_examples_keep_their_defaults(tmp_path, run):  # noqa: F811
+    pytest.importorskip("google.protobuf")
+    source = FIXTURES / "tf1_examples"
+    expected = np.load(source / "serve-serving_default.npz")["out/y"]
+    convert(source, tmp_path / "o", int64_to_int32_conversion=True)
+    text = 'inputs=[{"ids": [0, 1, 2, 3, 4, 8]}, {"ids": [5, 5, 5, 5, 5, 5]}]'
+    command = ("run", "--dir", tmp_path / "o", *SERVE, "--outdir", tmp_path / "results")
+    assert run(*command, "--input_examples", text)[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "results" / "y.npy"), expected, rtol=1e-5)
+    index = tmp_path / "o" / "saved_model.json"
+    before = index.read_text()
+    for wrong in ('"defaults": {"weight": [[0.5]]}', '"defaults": {"none": [1]}', '"defaults": []'):
+        written = re.sub(r'"defaults": \{.*?\}', wrong, before, flags=re.DOTALL)
+        index.write_text(written)
+        refused(run(*command, "--input_examples", text), "defaults")

@@ -201,6 +201,8 @@ REFUSED = [
     (optimizers.CountsOutside, "does not do the same twice"),
     (optimizers.DrawsInPython, "draws random numbers in Python"),
     (optimizers.ReadsOutside, r"reads a tensor of shape \[\]"),
+    (optimizers.SelectsByMask, "cannot be traced: DynamicOutputShapeException"),
+    (optimizers.Wrapper, r"Wrapper has the groups of another optimizer"),
 ]
 
 
@@ -215,6 +217,14 @@ def test_what_would_be_lost_is_refused(kind, message):
     assert 'update="host"' in str(info.value)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_an_optimizer_that_was_not_initialised_is_refused():
+    model = Layers()
+    optimizer = optimizers.NeverInitialised(model.parameters())
+    with pytest.raises(CompileError, match=r"NeverInitialised lacks what .* sets") as info:
+        compile_training(model, optimizer, {"engine": "eager"})
+    assert info.value.id == "update"
 
 
 def test_differentiable_steps_are_refused():

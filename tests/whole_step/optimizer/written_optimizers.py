@@ -181,6 +181,42 @@ class ReadsOutside(Base):
             p.sub_(p.grad * OUTSIDE)
 
 
+class SelectsByMask(Base):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            positive = p.grad[p.grad > 0]
+            p.sub_(group["lr"] * positive.sum())
+
+
+class Wrapper(Base):
+    """Its groups are those of the optimiser that it wraps."""
+
+    def __init__(self, params):
+        self.wrapped = torch.optim.Adamax(params)
+        super().__init__([torch.zeros(1)])
+
+    @property
+    def param_groups(self):
+        return self.wrapped.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups):
+        pass
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"])
+
+
+class NeverInitialised(Base):
+    def __init__(self, params):
+        self.param_groups = [{"params": list(params), "lr": 0.1}]
+        self.state, self.defaults = {}, {}
+
+
 class Coupled(Base):
     @torch.no_grad()
     def step(self, closure=None):

@@ -25,7 +25,7 @@ def partitions(draft: Draft, *, merged: bool) -> tuple[Partition, ...]:
     placed = [group for group in draft.groups() if group.name in draft.placement.devices]
     if merged:
         check_head(draft, "merge_subgraphs")
-        placed.sort(key=lambda group: draft.placement.on_ipu(group.name))
+        placed.sort(key=lambda group: _turn(group, draft))
     runs: list[tuple[str, list[str]]] = []
     for group in placed:
         device = IPU if draft.placement.on_ipu(group.name) else HOST
@@ -33,6 +33,13 @@ def partitions(draft: Draft, *, merged: bool) -> tuple[Partition, ...]:
             runs.append((device, []))
         runs[-1][1].append(group.name)
     return tuple(Partition(device, tuple(names)) for device, names in runs)
+
+
+def _turn(group: NodeGroup, draft: Draft) -> int:
+    """The host comes first, then IPUs, and then casts of what they give."""
+    if draft.placement.on_ipu(group.name):
+        return 1
+    return 2 if any(map(draft.placement.on_ipu, group.reads)) else 0
 
 
 def check_head(draft: Draft, option: str) -> None:

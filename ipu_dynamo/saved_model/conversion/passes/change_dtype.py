@@ -1,6 +1,5 @@
 """Let a group of operators compute in another type, whatever its operators make of it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ _FILLS = frozenset(
         *("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default"),
     ]
 )
-Check = Callable[[fx.Node, int], None]
+_ANY_SIZE = 2  # of what only data tell
 
 
 def cast(graph: fx.Graph, source: fx.Node, dtype: torch.dtype, name: str) -> fx.Node:
@@ -105,7 +104,7 @@ def _example(value: Any) -> Any:
             list(shape), list(stride), dtype=value.dtype, device=value.device
         )
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return value.node.hint
+        return value.node.hint if value.node.has_hint() else _ANY_SIZE
     return value
 
 

@@ -66,11 +66,6 @@ def read_instead(group: NodeGroup, replacements: Mapping[fx.Node, fx.Node]) -> N
             node.replace_input_with(old, new)
 
 
-def reads_of(node: fx.Node, group: NodeGroup) -> bool:
-    """Whether a group reads a node."""
-    return any(user in group.nodes for user in node.users)
-
-
 def drop_unread(graph: fx.Graph, tensors: dict[fx.Node, Tensor]) -> None:
     """Take out calls that nothing reads, and placeholders of tensors that nothing reads then."""
     graph.eliminate_dead_code()

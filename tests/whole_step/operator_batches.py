@@ -1,0 +1,107 @@
+"""Compile PyTorch's operator database with Inductor, in programs of many samples each.
+
+A program that fails is cut in halves, until it is known which samples do not compile or compute
+something else.
+
+Usage: python -m tests.whole_step.operator_batches [NAME ...]
+       [--samples N] [--every N] [--dtype D] [--size N] [--engine E]
+"""
+
+import argparse
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+import torch
+from torch import Tensor, nn
+
+import ipu_dynamo
+from tests.whole_step.database_runs import NotInEagerError
+from tests.whole_step.operator_database import (
+    OPERATORS,
+    Scaled,
+    check_model,
+    names_with,
+    plain_step,
+    samples,
+)
+from tests.whole_step.operator_lists import FAILURES, OUTSIDE
+
+REFUSED = {name for group in (*OUTSIDE, *FAILURES) for name in group.names}
+
+
+class Several(nn.Module):
+    """Several operators, whose losses are added."""
+
+    def __init__(self, models: Sequence[Scaled]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.tensors = [tensor for model in models for tensor in model.tensors]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
+        rest, total, results = iter(tensors), torch.zeros(()), list[Tensor]()
+        for model in self.models:
+            loss, found = model.computed(*[next(rest) for _ in model.tensors])
+            total, results = total + loss, results + found
+        return ipu_dynamo.identity_loss(total, "none"), results
+
+
+def compared(names: Sequence[str], dtype: str, count: int) -> Iterator[tuple[str, Scaled]]:
+    """Samples that plain PyTorch runs, twice with the same results."""
+    for name in names:
+        try:
+            models = [Scaled(OPERATORS[name], sample) for sample in samples(name, dtype, count)]
+        except Exception:  # the database makes none
+            continue
+        for model in models:
+            try:
+                plain_step(copy.deepcopy(model))
+            except NotInEagerError:
+                continue
+            yield name, model
+
+
+def failures(
+    batch: Sequence[tuple[str, Scaled]], dtype: str, engine: str
+) -> Iterator[tuple[str, str]]:
+    """The samples of a program that fail, and why."""
+    try:
+        check_model(Several([copy.deepcopy(model) for _, model in batch]), dtype, engine)
+    except Exception as error:
+        if len(batch) == 1:
+            text = " ".join(str(error).split())[:200]
+            yield batch[0][0], f"{type(error).__name__}: {text}"
+            return
+        middle = len(batch) // 2
+        yield from chain(
+            failures(batch[:middle], dtype, engine), failures(batch[middle:], dtype, engine)
+        )
+
+
+def main() -> None:
+    """Print what fails, and count samples."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--size", type=int, default=50)
+    parser.add_argument("--engine", default="inductor")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    names = arguments.names or names_with(arguments.dtype)[:: arguments.every]
+    pairs = compared([n for n in names if n not in REFUSED], arguments.dtype, arguments.samples)
+    counts: Counter[str] = Counter()
+    while batch := list(islice(pairs, arguments.size)):
+        failed = list(failures(batch, arguments.dtype, arguments.engine))
+        for name, text in failed:
+            print(f"{arguments.dtype} {name}: {text}", flush=True)
+        counts += Counter(passed=len(batch) - len(failed), failed=len(failed))
+        print(f"{dict(counts)}", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
