@@ -36,7 +36,7 @@ def check_assignment(model: Any, assignment: Any) -> list[Element]:
         check_layers_by_index(graph, assignment)
     else:
         check_structure(graph, assignment)
-    _check_stages(assignment)
+    check_stages(assignment)
     if plain_sequential:
         _check_steps(graph, assignment)
     else:
@@ -141,10 +141,11 @@ def check_layers_by_index(graph: LayerGraph, assignment: Sequence[Any]) -> None:
             )
 
 
-def _check_stages(assignment: Sequence[Any]) -> None:
+def check_stages(assignment: Sequence[Any]) -> None:
+    """Check that every element has a stage, at every depth."""
     for element in assignment:
         if element.is_nested_model:
-            _check_stages(element.pipeline_stage_assignments)
+            check_stages(element.pipeline_stage_assignments)
             continue
         stage = element.pipeline_stage
         if stage is None:

@@ -6,7 +6,11 @@ from typing import Any
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.refusals import check_pipelined
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
-from ipu_dynamo.keras.stages.check_assignment import check_layers_by_index, check_structure
+from ipu_dynamo.keras.stages.check_assignment import (
+    check_layers_by_index,
+    check_stages,
+    check_structure,
+)
 from ipu_dynamo.keras.stages.layer_graph import layer_graph
 from ipu_dynamo.keras.stages.model_assignment import assign_from_blocks
 from ipu_dynamo.keras.stages.model_build import has_stages
@@ -135,6 +139,7 @@ def _check_fit(model: Any) -> None:
                 check_layers_by_index(graph, state.assignment)
             elif problem is None:
                 check_structure(graph, state.assignment)
+            check_stages(state.assignment)  # elements may have changed since they were set
         except ValueError as error:
             problem = str(error)
     if problem is not None:

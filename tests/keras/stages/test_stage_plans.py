@@ -328,6 +328,9 @@ def test_programs_of_other_stages_are_dropped():
     model.get_pipeline_stage_assignment()[1].pipeline_stage = 1  # the element that was set
     assert stage_plan(model).num_stages == 2
     assert state_of(model).programs == {}
+    model.get_pipeline_stage_assignment()[1].pipeline_stage = None
+    with pytest.raises(ValueError, match="has not been assigned a pipeline stage"):
+        stage_plan(model)
 
 
 def test_a_sequential_without_a_graph_is_a_chain():
