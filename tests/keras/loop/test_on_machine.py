@@ -62,16 +62,19 @@ def marked(batches, at, rows=2):
     return x, y
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("replicas", "pipelined"), [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_the_last_batch_waits_for_the_first_asynchronous_callback(method, replicas):
+def test_the_last_batch_waits_for_the_first_asynchronous_callback(method, replicas, pipelined):
     came = threading.Event()
     kind = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
     first = keras.callbacks.Callback()
     setattr(first, f"on_{kind}_batch_end", lambda batch, logs=None: came.set())
     x, y = marked(8, at=7)
-    with IPUStrategy(replicas).scope():
+    with IPUStrategy(2 if pipelined else replicas).scope():
         model = marked_model(8 // replicas)
+        if pipelined:
+            model.set_pipeline_stage_assignment([0, 1])
+            model.set_pipelining_options(4)
         model.set_asynchronous_callbacks(True)
         waited = []
         _AT_MARK["do"] = lambda: waited.append(came.wait(20))
