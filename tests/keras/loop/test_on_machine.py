@@ -11,6 +11,7 @@ from torch import Tensor
 import ipu_dynamo
 from ipu_dynamo.errors import ExecutionError
 from ipu_dynamo.keras import IPUStrategy, PipelineStage
+from ipu_dynamo.keras.attach.model_state import state_of
 from tests.keras.loop.cases import Recorder, arrays
 
 MARK = 77.0
@@ -140,3 +141,19 @@ def test_stages_of_an_unbuilt_subclass_are_met_before_steps_are_planned(method):
         model.steps_per_execution = 1
         with pytest.raises(ValueError, match=r"at least|multiple"):
             model.predict(x, batch_size=2, verbose=0)
+
+
+def test_a_program_that_is_traced_within_an_epoch_computes_its_metrics():
+    x, y = arrays(12)
+    recorder = Recorder()
+    with IPUStrategy().scope():
+        model = marked_model(2)
+        anew = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: state_of(model).programs.clear()
+        )
+        model.fit(x, y, batch_size=2, shuffle=False, callbacks=[anew, recorder], verbose=0)
+    plain, theirs = marked_model(1), Recorder()
+    plain.fit(x, y, batch_size=2, shuffle=False, callbacks=[theirs], verbose=0)
+    losses = [logs["loss"] for logs in recorder.logs("on_train_batch_end")]
+    expected = [logs["loss"] for logs in theirs.logs("on_train_batch_end")]
+    assert losses == pytest.approx(expected[1::2], rel=1e-5)
