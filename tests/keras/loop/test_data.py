@@ -37,8 +37,8 @@ class Batches(keras.utils.PyDataset):
 
 def in_one_array(batches):
     """A generator that gives every batch out in the same memory."""
-    x, y = arrays(batches * ROWS)
-    buffer = np.zeros((ROWS, 3), "float32")
+    x, y = (torch.from_numpy(array) for array in arrays(batches * ROWS))
+    buffer = torch.zeros(ROWS, 3)
     for index in range(batches):
         rows = slice(index * ROWS, (index + 1) * ROWS)
         buffer[:] = x[rows]
@@ -216,7 +216,7 @@ def test_a_source_without_a_size_asks_for_steps(machine):
 def test_doubles_become_float32(machine):
     def source():
         for x, y in in_one_array(4):
-            yield x.astype("float64"), y.astype("float64")
+            yield x.double(), y.numpy().astype("float64")
 
     small_model(2).fit(source(), steps_per_epoch=4, verbose=0)
     assert {leaf.dtype for x, y, _ in machine.first_batches for leaf in (x, y)} == {torch.float32}

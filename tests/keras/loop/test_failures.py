@@ -110,6 +110,27 @@ def test_an_exception_of_a_callback_is_raised_behind_its_execution(machine, asyn
         fits_again(model)
 
 
+def test_no_execution_begins_after_an_asynchronous_callback_has_raised(machine):
+    raised = threading.Event()
+
+    class Raises(BreakingCallback):
+        def _raise(self, batch, logs=None):
+            raised.set()
+            super()._raise(batch, logs)
+
+    def wait_in_second(step):
+        if len(machine.shapes) == 2 and step == 3:
+            assert raised.wait(20)
+            time.sleep(0.1)  # until the thread has noted what the callback raised
+
+    machine.before_step = wait_in_second  # unless the first execution's end sees it already
+    x, y = arrays(16 * STEPS)
+    model = small_model(STEPS)
+    model.set_asynchronous_callbacks(True)
+    fails(model, x, y, callbacks=[Raises(0, "on_train_batch_end")])
+    assert len(machine.shapes) <= 2
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_exception_of_the_program_is_raised(machine, asynchronous):
     def fail(step):

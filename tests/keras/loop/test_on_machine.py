@@ -11,6 +11,7 @@ from torch import Tensor
 import ipu_dynamo
 from ipu_dynamo.errors import ExecutionError
 from ipu_dynamo.keras import IPUStrategy, PipelineStage
+from ipu_dynamo.keras.attach.model_state import state_of
 from tests.keras.loop.cases import Recorder, arrays
 
 MARK = 77.0
@@ -62,16 +63,19 @@ def marked(batches, at, rows=2):
     return x, y
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("replicas", "pipelined"), [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_the_last_batch_waits_for_the_first_asynchronous_callback(method, replicas):
+def test_the_last_batch_waits_for_the_first_asynchronous_callback(method, replicas, pipelined):
     came = threading.Event()
     kind = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
     first = keras.callbacks.Callback()
     setattr(first, f"on_{kind}_batch_end", lambda batch, logs=None: came.set())
     x, y = marked(8, at=7)
-    with IPUStrategy(replicas).scope():
+    with IPUStrategy(2 if pipelined else replicas).scope():
         model = marked_model(8 // replicas)
+        if pipelined:
+            model.set_pipeline_stage_assignment([0, 1])
+            model.set_pipelining_options(4)
         model.set_asynchronous_callbacks(True)
         waited = []
         _AT_MARK["do"] = lambda: waited.append(came.wait(20))
@@ -137,3 +141,19 @@ def test_stages_of_an_unbuilt_subclass_are_met_before_steps_are_planned(method):
         model.steps_per_execution = 1
         with pytest.raises(ValueError, match=r"at least|multiple"):
             model.predict(x, batch_size=2, verbose=0)
+
+
+def test_a_program_that_is_traced_within_an_epoch_computes_its_metrics():
+    x, y = arrays(12)
+    recorder = Recorder()
+    with IPUStrategy().scope():
+        model = marked_model(2)
+        anew = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: state_of(model).programs.clear()
+        )
+        model.fit(x, y, batch_size=2, shuffle=False, callbacks=[anew, recorder], verbose=0)
+    plain, theirs = marked_model(1), Recorder()
+    plain.fit(x, y, batch_size=2, shuffle=False, callbacks=[theirs], verbose=0)
+    losses = [logs["loss"] for logs in recorder.logs("on_train_batch_end")]
+    expected = [logs["loss"] for logs in theirs.logs("on_train_batch_end")]
+    assert losses == pytest.approx(expected[1::2], rel=1e-5)
