@@ -3,7 +3,8 @@
 Everything that the folder `step` needs of Keras beyond its public interface.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from keras import StatelessScope, tree
@@ -17,6 +18,7 @@ from keras.src.utils import traceback_utils
 
 __all__ = [
     "add_losses",
+    "all_tracked",
     "backend_core",
     "backend_math",
     "backend_random",
@@ -230,3 +232,25 @@ def described_functions(model: Any) -> list[Any]:
 def loss_of_compile(model: Any) -> Any:
     """The object that computes all losses of `compile`; None before."""
     return getattr(model, "_compile_loss", None)
+
+
+@contextmanager
+def all_tracked(optimizer: Any) -> Iterator[None]:
+    """Let `optimizer.variables` have all variables that an optimiser and those in it keep.
+
+    Keras tracks none that is made while an optimiser around it is built, as Nadam's product of
+    momentums in a LossScaleOptimizer.
+    """
+    known = {id(variable) for variable in optimizer.variables}
+    added: list[tuple[list[Any], Any]] = []
+    for one in inner_optimizers(optimizer):
+        for value in vars(one).values():
+            if is_variable(value) and id(value) not in known:
+                known.add(id(value))
+                one._variables.append(value)
+                added.append((one._variables, value))
+    try:
+        yield
+    finally:
+        for variables, value in added:
+            variables[:] = [variable for variable in variables if variable is not value]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.private.stateless_names import (
+    all_tracked,
     inner_optimizers,
     tensor_of,
     trained_variables,
@@ -42,7 +43,9 @@ def optimizer_states(optimizer: Any, variables: Sequence[StepVariable]) -> dict[
     paths = {v.variable.path.replace("/", "_") + "_": v.name for v in trained}
     names = Names(optimizer.name)
     states: dict[str, Any] = {}
-    for variable in optimizer.variables:
+    with all_tracked(optimizer):
+        variables_of_all = optimizer.variables
+    for variable in variables_of_all:
         if id(variable) in scales:
             continue
         owners = [path for path in paths if variable.name.startswith(path)]
@@ -76,6 +79,15 @@ class _Apply:
         numbers: Mapping[str, Any],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """New weights and states, by Keras' own `stateless_apply`."""
+        with all_tracked(self._optimizer):
+            return self._applied(gradients, weights, states)
+
+    def _applied(
+        self,
+        gradients: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        states: Mapping[str, Tensor],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         optimizer, state_of = self._optimizer, {id(v): n for n, v in self._states.items()}
         values = [
             weights[self._scales[id(v)]] if id(v) in self._scales else states[state_of[id(v)]]

@@ -43,6 +43,15 @@ def test_schedules_are_those_of_plain_keras(name, schedule):
     )
 
 
+def test_a_variable_that_keras_does_not_track_is_a_state_too():
+    plain, model = train_both("Nadam", "loss_scale")
+    apart = differences(plain, model)
+    assert max(apart.values()) <= 1e-5, apart
+    products = [m.optimizer.inner_optimizer._u_product.numpy() for m in (plain, model)]
+    assert products[0] == pytest.approx(products[1], rel=1e-5)
+    assert products[0] < 0.5
+
+
 def test_an_infinite_gradient_halves_the_scale_and_leaves_out_the_update():
     plain, model = train_both("Adam", "loss_scale")
     assert int(model.optimizer.iterations.value) == 19
