@@ -6,7 +6,7 @@ Keeps    values of results for inputs that are what the host would have computed
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": remove_excluded_nodes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -59,9 +59,10 @@ def _is_inner(user: fx.Node, owner: Mapping[fx.Node, Any], host: set[str]) -> bo
 def apply(draft: Draft, edges: Mapping[str, fx.Node]) -> None:
     """Replace the host's values by inputs, and take out what nothing needs then."""
     graph, devices = draft.graph, draft.placement.devices
+    sizes = [node for group in draft.groups() if group.is_size for node in group.nodes]
     for name, node in edges.items():
         _make_input(draft, name, node)
-    _take_sizes_from_inputs(draft)
+    _take_sizes_from_inputs(draft, sizes)
     host = {name for name, device in devices.items() if device == HOST}
     for node in list(graph.nodes):  # whose sizes no input has
         if node.op == "call_function" and name_of(node) in host and _outside(node, host):
@@ -94,29 +95,28 @@ def _outside(node: fx.Node, host: set[str]) -> bool:
     return any(user.op == "output" or name_of(user) not in host for user in node.users)
 
 
-def _take_sizes_from_inputs(draft: Draft) -> None:
+def _take_sizes_from_inputs(draft: Draft, sizes: Sequence[fx.Node]) -> None:
     """Read sizes from the new inputs, where they have them: others may go then."""
-    for group in [group for group in draft.groups() if group.is_size]:
-        for node in group.nodes:
-            value = node.meta["val"]
-            if not isinstance(value, torch.SymInt):
+    for node in sizes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt):
+            continue
+        for placeholder in reversed(draft.inputs.values()):
+            shape = placeholder.meta["val"].shape
+            dims = [d for d, size in enumerate(shape) if _same(size, value)]
+            if not dims:
                 continue
-            for placeholder in reversed(draft.inputs.values()):
-                shape = placeholder.meta["val"].shape
-                dims = [d for d, size in enumerate(shape) if _same(size, value)]
-                if not dims:
-                    continue
-                with draft.graph.inserting_before(node):
-                    size = insert_call(
-                        draft.graph,
-                        aten.sym_size.int,
-                        placeholder,
-                        dims[0],
-                        name=group.name,
-                        value=value,
-                    )
-                node.replace_all_uses_with(size)
-                break
+            with draft.graph.inserting_before(node):
+                size = insert_call(
+                    draft.graph,
+                    aten.sym_size.int,
+                    placeholder,
+                    dims[0],
+                    name=name_of(node),
+                    value=value,
+                )
+            node.replace_all_uses_with(size)
+            break
     draft.graph.eliminate_dead_code()
 
 

@@ -63,7 +63,7 @@ class _Row:
             for size in range(1, count - groups + 2)
         }
         least = min(values.values())
-        return [size for size, value in values.items() if value == least][:1]
+        return [size for size, value in values.items() if value == least]
 
 
 def _splits(row: _Row, start: int, groups: int) -> list[tuple[int, ...]]:
