@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.collecting import collecting_rarely
 from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
@@ -256,7 +255,6 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             compile_lock(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
-            collecting_rarely(),
             skipping_sources(self.options.skipped_sources),
         ):
             self._compile_alone(given)
