@@ -1,14 +1,14 @@
 """Run one execution of a model: what `make_train_function` and the like give."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.loop.batches import Batch, normalised
+from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.loop.results import joined_rows, reduced_logs, remember_logs
 from ipu_dynamo.keras.step.programs import CallShape, call_shape, program_for, replica_count
+from ipu_dynamo.keras.step.step_variables import Kind as Kind
 
-Kind = Literal["fit", "evaluate", "predict"]
 OnStep = Callable[[int, Sequence[Any]], None]
 
 _ATTRIBUTES: dict[Kind, str] = {

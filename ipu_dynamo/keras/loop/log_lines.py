@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from ipu_dynamo.keras.loop.batches import Batch
-from ipu_dynamo.keras.loop.steps import StepPlan
+from ipu_dynamo.keras.loop.data.batches import Batch
+from ipu_dynamo.keras.loop.data.steps import StepPlan
 from ipu_dynamo.keras.step.programs import CallShape
 
 log = logging.getLogger("ipu_dynamo.keras")

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from ipu_dynamo.keras.loop.batches import normalised
+from ipu_dynamo.keras.loop.data.batches import normalised
 from ipu_dynamo.keras.loop.execution import (
     ExecutionFunction,
     Kind,

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.loop.batches import Batch
 from ipu_dynamo.keras.loop.callback_list import BatchHooks
-from ipu_dynamo.keras.loop.epochs import Epochs
+from ipu_dynamo.keras.loop.data.batches import Batch
+from ipu_dynamo.keras.loop.data.epochs import Epochs
 from ipu_dynamo.keras.loop.execution import ExecutionFunction, Kind
 from ipu_dynamo.keras.loop.outfeed import CallbackThread
 from ipu_dynamo.keras.loop.results import reduced_logs

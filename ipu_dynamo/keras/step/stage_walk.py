@@ -4,7 +4,7 @@ Keras' own run of a graph, but in the order of stages, and with what a stage has
 its layers' losses as scalars, and the variables that it has assigned.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from keras import tree
 
 from ipu_dynamo.blocks import begin
+from ipu_dynamo.keras.private.keras_graphs import inner_functional
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 from ipu_dynamo.keras.private.stateless_names import (
     current_scope,
@@ -75,46 +76,56 @@ class StageWalk:
         **kwargs: Any,
     ) -> Any:
         """What `call` of a model does, its own or of a nested one."""
-        model = plan.model
         context = {"training": training, **kwargs}
         if plan.inputs is None:
             return self._chain(plan, inputs, context, mask)
-        if isinstance(model, Functional | Sequential):
-            functional = model if isinstance(model, Functional) else model._functional
-            values = standard_inputs(functional, inputs, mask)
-            known = {
-                id(symbol): value
-                for symbol, value in zip(symbolic_inputs_of(functional), values, strict=True)
-            }
-            self._calls(plan, known, context, replaces=True)
-            outputs = _results(symbolic_outputs_of(functional), known)
-            single = isinstance(outputs, list | tuple) and len(outputs) == 1
-            return outputs[0] if single else outputs
-        symbols, values = tree.flatten(plan.inputs), tree.flatten(inputs)
-        known = {id(symbol): value for symbol, value in zip(symbols, values, strict=True)}
-        self._calls(plan, known, context, replaces=False)
-        return _results(plan.outputs, known)
+        graph = self._graph(plan, inputs, context, mask)
+        for stage in range(plan.num_stages):
+            self._advance(graph, stage)
+        return graph.outputs()
 
-    def _calls(
-        self, plan: StagePlan, known: dict[int, Any], context: dict[str, Any], *, replaces: bool
-    ) -> None:
-        """Make all calls of a graph.
+    def _graph(
+        self, plan: StagePlan, inputs: Any, context: dict[str, Any], mask: Any
+    ) -> "_RunningGraph":
+        """The run of a graph, with the values of its inputs."""
+        model = plan.model
+        if not isinstance(model, Functional | Sequential):
+            values = tree.flatten(inputs)
+            return _RunningGraph(plan, context, tree.flatten(plan.inputs), values, plan.outputs)
+        functional = model if isinstance(model, Functional) else inner_functional(model)
+        return _RunningGraph(
+            plan,
+            context,
+            symbolic_inputs_of(functional),
+            standard_inputs(functional, inputs, mask),
+            symbolic_outputs_of(functional),
+            replaces=True,
+        )
 
-        Args:
-            known: values of symbolic tensors; gets those of the results.
-            context: arguments that calls hand on to their inner ones.
-            replaces: they replace what a node has of them, as in Functional models.
-        """
-        for invocation in plan.invocations:
-            args, kwargs = fill_in(invocation.node, known)
-            for name, value in context.items():
-                if value is None or not takes_context(invocation.operation, name):
+    def _advance(self, graph: "_RunningGraph", stage: int) -> None:
+        """Make the calls of a stage, also those inside of models that span several stages."""
+        for place, invocation in enumerate(graph.plan.invocations):
+            if place in graph.done:
+                continue
+            nested = invocation.nested
+            if nested is None or nested.inputs is None or len(_stages(nested)) == 1:
+                if invocation.stage == stage:
+                    args, kwargs = graph.arguments(invocation)
+                    graph.finish(place, self._call(invocation, args, kwargs))
+                continue
+            if place not in graph.inner:
+                if min(_stages(nested)) > stage:
                     continue
-                if replaces or kwargs.get(name) is None:
-                    kwargs[name] = value
-            outputs = self._call(invocation, args, kwargs)
-            pairs = zip(invocation.node.outputs, tree.flatten(outputs), strict=True)
-            known.update((id(symbol), value) for symbol, value in pairs)
+                self.enter(stage)
+                args, kwargs = graph.arguments(invocation)
+                context = graph.context | {n: kwargs[n] for n in graph.context if n in kwargs}
+                inputs = args[0] if args else kwargs["inputs"]
+                graph.inner[place] = self._graph(nested, inputs, context, kwargs.get("mask"))
+            inner = graph.inner[place]
+            self._advance(inner, stage)
+            if len(inner.done) == len(nested.invocations):
+                graph.finish(place, inner.outputs())
+                self._leave(invocation.operation)
 
     def _chain(self, plan: StagePlan, inputs: Any, context: dict[str, Any], mask: Any) -> Any:
         """A Sequential of which Keras makes no graph: each layer takes the result before it."""
@@ -136,7 +147,7 @@ class StageWalk:
         else:
             if not gives_training(operation):
                 kwargs.pop("training", None)
-            self.enter(_first_stage(nested))
+            self.enter(min(_stages(nested)))
             with _call_replaced(operation, partial(self._run, nested)):
                 outputs = operation(*args, **kwargs)
             self.enter(invocation.stage)
@@ -157,16 +168,79 @@ class StageWalk:
         self._behind_each()
 
 
-def _first_stage(plan: StagePlan) -> int:
-    return min(
-        invocation.stage if invocation.nested is None else _first_stage(invocation.nested)
-        for invocation in plan.invocations
-    )
+class _RunningGraph:
+    """A graph of calls that runs.
+
+    Args:
+        context: arguments that calls hand on to their inner ones.
+        symbols, values: of the inputs.
+        results: nested symbolic outputs.
+        replaces: the context replaces what a node has of it, as in Functional models.
+
+    Attributes:
+        done: places of invocations that were made.
+        inner: by place, the runs of models that span several stages.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        context: dict[str, Any],
+        symbols: Sequence[Any],
+        values: Sequence[Any],
+        results: Any,
+        *,
+        replaces: bool = False,
+    ) -> None:
+        self.plan, self.context = plan, context
+        self._results, self._replaces = results, replaces
+        pairs = zip(symbols, values, strict=True)
+        self._known = {id(symbol): value for symbol, value in pairs}
+        self.done: set[int] = set()
+        self.inner: dict[int, _RunningGraph] = {}
+
+    def arguments(self, invocation: Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a call takes.
+
+        Raises:
+            ValueError: a model inside begins before all of its inputs are computed.
+        """
+        operation = invocation.operation
+        if any(id(tensor) not in self._known for tensor in invocation.node.input_tensors):
+            raise ValueError(
+                f"{operation.name} has layers on a pipeline stage before one that computes an "
+                "input of it: assign its first layers to that stage"
+            )
+        args, kwargs = fill_in(invocation.node, self._known)
+        for name, value in self.context.items():
+            if value is None or not takes_context(operation, name):
+                continue
+            if self._replaces or kwargs.get(name) is None:
+                kwargs[name] = value
+        return args, kwargs
+
+    def finish(self, place: int, outputs: Any) -> None:
+        """Note the results of a call."""
+        symbols = self.plan.invocations[place].node.outputs
+        pairs = zip(symbols, tree.flatten(outputs), strict=True)
+        self._known.update((id(symbol), value) for symbol, value in pairs)
+        self.done.add(place)
+
+    def outputs(self) -> Any:
+        """The results, once all calls were made; of a Functional model a single one by itself."""
+        values = [self._known[id(symbol)] for symbol in tree.flatten(self._results)]
+        outputs = tree.pack_sequence_as(self._results, values)
+        single = self._replaces and isinstance(outputs, list | tuple) and len(outputs) == 1
+        return outputs[0] if single else outputs
 
 
-def _results(symbols: Any, known: dict[int, Any]) -> Any:
-    values = [known[id(symbol)] for symbol in tree.flatten(symbols)]
-    return tree.pack_sequence_as(symbols, values)
+def _stages(plan: StagePlan) -> set[int]:
+    """The stages of all calls of a plan."""
+    found: set[int] = set()
+    for invocation in plan.invocations:
+        nested = invocation.nested
+        found |= {invocation.stage} if nested is None else _stages(nested)
+    return found
 
 
 @contextmanager

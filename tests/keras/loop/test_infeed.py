@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ipu_dynamo.keras.loop import infeed
-from ipu_dynamo.keras.loop.infeed import Infeed
+from ipu_dynamo.keras.loop.data import infeed
+from ipu_dynamo.keras.loop.data.infeed import Infeed
 
 
 def test_items_come_in_order_and_the_thread_ends():

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from ipu_dynamo.keras.loop.steps import plan_steps
+from ipu_dynamo.keras.loop.data.steps import plan_steps
 
 
 def plan(*, number=None, size=None, per_execution=1, replicas=1):

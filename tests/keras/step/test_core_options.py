@@ -59,7 +59,7 @@ def _off_chip(program, kind):
         ({"pipeline_schedule": "interleaved"}, lambda p: "pipelined" in p.short()),
         ({"accumulate_outfeed": True}, lambda p: {o.returns for o in p.outputs} == {"final"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_an_option_acts_and_changes_no_result(plain, options, holds):
     known, expected = plain

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ipu_dynamo.keras.loop.batches import Batch, OneForm, normalised, partial_batch
-from ipu_dynamo.keras.loop.infeed import Infeed
-from ipu_dynamo.keras.loop.steps import StepPlan
+from ipu_dynamo.keras.loop.data.batches import Batch, OneForm, normalised, partial_batch
+from ipu_dynamo.keras.loop.data.infeed import Infeed
+from ipu_dynamo.keras.loop.data.steps import StepPlan
 from ipu_dynamo.keras.private.keras_private import ends_partial, is_array_adapter, stop_enqueuer
 
 _RAN_OUT = (

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.loop.batches import Batch, normalised
-from ipu_dynamo.keras.loop.execution import Kind
+from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.private.keras_private import (
     Functional,
     Sequential,
@@ -15,6 +14,7 @@ from ipu_dynamo.keras.private.keras_private import (
     symbolic_build,
 )
 from ipu_dynamo.keras.stages.stage_plan import stage_plan
+from ipu_dynamo.keras.step.step_variables import Kind
 
 
 class FirstBatch:
