@@ -124,6 +124,35 @@ NODE = st.tuples(st.integers(1, 9), st.integers(0, 12), st.integers(0, 6))
 def test_search_equals_its_reference_and_its_choice_fits(
     nodes, memory, priority, iterations, low, more
 ):
+    check(nodes, memory, priority, iterations, low, more)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory", "priority", "iterations", "more"),
+    [
+        pytest.param([(8, 12, 0), (7, 0, 12)], 12, "cycle", 3, 1, id="reserve of the first try"),
+        pytest.param([(6, 4, 8), (5, 8, 4)], 12, "memory", 2, 3, id="reserve behind the split"),
+        pytest.param(
+            [(8, 0, 4), (7, 9, 0), (2, 2, 0), (4, 8, 0)], 17, "cycle", 2, 1, id="half moves"
+        ),
+        pytest.param(
+            [(4, 11, 7), (9, 11, 10), (6, 0, 6)], 31, "cycle", 3, 7, id="one moves at least"
+        ),
+        pytest.param(
+            [(6, 3, 9), (1, 7, 0), (3, 0, 0), (7, 5, 0)], 15, "cycle", 2, 1, id="from the boundary"
+        ),
+        pytest.param(
+            [(8, 0, 7), (2, 4, 0), (1, 0, 9), (6, 0, 7), (4, 9, 2)], 12, "cycle", 1, 3,
+            id="to the left of two equal ones",
+        ),
+    ],
+)  # fmt: skip
+def test_each_rule_of_the_search_decides_somewhere(nodes, memory, priority, iterations, more):
+    check(nodes, memory, priority, iterations, 1, more)
+
+
+def check(nodes, memory, priority, iterations, low, more):
+    """Compare the search with its reference, and its choice with its own rules."""
     high = low + more
     work = [WorkNode(f"n{i}", *node) for i, node in enumerate(nodes)]
     limits = Limits(memory, priority, iterations, low, high)

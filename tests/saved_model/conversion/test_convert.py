@@ -96,6 +96,7 @@ def test_one_signature_is_written_with_its_placement(folder, tmp_path):
         {"no_ipu_placement": True},
         {"excluded_nodes": ["norm"], "merge_subgraphs": False},
         {"num_ipus": 2, "manual_sharding": [["."], ["right", "split"]]},
+        {"num_ipus": 2, "manual_sharding": [["."], ["^mul$", "^split$", "^add_1$", "relu"]]},
         {"matmul_partial_type": "half", "conv_partial_type": "half", "matmul_amp": 0.1},
         {"batch_size": 2, "batch_per_step": 3},
         {"int64_to_int32_conversion": True},
@@ -288,6 +289,14 @@ class WritesView(nn.Module):
         return y
 
 
+class WritesWhatAViewSees(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        flat = y.view(-1)
+        y.mul_(2)
+        return flat
+
+
 def test_writing_operators_become_pure(tmp_path):
     x = torch.randn(3, 4)
     save(tmp_path / "p", {"serving_default": (InPlace(), (x,))})
@@ -302,6 +311,9 @@ def test_writes_that_others_see_are_refused(tmp_path):
     save(tmp_path / "view", {"serving_default": (WritesView(), (x,))})
     with pytest.raises(NotImplementedError, match=r"mul_.*others see"):
         convert(tmp_path / "view", tmp_path / "o")
+    save(tmp_path / "seen", {"serving_default": (WritesWhatAViewSees(), (x,))})
+    with pytest.raises(NotImplementedError, match=r"mul_.*there are views"):
+        convert(tmp_path / "seen", tmp_path / "o")
     save(tmp_path / "train", {"serving_default": (nn.BatchNorm1d(4), (x,))})
     with pytest.raises(NotImplementedError, match="writes"):
         convert(tmp_path / "train", tmp_path / "o")
