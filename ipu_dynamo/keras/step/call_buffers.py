@@ -43,9 +43,12 @@ class CallBuffers:
 
 def leaves(batch: Any) -> list[Tensor | None]:
     """The tensors of a batch in the order of its structure, in types that a program carries."""
-    return [None if leaf is None else _carried(leaf) for leaf in tree.flatten(batch)]
+    plain = all(leaf is None or isinstance(leaf, Tensor) for leaf in batch)
+    flat = batch if plain else tree.flatten(batch)  # most are plain, and this is every batch's
+    return [None if leaf is None else _carried(leaf) for leaf in flat]
 
 
 def _carried(leaf: Any) -> Tensor:
-    tensor = torch.as_tensor(leaf).detach()
+    tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.float() if tensor.dtype == torch.float64 else tensor
