@@ -90,6 +90,8 @@ class _Emitter:
                 role = self.roles.get(name)
                 if role is not None and role.kind not in STREAMED:
                     self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
+            for name in part.gradients:  # no operator reads it where its gradient is a constant
+                self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
             for write in part.writes:
                 if write.rule == "buffer":
                     self.owners[write.target] = part.ipu
