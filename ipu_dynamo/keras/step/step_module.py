@@ -19,6 +19,7 @@ from ipu_dynamo.keras.private.stateless_names import (
     described_functions,
     gives_training,
     is_overridden,
+    is_variable,
     loss_of,
     mapping_of,
     override_losses,
@@ -52,6 +53,11 @@ class _StepScope(StatelessScope):  # type: ignore[misc]
                 "not assign it (keras.layers.SpectralNormalization does)",
             )
         super().add_update((variable, value.detach()))
+
+
+def _present(leaf: Any) -> Any:
+    """The value that a variable has now, which a metric may give as its result."""
+    return leaf.value.clone() if is_variable(leaf) else leaf
 
 
 class StepModule(nn.Module):
@@ -130,7 +136,7 @@ class StepModule(nn.Module):
             write = partial(self._write, scope, present)
             self._walk = None if self._plan is None else self._new_walk(self._plan, write)
             with scope:
-                results = self._step(x, y, sample_weight)
+                results = tree.map_structure(_present, self._step(x, y, sample_weight))
             write()
         return results
 
