@@ -36,6 +36,7 @@ __all__ = [
     "traceback_utils",
     "track_loss",
     "trained_variables",
+    "without_gradient",
 ]
 
 
@@ -210,6 +211,15 @@ def takes_mask(layer: Any) -> bool:
 def mask_of(value: Any) -> Any:
     """The mask that Keras has put on a tensor; None: none."""
     return backend.get_keras_mask(value)
+
+
+def without_gradient(value: Any) -> Any:
+    """The same numbers without a gradient; a tensor's mask, which metrics read, stays on it."""
+    if not backend.is_tensor(value):
+        return value
+    result = value.detach()
+    backend.set_keras_mask(result, backend.get_keras_mask(value))
+    return result
 
 
 def summed_loss(model: Any, loss: Any) -> Any:

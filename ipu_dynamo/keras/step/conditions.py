@@ -56,9 +56,9 @@ class _BranchScope(StatelessScope):  # type: ignore[misc]
         self.assigned: dict[int, Any] = {}
 
     def add_update(self, update: Any) -> None:
-        variable, _ = update
+        variable, value = update
         self.assigned[id(variable)] = variable
-        super().add_update(update)
+        super().add_update((variable, value.detach()))  # as eager Keras: no gradient through it
 
 
 def _merged(

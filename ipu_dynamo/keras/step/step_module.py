@@ -19,10 +19,12 @@ from ipu_dynamo.keras.private.stateless_names import (
     described_functions,
     gives_training,
     is_overridden,
+    is_variable,
     loss_of,
     mapping_of,
     override_losses,
     track_loss,
+    without_gradient,
 )
 from ipu_dynamo.keras.stages.stage_plan import StagePlan
 from ipu_dynamo.keras.step.stage_walk import StageWalk
@@ -30,6 +32,32 @@ from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
 from ipu_dynamo.keras.step.tracing import keras_traced
 
 Scaled = Callable[[Tensor], Tensor]
+
+
+class _StepScope(StatelessScope):  # type: ignore[misc]
+    """A scope in which an assignment is what it is in eager Keras: no gradient goes through it.
+
+    Attributes:
+        weights: identities of the variables that the step may only read.
+    """
+
+    weights: frozenset[int] = frozenset()
+
+    def add_update(self, update: Any) -> None:
+        variable, value = update
+        if id(variable) in self.weights:
+            raise CompileError(
+                f"the model assigns {variable.path} in a step, a trainable variable, which the "
+                "optimizer alone changes",
+                hint="make it with add_weight(trainable=False), or compute with the value and do "
+                "not assign it (keras.layers.SpectralNormalization does)",
+            )
+        super().add_update((variable, value.detach()))
+
+
+def _present(leaf: Any) -> Any:
+    """The value that a variable has now, which a metric may give as its result."""
+    return leaf.value.clone() if is_variable(leaf) else leaf
 
 
 class StepModule(nn.Module):
@@ -102,12 +130,13 @@ class StepModule(nn.Module):
         present = {v: self.held(v) for v in self._variables}
         mapping = {id(v.variable): tensor for v, tensor in present.items()}
         with keras_traced(self._own_generator):
-            scope = StatelessScope(collect_losses=True, initialize_variables=False)
+            scope = _StepScope(collect_losses=True, initialize_variables=False)
+            scope.weights = frozenset(id(v.variable) for v in present if v.is_parameter)
             mapping_of(scope).update(mapping)
             write = partial(self._write, scope, present)
             self._walk = None if self._plan is None else self._new_walk(self._plan, write)
             with scope:
-                results = self._step(x, y, sample_weight)
+                results = tree.map_structure(_present, self._step(x, y, sample_weight))
             write()
         return results
 
@@ -131,7 +160,7 @@ class StepModule(nn.Module):
             override_losses(model, ())
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         track_loss(model, loss.detach(), rows)
-        seen = tree.map_structure(lambda t: t.detach() if isinstance(t, Tensor) else t, y_pred)
+        seen = tree.map_structure(without_gradient, y_pred)
         logs = model.compute_metrics(x, y, seen, sample_weight)
         if not training:
             return logs

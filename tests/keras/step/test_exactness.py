@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import Phase, given, note, settings
 
+from ipu_dynamo.keras import IPUStrategy
 from tests.keras.step.drawn_models import (
     Case,
     cases,
@@ -52,3 +54,24 @@ def test_equals_plain_keras_on_the_whole_batch(case: Case) -> None:
     plain_outputs = plain.predict(x, batch_size=ROWS, verbose=0)
     flat = (outputs, plain_outputs) if isinstance(outputs, list) else ([outputs], [plain_outputs])
     _close(*flat, tolerance)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_masks_count_in_losses_and_metrics(pipelined: bool) -> None:
+    words = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [2, 2, 1, 0], [1, 1, 1, 3]] * 6)
+    targets = np.random.default_rng(0).normal(size=(24, 4, 2)).astype("float32")
+
+    def logs_of(**options: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Embedding(4, 3, mask_zero=True), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+        if options and pipelined:
+            model.set_pipeline_stage_assignment([0, 1])
+            model.set_pipelining_options(pipeline_schedule="Sequential")
+        model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], **options)
+        model.fit(words, targets, batch_size=4, shuffle=False, verbose=0)
+        return model.evaluate(words, targets, batch_size=4, verbose=0)
+
+    expected = logs_of()
+    with IPUStrategy(2 if pipelined else 1).scope():
+        _close(logs_of(steps_per_execution=3), expected, 1e-5)

@@ -105,3 +105,28 @@ def test_a_pipeline_warns_once_of_moving_statistics(caplog):
     told = [r for r in caplog.records if "moving statistics" in r.getMessage()]
     assert len(told) == 1
     assert "norm" in told[0].getMessage()
+
+
+class Total(keras.metrics.Metric):
+    """The sum of targets, whose result is the variable itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="total")
+        self.total = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32")))
+
+    def result(self) -> Any:
+        return self.total
+
+
+@pytest.mark.parametrize(("method", "total"), [("list", [1080.0, 1208.0]), ("sum", 2288.0)])
+def test_a_metric_whose_result_is_its_variable_counts_for_each_replica(method, total):
+    y = np.arange(56, 88, dtype="float32")[:, None]
+    with IPUStrategy(num_ipus=2).scope():
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Total()], steps_per_execution=2)
+        model.set_replication_options(method)
+        logs = model.evaluate(X, y, batch_size=8, verbose=0, return_dict=True)
+    assert np.asarray(logs["total"]).tolist() == total
