@@ -239,6 +239,19 @@ def test_another_executable_in_the_cache_stays(tmp_path, source):
     assert entry["placement"]["executable"] == str(cache / names[0])
 
 
+def test_a_cache_that_no_index_can_name_is_refused(tmp_path, source):
+    with pytest.raises(ValueError, match=r"no index can name the path 'a\\nb/application"):
+        convert(source[0], tmp_path / "out", **embedded("a\nb"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_cache_in_the_output_by_another_name_goes_with_it(tmp_path, source):
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    convert(source[0], tmp_path / "out", **embedded(str(tmp_path / "link/out/cache")))
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert_like(load(tmp_path / "moved")["serving_default"], source[1], 4)
+
+
 def test_description_says_what_is_taken_and_given(program):
     value = json.loads((program[0] / "cache/application.json").read_text())
     assert value["format"] == "ipu_dynamo.executable"

@@ -158,6 +158,23 @@ def test_views_and_constants_run_in_their_stage(tmp_path):
 # --- Costs and profiles --------------------------------------------------------------------------
 
 
+def test_files_for_the_output_folder_are_in_it(tmp_path, source):
+    config = MANUAL | {"solution_dir": "out/solution", "profiling_root_dir": "out"}
+    convert(source[0], "out", num_ipus=2, **embedded(pipeline_cfg=config))
+    assert_like(load("out")["serving_default"], source[1], 3)
+    assert (tmp_path / "out/solution/manual.pipeconfig").is_file()
+    assert list((tmp_path / "out").glob("manual_pipeline*/profile.json"))
+
+
+def test_a_cache_that_cannot_be_written_leaves_no_file_of_the_pipeline(tmp_path, source):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="file"):
+        convert(
+            source[0], "out", num_ipus=2, **embedded(str(tmp_path / "file"), pipeline_cfg=MANUAL)
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_profile_says_costs_bytes_and_speed(tmp_path, source, capsys):
     config = {**MANUAL, "profiling_root_dir": "profiles"}
     convert(source[0], "out", pipeline_cfg=config, **embedded(num_ipus=2, batch_size=2))
@@ -289,6 +306,7 @@ def test_devices_may_be_left_out_and_misspelled(devices):
         ({"pipeline_mapping": dict.fromkeys("abc", 0), "device_mapping": [0, 1]}, "1 stages"),
         ({"pipeline_mapping": dict.fromkeys("abc", 0), "device_mapping": [4]}, "num_ipus is 4"),
         ({"pipeline_mapping": dict.fromkeys("abc", 0), "device_mapping": ["0"]}, "no list of IPUs"),
+        ({"pipeline_mapping": dict.fromkeys("abc", 0), "device_mapping": 0}, "no list of IPUs"),
         (
             {"pipeline_mapping": dict.fromkeys("abc", 0), "device_mapping": [0],
              "device_maping": [1]},

@@ -24,7 +24,7 @@ from ipu_dynamo.saved_model.exported.program_file import program_bytes
 from ipu_dynamo.saved_model.files.index import FILE, MetaGraph, SignatureEntry, write_index
 from ipu_dynamo.saved_model.files.new_folder import new_folder
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
-from ipu_dynamo.saved_model.files.publish import publish
+from ipu_dynamo.saved_model.files.publish import place_inside, publish
 from ipu_dynamo.saved_model.save import file_name, program_folder
 from ipu_dynamo.saved_model.signature import Signature
 
@@ -64,7 +64,7 @@ def convert(
     if isinstance(tags, str):
         raise TypeError("tags are a list of texts, not a text")
     if memory_per_ipu is not None:
-        integer("memory_per_ipu", memory_per_ipu, 1)
+        integer("memory_per_ipu", memory_per_ipu, 1, most=1 << 62)
     request, out = read_request(options, config_file), Path(os.path.abspath(output_dir))
     check_combinations(request.options)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -89,11 +89,14 @@ def convert(
         for problem in pipeline.warnings:
             warnings.warn(problem, stacklevel=2)
     with new_folder(out, overwrite=False) as folder:
-        outside = _write(
+        written = _write(
             folder, out, programs.path, converted, pipeline, request, names, signature_def
         )
-        publish({} if pipeline is None else pipeline.files)
-        publish(outside)
+        files: dict[Path, bytes | Path] = {} if pipeline is None else {**pipeline.files}
+        files.update(written)
+        inside = {path: place for path in files if (place := place_inside(out, path)) is not None}
+        publish({folder / place: files[path] for path, place in inside.items()})
+        publish({path: content for path, content in files.items() if path not in inside})
         shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
 
 
@@ -115,14 +118,14 @@ def _write(
     request: Request,
     tags: frozenset[str],
     key: str,
-) -> dict[Path, Path]:
-    """Fill the output folder; where the files are that are to be outside of it, by their paths."""
+) -> Mapping[Path, Path]:
+    """Fill the output folder; where the files of an executable are, by their paths to be."""
     options, draft = request.options, converted.draft
     num_ipus = options.num_ipus if pipeline is None else pipeline.num_ipus
     solution = None if pipeline is None else pipeline.solution
     placed = draft.placement
     batch_size, batch_per_step, executable = options.batch_size or 1, options.batch_per_step, None
-    outside: dict[Path, Path] = {}
+    files: Mapping[Path, Path] = {}
     if options.embedded_runtime_save_config is not None:
         embedded = embed(
             draft,
@@ -134,7 +137,7 @@ def _write(
         )
         draft, executable = embedded.draft, embedded.executable
         batch_size, batch_per_step = embedded.batch_size, embedded.batch_per_step
-        outside = _place_inside(folder, out, embedded.files)
+        files = embedded.files
     exported = to_exported(draft)
     content = program_bytes(exported.program)
     path = f"{program_folder(tags)}/{file_name(key)}.pt2"
@@ -174,17 +177,4 @@ def _write(
     if (source / _ASSETS).is_dir():
         shutil.copytree(source / _ASSETS, folder / _ASSETS, symlinks=True)
     (folder / FILE).write_bytes(write_index([MetaGraph(tags, {key: entry})]))
-    return outside
-
-
-def _place_inside(folder: Path, out: Path, files: Mapping[Path, Path]) -> dict[Path, Path]:
-    """Move the files that are to be inside of `out` to their places; the others."""
-    outside = {}
-    for path, written in files.items():
-        if path.is_relative_to(out):
-            target = folder / path.relative_to(out)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(written, target)
-        else:
-            outside[path] = written
-    return outside
+    return files

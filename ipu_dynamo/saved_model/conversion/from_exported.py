@@ -112,4 +112,6 @@ def _placeholder(graph: fx.Graph, source: fx.Node, name: str, kind: Kind) -> fx.
 def _check_names(inputs: dict[str, fx.Node], tensors: dict[fx.Node, Tensor]) -> None:
     names = [*inputs, *(node.meta["custom"][NAME] for node in tensors)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two inputs or parameters have the name {twice[0]!r}")
+        raise ValueError(
+            f"two inputs or parameters have the name {twice[0]!r}: rename one, and export it again"
+        )

@@ -1,6 +1,7 @@
 """Make a signature of a converted program, which runs where the index says."""
 
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def check_names(entry: PlacementEntry, names: set[str], what: str) -> None:
     """
     listed = [name for _, part in entry.partitions for name in part]
     wrong = sorted(names.symmetric_difference(listed)) or sorted(
-        name for name in listed if listed.count(name) > 1
+        name for name, count in Counter(listed).items() if count > 1
     )
     on_ipu = {name for name, device in entry.nodes.items() if device == IPU}
     wrong = wrong or sorted(on_ipu.symmetric_difference(entry.ipu))

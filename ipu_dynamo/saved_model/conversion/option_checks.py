@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ipu_dynamo.saved_model.files.placement_entry import LARGEST_NUMBER
+
 
 def is_list(value: object) -> bool:
     """Whether a value is what JSON calls a list; libraries may bring tuples."""
@@ -21,16 +23,24 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def integer(name: str, value: Any, least: int, error: type[Exception] = ValueError) -> int:
-    """`value`, if it is an integer and at least `least`.
+def integer(
+    name: str,
+    value: Any,
+    least: int,
+    error: type[Exception] = ValueError,
+    most: int = LARGEST_NUMBER,
+) -> int:
+    """`value`, if it is an integer from `least` to `most`.
 
     Raises:
-        ValueError: it is less; or `error`, if it is no integer.
+        ValueError: it is less or more; or `error`, if it is no integer.
     """
     if type(value) is not int:
         raise error(f"{name} is {value!r}, not an integer")
     if value < least:
         raise ValueError(f"{name} is {value}; it is at least {least}")
+    if value > most:
+        raise ValueError(f"{name} is more than {most}")
     return value
 
 

@@ -30,7 +30,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     target.mkdir()
     try:
         yield target
-        if path.exists():
+        if path.exists() and overwrite:
             old = path.with_name(f".{path.name[-150:]}.replaced-{mark}")
             os.rename(path, old)
             try:
@@ -40,7 +40,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 raise
             shutil.rmtree(old)
         else:
-            os.rename(target, path)
+            os.rename(target, path)  # of folders that are there, only to an empty one
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         for folder in missing:

@@ -6,6 +6,7 @@ from typing import Any
 
 _KEYS = ("partitions", "ipu", "pipeline", "executable", "batch_size", "batch_per_step")
 _DEVICES = ("host", "ipu")
+LARGEST_NUMBER = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,6 @@ def _numbers(value: Any, what: str) -> dict[str, int]:
 
 
 def _number(value: Any, what: str, least: int = 0) -> int:
-    if type(value) is not int or not least <= value < 1 << 31:
+    if type(value) is not int or not least <= value <= LARGEST_NUMBER:
         raise ValueError(f"{what} is {value!r}, not a number from {least} on")
     return value

@@ -1,26 +1,46 @@
 """Let files appear, each as a whole: absent, old or complete, also if the process is killed."""
 
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ipu_dynamo.saved.replace_file import replacing
 
 
 def publish(files: Mapping[Path, bytes | Path]) -> None:
-    """Write files in the order in which they are listed.
+    """Write all files beside their places, then rename them in the order in which they are listed.
 
     Args:
         files: content by path, or where the content is.
 
     Raises:
-        OSError: one cannot be written; those before it are there.
+        OSError: one cannot be written; nothing of any is there.
     """
-    for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as target:
-            if isinstance(content, bytes):
-                target.write(content)
-            else:
-                with content.open("rb") as source:
-                    shutil.copyfileobj(source, target)
+    folders: list[Path] = []  # that were missing
+    try:
+        with ExitStack() as stack:
+            # the stack renames the last one first
+            for path, content in reversed(list(files.items())):
+                if path.is_dir():
+                    raise IsADirectoryError(f"{path} is a folder, and a file is to be there")
+                folders += [folder for folder in path.parents if not folder.exists()]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                target = stack.enter_context(replacing(path))
+                if isinstance(content, bytes):
+                    target.write(content)
+                else:
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, target)
+    except BaseException:
+        for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):  # somebody else may have put something into it
+                folder.rmdir()
+        raise
+
+
+def place_inside(folder: Path, path: Path) -> Path | None:
+    """Where a path is in a folder, also by links; None: outside of it."""
+    inner, outer = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    return inner.relative_to(outer) if inner.is_relative_to(outer) else None

@@ -25,6 +25,7 @@ MANUAL = {"converter": "manual", "manual_pipeline_config": [["a"], ["b"]], "devi
         ({"batch_per_step": True}, TypeError, ["batch_per_step"]),
         ({"batch_per_step": -1}, ValueError, ["batch_per_step", "-1"]),
         ({"batch_size": 0}, ValueError, ["batch_size", "0"]),
+        ({"batch_size": 1 << 31}, ValueError, ["batch_size", "2147483647"]),  # no index says more
         ({"matmul_amp": 1.5}, ValueError, ["matmul_amp", "1.5"]),
         ({"conv_amp": -0.1}, ValueError, ["conv_amp", "-0.1"]),
         ({"conv_amp": float("nan")}, ValueError, ["conv_amp"]),

@@ -14,6 +14,7 @@ from torch.export import Dim
 
 from ipu_dynamo.saved_model import convert, load, save
 from ipu_dynamo.saved_model.directory import SavedPrograms
+from ipu_dynamo.saved_model.files.new_folder import new_folder
 from tests.saved_model.programs import branches, exported
 from tests.saved_model.test_command import SERVE, refused, run  # noqa: F401  a fixture
 from tests.saved_model.test_real_models import bert, residual, vit
@@ -142,6 +143,17 @@ def test_errors_leave_nothing_behind(folder, tmp_path, run):  # noqa: F811
     assert [path.name for path in out.iterdir()] == ["mine"]
     with pytest.raises(AssertionError, match="not empty"):
         convert(folder, out, **TAGS)
+
+
+def test_a_folder_that_somebody_fills_meanwhile_is_not_replaced(tmp_path):
+    def fill():
+        with new_folder(tmp_path / "out", overwrite=False):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out/mine").write_text("")
+
+    with pytest.raises(OSError, match="out"):
+        fill()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "out"]
 
 
 def test_the_command_converts_and_runs(folder, tmp_path, run):  # noqa: F811

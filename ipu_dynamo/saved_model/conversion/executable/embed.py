@@ -40,6 +40,7 @@ from ipu_dynamo.saved_model.conversion.node_groups import name_of, set_name
 from ipu_dynamo.saved_model.conversion.options import ConversionOptions
 from ipu_dynamo.saved_model.conversion.pipeline_config import Solution
 from ipu_dynamo.saved_model.exported.node_names import Kind
+from ipu_dynamo.saved_model.files.publish import place_inside
 
 CALL = "ipu_executable"  # canonical name of the call
 
@@ -112,11 +113,14 @@ def embed(
     written.write_bytes(text)
     files = {cache / f"{stem}{SUFFIX}": program, cache / f"{stem}{DESCRIPTION}": written}
     path = cache / f"{stem}{SUFFIX}"
-    inside = path.is_relative_to(out)
+    inside = place_inside(out, path)
+    stored = str(path) if inside is None else inside.as_posix()
+    if not stored.isprintable():
+        raise ValueError(f"embedded_runtime_save_config: no index can name the path {stored!r}")
     return Embedded(
         with_call(draft, edges, digest, micro_batch),
         {path: source for path, source in files.items() if not _is_same(path, source)},
-        path.relative_to(out).as_posix() if inside else str(path),
+        stored,
         micro_batch.size,
         batch_per_step,
     )

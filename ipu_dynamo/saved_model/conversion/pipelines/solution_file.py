@@ -78,7 +78,8 @@ def read_solution(
 
 
 def _devices(value: Mapping[str, Any], what: str) -> list[int]:
-    given = [value[key] or [] for key in (_DEVICES, _MISSPELLED) if key in value]
+    keys = [key for key in (_DEVICES, _MISSPELLED) if key in value]
+    given = [[] if value[key] is None else value[key] for key in keys]
     for devices in given:
         if not isinstance(devices, list) or any(type(i) is not int or i < 0 for i in devices):
             raise ValueError(f"{what}: {_DEVICES} is no list of IPUs from 0 on")
@@ -95,8 +96,8 @@ def _stages(
     for name, stage in value.items():
         if type(stage) is not int or not _LEFT_OUT <= stage < _MOST:
             raise ValueError(f"{what}: node {name!r} has stage {stage!r}, which is no stage")
-    needed = set(nodes)
-    if unknown := [name for name in value if name not in needed and name not in set(others)]:
+    names = {*nodes, *others}
+    if unknown := [name for name in value if name not in names]:
         shown = ", ".join(map(repr, unknown[:5]))
         raise ValueError(f"{what}: the program has no nodes {shown} ({len(unknown)} in all)")
     missing = [name for name in nodes if value.get(name, _LEFT_OUT) == _LEFT_OUT]
