@@ -79,6 +79,8 @@ class _Progress:
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
     ended: set[threading.Thread] = field(default_factory=set)  # after their last task
+    begun: set[threading.Thread] = field(default_factory=set)  # at their first line
+    left: set[threading.Thread] = field(default_factory=set)  # at their last line
 
     def wait(
         self, replica: int, needed: list[tuple[int, int]], reports: Reports | None = None
@@ -138,7 +140,25 @@ class _Progress:
             thread.join(0)
         except RuntimeError:  # it has not begun, or it is the one that asks
             return False
-        return not thread.is_alive() and thread not in self.ended
+        return not thread.is_alive() and thread not in self.begun
+
+    def join(self, thread: threading.Thread) -> None:
+        """Wait for a thread's end, or if its start was interrupted, for that it does not begin.
+
+        An interrupted `Thread.join` may leave a thread that runs marked as one that has ended
+        (Python issue 90882), so a thread that has begun says by itself that it leaves.
+        """
+        give_up = monotonic() + _START
+        while thread not in self.left:
+            try:
+                thread.join(_LOOK)
+            except RuntimeError:  # it has not begun
+                if monotonic() > give_up:
+                    return
+            if not thread.is_alive():
+                if thread.ident is not None and self._is_lost(thread):
+                    return
+                sleep(1e-3)
 
 
 @dataclass(frozen=True)
@@ -253,37 +273,26 @@ def _end(progress: _Progress) -> None:
     """Wait for all workers; an interrupt meanwhile stops each after its task."""
     while progress.threads:
         try:
-            _join(progress.threads[-1])
+            progress.join(progress.threads[-1])
             if progress.threads.pop() not in progress.ended:
                 progress.stop(RuntimeError(_LOST))
         except BaseException as error:
             progress.stop(error)
 
 
-def _join(thread: threading.Thread) -> None:
-    """Wait for a thread's end, or if its start was interrupted, for that it does not begin."""
-    give_up = monotonic() + _START
-    while True:
-        try:
-            thread.join()
-        except RuntimeError:  # it has not begun
-            if monotonic() > give_up:
-                return
-            sleep(1e-3)
-        else:
-            return
-
-
 def _run_thread(index: int, caller: _Caller, arguments: _Arguments) -> None:
     """A worker of its own thread, which takes over what is the caller's thread's own."""
-    progress = arguments[2]
+    progress, thread = arguments[2], threading.current_thread()
+    progress.begun.add(thread)
     try:
         caller.take_over()
         with torch.no_grad():
             _run_worker(index, *arguments)
-        progress.ended.add(threading.current_thread())
+        progress.ended.add(thread)
     except BaseException as error:  # kept for the caller, who raises it
         progress.stop(error)
+    finally:
+        progress.left.add(thread)
 
 
 def _run_worker(
