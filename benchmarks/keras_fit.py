@@ -61,7 +61,7 @@ def epochs(make: Make, shape: tuple[int, ...], *, seconds: float) -> dict[str, T
         "jit_compile=True": clock(_plain(make, x, y, jit_compile=True)),
         "plain Keras": clock(_plain(make, x, y, jit_compile=False)),
     }
-    try:
+    try:  # so the first call of this contender finds some of its code in memory
         _plain(make, *_data(1, shape), jit_compile=True)()
     except RuntimeError as error:  # Inductor may have no code for it
         print(f"jit_compile=True is left out: {str(error).splitlines()[0]}", flush=True)
