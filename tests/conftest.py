@@ -1,6 +1,7 @@
 """Set up every test: hypothesis profiles, threads, Inductor's folder, the CUDA marker, --json."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ os.environ.setdefault("IPU_DYNAMO_CACHE_DIR", str(ROOT / "build" / "stages"))
 if IN_WORKER:
     torch.set_num_threads(1)  # the workers share the cores; so do the pools that Inductor starts
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the background leaves it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("ci", COMMON, max_examples=25, derandomize=True)

@@ -79,8 +79,6 @@ class _Progress:
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
     ended: set[threading.Thread] = field(default_factory=set)  # after their last task
-    begun: set[threading.Thread] = field(default_factory=set)  # at their first line
-    left: set[threading.Thread] = field(default_factory=set)  # at their last line
 
     def wait(
         self, replica: int, needed: list[tuple[int, int]], reports: Reports | None = None
@@ -136,29 +134,30 @@ class _Progress:
 
     def _is_lost(self, thread: threading.Thread) -> bool:
         """Whether a thread died without a word, as when a hook of its start raises."""
-        try:
-            thread.join(0)
-        except RuntimeError:  # it has not begun, or it is the one that asks
-            return False
-        return not thread.is_alive() and thread not in self.begun
+        return _is_gone(thread) and thread not in self.ended
 
     def join(self, thread: threading.Thread) -> None:
-        """Wait for a thread's end, or if its start was interrupted, for that it does not begin.
-
-        An interrupted `Thread.join` may leave a thread that runs marked as one that has ended
-        (Python issue 90882), so a thread that has begun says by itself that it leaves.
-        """
+        """Wait for a thread's end, or if its start was interrupted, for that it does not begin."""
         give_up = monotonic() + _START
-        while thread not in self.left:
+        while True:
             try:
                 thread.join(_LOOK)
             except RuntimeError:  # it has not begun
                 if monotonic() > give_up:
                     return
+            if _is_gone(thread):
+                return
             if not thread.is_alive():
-                if thread.ident is not None and self._is_lost(thread):
-                    return
                 sleep(1e-3)
+
+
+def _is_gone(thread: threading.Thread) -> bool:
+    """Whether a thread has begun and ended.
+
+    Not by `is_alive`: an interrupted `Thread.join` may leave a thread that runs marked as one that
+    has ended (Python issue 90882).
+    """
+    return thread.ident is not None and thread not in threading.enumerate()
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,6 @@ def _end(progress: _Progress) -> None:
 def _run_thread(index: int, caller: _Caller, arguments: _Arguments) -> None:
     """A worker of its own thread, which takes over what is the caller's thread's own."""
     progress, thread = arguments[2], threading.current_thread()
-    progress.begun.add(thread)
     try:
         caller.take_over()
         with torch.no_grad():
@@ -291,8 +289,6 @@ def _run_thread(index: int, caller: _Caller, arguments: _Arguments) -> None:
         progress.ended.add(thread)
     except BaseException as error:  # kept for the caller, who raises it
         progress.stop(error)
-    finally:
-        progress.left.add(thread)
 
 
 def _run_worker(
