@@ -26,10 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("ci", COMMON, max_examples=25, derandomize=True)
+settings.register_profile("ci", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("all", COMMON, max_examples=1000)
 settings.load_profile("ci")  # unless --hypothesis-profile names another
-INDUCTOR_EXAMPLES = {"ci": 5, "all": 50}  # a compilation takes a second, an eager example does not
+INDUCTOR_EXAMPLES = {"ci": 3, "all": 50}  # a compilation takes a second, an eager example does not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     limits = [own.max_examples]
     limits += [marker.args[0] for marker in item.iter_markers("examples")]
     if item.get_closest_marker("inductor"):
-        limits.append(INDUCTOR_EXAMPLES.get(settings.get_current_profile_name(), 5))
+        limits.append(INDUCTOR_EXAMPLES.get(settings.get_current_profile_name(), 3))
     function._hypothesis_internal_use_settings = settings(own, max_examples=min(limits))
     try:
         return (yield)

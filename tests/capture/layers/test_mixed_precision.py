@@ -33,6 +33,12 @@ class WithLoss(nn.Module):
         return y, poptorch.identity_loss(y.float() ** 2, "sum")
 
 
+@pytest.fixture(autouse=True)
+def engine(monkeypatch):
+    """The engine is not the point."""
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+
+
 @pytest.mark.parametrize("case", LAYERS)
 def test_half_inputs_and_float_weights_give_halves_and_train_float_weights(case):
     make, shape = LAYERS[case]
@@ -74,7 +80,9 @@ def test_float_inputs_and_half_weights_give_floats(case):
     assert_close(found, expected(x).detach())
 
 
-def test_running_statistics_stay_in_float():
+@pytest.mark.parametrize("engine", ["eager", "inductor"])
+def test_running_statistics_stay_in_float(engine, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", engine)
     model = WithLoss(nn.BatchNorm1d(3))
     step = poptorch.trainingModel(model, None, torch.optim.SGD(model.parameters(), lr=0.01))
     step(torch.randn(4, 3).half())
