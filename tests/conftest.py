@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Draw as many examples of a property as its markers `inductor` and `examples` allow.
+    """Draw as many examples of a property as its markers `inductor`, `examples` and `quick` allow.
 
     A function that is parametrized with engines is one object, so its settings change by the call.
     """
@@ -61,6 +61,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     own = function._hypothesis_internal_use_settings
     limits = [own.max_examples]
     limits += [marker.args[0] for marker in item.iter_markers("examples")]
+    if settings.get_current_profile_name() == "ci":
+        limits += [marker.args[0] for marker in item.iter_markers("quick")]
     if item.get_closest_marker("inductor"):
         limits.append(INDUCTOR_EXAMPLES.get(settings.get_current_profile_name(), 3))
     function._hypothesis_internal_use_settings = settings(own, max_examples=min(limits))

@@ -20,6 +20,7 @@ from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
+from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
     fake_mode,
@@ -110,6 +111,7 @@ def trace(
     grouped: Collection[str] = (),
     device: torch.device | None = None,
     module_names: bool = True,
+    integers_last: bool = True,
 ) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
@@ -123,6 +125,7 @@ def trace(
         device: where the model's tensors and inputs are thought to be, and where tensors are made
             that ask for no device. None: where they are.
         module_names: note which module calls each operator.
+        integers_last: what forward writes into integer buffers stays there.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -182,6 +185,8 @@ def trace(
         calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(vectorised_calls())
         stack.enter_context(higher_order_recorded())
+        if integers_last:
+            stack.enter_context(batches_counted())
         stack.enter_context(quiet_fake_tensors())
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)

@@ -1,6 +1,6 @@
 """Estimate how long operators take on one core, to decide what is worth a call or a thread."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from ipu_dynamo.ops.graph_queries import only_looks
+from ipu_dynamo.ops.bodies import bodies_of
+from ipu_dynamo.ops.control_flow import branch_op, loop_op
+from ipu_dynamo.ops.graph_queries import nbytes, only_looks
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 
 aten = torch.ops.aten
@@ -16,6 +18,7 @@ aten = torch.ops.aten
 _FLOPS_PER_SECOND = 5e10
 BYTES_PER_SECOND = 5e9
 ANCHORED = "ipu.anchored"  # key of node.meta: only somebody who looks inside wants the value
+_UNKNOWN_ITERATIONS = 10  # of a while_loop, whose values decide how often it runs
 _ROUNDING_PASSES = 80  # a rounding at random is 40 operators on numbers of twice the size
 _COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
@@ -34,8 +37,25 @@ def estimated_seconds(operators: Iterable[fx.Node]) -> float:
 
 
 def seconds(node: fx.Node) -> float:
-    """The same of one operator."""
-    return _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / BYTES_PER_SECOND
+    """The same of one operator; of a loop or branch, with what its bodies take."""
+    inside = [
+        estimated_seconds(n for n in body.graph.graph.nodes if n.op == "call_function")
+        for body in bodies_of(node)
+    ]
+    own = _flops(node) / _FLOPS_PER_SECOND + _nbytes(node) / BYTES_PER_SECOND
+    return own + of_bodies(node, inside) if inside else own
+
+
+def of_bodies(node: fx.Node, seconds: Sequence[float]) -> float:
+    """What a loop or branch takes for its bodies, given what each of them takes once.
+
+    A branch counts as its longer body, and a `while_loop` as some iterations, as nobody knows how
+    many it will have.
+    """
+    if node.target is branch_op:
+        return max(seconds)
+    count: Any = node.args[3] if node.target is loop_op else _UNKNOWN_ITERATIONS
+    return float(count * sum(seconds))
 
 
 def has_matmuls(node: fx.Node) -> bool:
@@ -53,7 +73,9 @@ def _flops(node: fx.Node) -> float:
 
 
 def _nbytes(node: fx.Node) -> int:
-    """Bytes that an operator writes; its first result stands for several."""
+    """Bytes that an operator writes; its first result stands for several, but for loops."""
+    if bodies_of(node):
+        return nbytes(node)
     value = node.meta.get("val")
     if isinstance(value, tuple | list) and value:
         value = value[0]

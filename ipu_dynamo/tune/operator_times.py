@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.library.host_call import host_call, without_calling
-from ipu_dynamo.ops.operator_costs import has_matmuls
+from ipu_dynamo.ops.operator_costs import has_matmuls, of_bodies
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
@@ -25,26 +26,27 @@ def operator_times(graph: fx.GraphModule, *, threads: int, fused: bool) -> dict[
         fused: operators that a compiler fuses count as much as they then take, about.
     """
     with intra_op_threads(threads), torch.no_grad():
-        runs = [_times(graph) for _ in range(_REPETITIONS)]
-    return {
-        node: min(run[node] for run in runs) * (_FUSED if fused and not has_matmuls(node) else 1.0)
-        for node in runs[0]
-    }
+        runs = [_times(graph, fused) for _ in range(_REPETITIONS)]
+    return {node: min(run[node] for run in runs) for node in runs[0]}
 
 
-def _times(graph: fx.GraphModule) -> dict[fx.Node, float]:
-    finder = _Clock(graph)
+def _times(graph: fx.GraphModule, fused: bool) -> dict[fx.Node, float]:
+    clock = _Clock(graph, fused)
     inputs = [_value(n.meta["val"]) for n in graph.graph.find_nodes(op="placeholder")]
-    finder.run(*inputs, enable_io_processing=False)
-    return finder.seconds
+    clock.run(*inputs, enable_io_processing=False)
+    return clock.seconds
 
 
 class _Clock(fx.Interpreter):
-    """Times every operator; views take no time in compiled code."""
+    """Times every operator; views take no time in compiled code.
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    Of loops and branches it runs each body once: the numbers here would not end a `while_loop`.
+    """
+
+    def __init__(self, graph: fx.GraphModule, fused: bool) -> None:
         super().__init__(graph)
         self.seconds: dict[fx.Node, float] = {}
+        self._fused = fused
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is host_call:  # what it takes is the user's secret, and calling it has effects
@@ -55,12 +57,16 @@ class _Clock(fx.Interpreter):
         return result
 
     def run_node(self, n: fx.Node) -> Any:
+        if bodies := bodies_of(n):
+            inside = [sum(_times(body.graph, self._fused).values()) for body in bodies]
+            self.seconds[n] = of_bodies(n, inside)
+            return [_value(result) for result in n.meta["val"]]
         self._last = 0.0
         result = super().run_node(n)
         if n.op not in ("placeholder", "output"):
-            self.seconds[n] = (
-                0.0 if not isinstance(n.target, OpOverload) or is_view(n) else self._last
-            )
+            is_timed = isinstance(n.target, OpOverload) and not is_view(n)
+            share = _FUSED if self._fused and not has_matmuls(n) else 1.0
+            self.seconds[n] = self._last * share if is_timed else 0.0
         return result
 
 

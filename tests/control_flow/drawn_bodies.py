@@ -59,6 +59,23 @@ class Form:
     flag: bool
 
 
+def every(kinds: tuple[str, ...]) -> list[Form]:
+    """Forms of all kinds, with all operators in their bodies, and one in another's."""
+    inside = Form(kinds[0], ((Step("scale", 0, 1), Step("outside", 1, 2)),), 2, False)
+    dealt: list[str | Form] = [*OPERATORS, inside]
+    called = [kind for kind in kinds for _ in range(2 if kind in ("cond", "torch.cond") else 1)]
+    whole = [kind for kind in called if kind not in OF_ROWS]
+    bodies: dict[str, list[tuple[Step, ...]]] = {kind: [] for kind in kinds}
+    for number, kind in enumerate(whole):
+        bodies[kind].append(tuple(Step(what, -1, -2) for what in dealt[number :: len(whole)]))
+    for kind in OF_ROWS:
+        bodies[kind].append((Step("gate", -1, -2), Step("outside", -1, -2)))
+    return [
+        Form(kind, tuple(of), 2, number % 2 == 0)
+        for number, (kind, of) in enumerate(bodies.items())
+    ]
+
+
 @st.composite
 def forms(draw, *, kinds: tuple[str, ...], rank: int = 2, depth: int = 2) -> Form:
     """A form whose bodies hold at most `depth - 1` more levels of them."""

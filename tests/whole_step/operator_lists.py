@@ -35,10 +35,4 @@ FAILURES = (
 )
 
 # Modules of which some samples are refused.
-MODULE_SAMPLES = (
-    Group(
-        "momentum=None averages over all batches, by a count that the module reads in Python",
-        "Python code depends on the value of a tensor",
-        "nn.BatchNorm1d nn.BatchNorm2d nn.BatchNorm3d",
-    ),
-)
+MODULE_SAMPLES: tuple[Group, ...] = ()

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import getitem
 from typing import ClassVar
 
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.graph_queries import nbytes
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
 from ipu_dynamo.passes.levels import Level
@@ -51,13 +53,19 @@ def crossing_bytes(operators: Sequence[fx.Node]) -> list[int]:
     position = {node: i for i, node in enumerate(operators)}
     change = [0] * (len(operators) + 1)
     for node, place in position.items():
-        read = max((position[user] for user in node.users if user in position), default=place)
-        value = node.meta.get("val")
-        if read > place and isinstance(value, Tensor):
-            nbytes = value.numel() * value.element_size()
-            change[place + 1] += nbytes
-            change[read + 1] -= nbytes
+        for value in _values(node):
+            read = max((position[user] for user in value.users if user in position), default=place)
+            if read > place:
+                change[place + 1] += nbytes(value)
+                change[read + 1] -= nbytes(value)
     return list(accumulate(change))
+
+
+def _values(node: fx.Node) -> list[fx.Node]:
+    """The result of an operator; of one that gives several, as a loop does, each that is taken."""
+    if isinstance(node.meta.get("val"), Tensor):
+        return [node]
+    return [user for user in node.users if user.target is getitem]
 
 
 @dataclass(frozen=True)
