@@ -10,6 +10,7 @@ from typing import Any
 from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, gives_tensor
 from ipu_dynamo.saved_model.directory import SavedPrograms
+from ipu_dynamo.saved_model.exported.node_names import Kind
 
 Options = dict[str, Any]
 
@@ -23,9 +24,8 @@ class Drawn:
     """Options for one signature.
 
     Args:
-        rows: of the inputs, if all that the program takes and gives has rows in front; None: it is
-            not embedded.
-        fixed: the number of rows is.
+        embeds: whether options may ask for an executable.
+        fixed: the number of rows of the inputs is.
         work: a folder for solution files and profiles.
     """
 
@@ -36,14 +36,15 @@ class Drawn:
         key: str,
         work: Path,
         *,
-        rows: int | None = None,
+        embeds: bool = False,
         fixed: bool = False,
     ) -> None:
         with SavedPrograms(source).signature(tags, key) as signature:
             draft = from_exported(signature)
+        self._tensors = {g.name for g in draft.groups() if g.kind is Kind.PARAM}
         self._groups = [g for g in draft.groups() if g.is_matched and not g.is_size]
         self._outputs = {g.name for g in self._groups if g.value in draft.outputs.values()}
-        self._work, self._rows, self._fixed = work, rows, fixed
+        self._work, self._embeds, self._fixed = work, embeds, fixed
         self.names = [group.name for group in self._groups]
 
     def alone(self, rng: random.Random) -> Iterator[Options]:
@@ -67,7 +68,7 @@ class Drawn:
         yield {"int64_to_int32_conversion": True}
         if gelu := self._gelus():
             yield gelu
-        if self._rows is not None:
+        if self._embeds:
             yield self._embedded(rng)
             for converter in ("auto", "manual", "load"):
                 options = self._embedded(rng)
@@ -95,7 +96,7 @@ class Drawn:
             options["batch_per_step"] = rng.randint(0, 3)
         if host:
             options["excluded_nodes"] = exactly(sorted(host))
-        if self._rows is not None and rng.random() < 0.5:
+        if self._embeds and rng.random() < 0.5:
             return options | self._embedded_more(rng, options, host)
         if not host and rng.random() < 0.2:
             return options | {"no_ipu_placement": True, "num_ipus": rng.randint(1, 4)}
@@ -147,7 +148,7 @@ class Drawn:
         count = rng.randint(1, min(4, len(on_ipu)))
         cuts = sorted(rng.sample(range(1, len(on_ipu)), count - 1))
         parts = [on_ipu[a:b] for a, b in zip([0, *cuts], [*cuts, len(on_ipu)], strict=True)]
-        ipus = [rng.randrange(4) for _ in parts]
+        ipus = self._ipus(rng, parts)
         if converter == "manual":
             config = {
                 "converter": "manual",
@@ -160,6 +161,18 @@ class Drawn:
         stages = {name: stage for stage, part in enumerate(parts) for name in part}
         path.write_text(json.dumps({"device_mapping": ipus, "pipeline_mapping": stages}))
         return {"num_ipus": 4, "pipeline_cfg": {"converter": "load", "solution_path": str(path)}}
+
+    def _ipus(self, rng: random.Random, parts: Sequence[Sequence[str]]) -> list[int]:
+        """An IPU of four for each stage; stages that share a parameter have one."""
+        read = {g.name: self._tensors & set(g.reads) for g in self._groups}
+        shared = [set[str]().union(*(read[name] for name in part)) for part in parts]
+        ipus = [rng.randrange(4) for _ in parts]
+        for _ in parts:  # what is joined may join others
+            for a, names in enumerate(shared):
+                for b in range(a):
+                    if names & shared[b]:
+                        ipus[a] = ipus[b] = min(ipus[a], ipus[b])
+        return ipus
 
     def _folders(self, rng: random.Random) -> Options:
         return {

@@ -99,8 +99,9 @@ def compiled_part(program: FixedProgram, draft_edges: Border) -> CompiledPart:
     if placement.stages:
         nodes.sort(key=lambda node: placement.stages[name_of(node)])  # stable
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    taken = {name_of(node) for node in nodes}
     for node in edges.inputs.values():
-        values[node] = _placeholder(graph, node, Kind.INPUT)
+        values[node] = _placeholder(graph, node, Kind.INPUT, name_of(node), taken)
     tensors: list[Tensor] = []
     copies: dict[tuple[fx.Node, int], fx.Node] = {}  # of constants, by the IPU that has them
     for node, tensor in program.tensors.items():
@@ -109,7 +110,8 @@ def compiled_part(program: FixedProgram, draft_edges: Border) -> CompiledPart:
         several = placement.stages and is_copied(node, tensor)
         for ipu in ipus if several else ipus[:1]:
             first = ipu == ipus[0]
-            copy = _placeholder(graph, node, Kind.PARAM, "" if first else f"/copy_on_ipu{ipu}")
+            name = name_of(node) if first else f"{name_of(node)}/copy_on_ipu{ipu}"
+            copy = _placeholder(graph, node, Kind.PARAM, name, taken)
             if first:
                 values[node] = copy
             copies[node, ipu] = copy
@@ -137,10 +139,17 @@ def _source(
     return own.get(node) or values[node]
 
 
-def _placeholder(graph: fx.Graph, source: fx.Node, kind: Kind, suffix: str = "") -> fx.Node:
-    node = graph.placeholder(source.name)
+def _placeholder(
+    graph: fx.Graph, source: fx.Node, kind: Kind, name: str, taken: set[str]
+) -> fx.Node:
+    """A placeholder whose name nothing else has; several results of a host node have one."""
+    node, count, unique = graph.placeholder(source.name), 0, name
+    while unique in taken:
+        count += 1
+        unique = f"{name}_{count}"
+    taken.add(unique)
     node.meta = {"val": source.meta["val"], "custom": source.meta["custom"], KIND: kind}
-    set_name(node, name_of(source) + suffix)
+    set_name(node, unique)
     return node
 
 
