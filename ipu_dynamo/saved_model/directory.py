@@ -8,6 +8,7 @@ from ipu_dynamo.saved_model.exported.node_names import operators
 from ipu_dynamo.saved_model.exported.program_file import load_program
 from ipu_dynamo.saved_model.exported.program_interface import interface_of
 from ipu_dynamo.saved_model.files.index import FILE, MetaGraph, SignatureEntry, read_index
+from ipu_dynamo.saved_model.files.named_errors import naming
 from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import FILE as TF_FILE
 from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TEXT_FILE as TF_TEXT_FILE
@@ -34,6 +35,10 @@ class SavedPrograms:
         self._alone: Path | None = None
         self._tensorflow: TfPrograms | None = None
         self._graphs: Sequence[MetaGraph] = ()
+        with naming("dir"):
+            self._find()
+
+    def _find(self) -> None:
         if (self.path / FILE).is_file():
             self._graphs = read_index(self.path / FILE)
         elif (self.path / TF_FILE).is_file() or (self.path / TF_TEXT_FILE).is_file():
@@ -80,6 +85,10 @@ class SavedPrograms:
             ValueError: there is no such signature, or its program is refused.
         """
         self._check(tags, key)
+        with naming("dir"):
+            return self._signature(tags, key)
+
+    def _signature(self, tags: Iterable[str], key: str) -> Signature:
         graph = self._graph(tags)
         if graph is None:
             return _of_archive(self._alone or self.path, self._trust)

@@ -16,10 +16,10 @@ from ipu_dynamo.saved_model.exported.program_interface import (
     user_inputs,
     user_output_nodes,
 )
-from ipu_dynamo.saved_model.exported.size_check import check_sizes, least_sizes
-from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, TensorSpec
+from ipu_dynamo.saved_model.exported.size_check import SizeCheck, least_sizes
 from ipu_dynamo.saved_model.fair_lock import FairLock
 from ipu_dynamo.saved_model.files.index import SignatureEntry
+from ipu_dynamo.saved_model.files.tensor_spec import DTYPES, TensorSpec
 
 
 class Runner(Protocol):
@@ -76,6 +76,8 @@ class Signature:
         _compare(self.outputs, tensor_outputs(program), f"{what}: output")
         self.parameter_names = dict(entry.parameter_names)
         self._program: ExportedProgram | None = program
+        self._sizes = SizeCheck(program, self.inputs)
+        self._flat = [None if isinstance(v, Tensor) else v for _, v in user_inputs(program)]
         self._make_runner = make_runner or (lambda signature: FlatProgram(signature.program))
         self._runner: Runner | None = None
         self._lock = FairLock()
@@ -141,10 +143,10 @@ class Signature:
     def border_nodes(self) -> dict[tuple[str, str], str]:
         """The canonical names of the nodes of inputs and outputs, by `("input", name)`."""
         owners = {node.name: group.name for group in self.groups() for node in group.nodes}
-        nodes = user_output_nodes(self._open())
+        inputs, outputs = user_inputs(self._open()), user_output_nodes(self._open())
         return {
-            **{("input", name): name for name in self.inputs},
-            **{("output", name): owners[nodes[s.position]] for name, s in self.outputs.items()},
+            **{("input", n): owners[inputs[s.position][0]] for n, s in self.inputs.items()},
+            **{("output", n): owners[outputs[s.position]] for n, s in self.outputs.items()},
         }
 
     def _run(self, tensors: Mapping[str, Tensor], watch: Watch | None = None) -> dict[str, Tensor]:
@@ -153,15 +155,13 @@ class Signature:
             raise ValueError(f"unknown input {unknown[0]!r}; valid are {valid}")
         tensors = self._with_defaults(tensors)
         with self._lock:
-            program = self._open()
-            flat: list[Any] = [
-                None if isinstance(value, Tensor) else value for _, value in user_inputs(program)
-            ]
+            self._open()
+            flat: list[Any] = list(self._flat)
             for name, spec in self.inputs.items():
                 if name not in tensors:
                     raise ValueError(f"no value for input {name!r}")
                 flat[spec.position] = spec.fitted(name, tensors[name]).detach()
-            check_sizes(program, self.inputs, flat)
+            self._sizes.check(flat)
             if self._runner is None:
                 self._runner = self._make_runner(self)
             results = self._runner.run(flat, watch)

@@ -15,7 +15,7 @@ from torch.export import Dim
 from ipu_dynamo.saved_model import load, save
 from ipu_dynamo.saved_model.command.main import main
 from ipu_dynamo.saved_model.conversion.convert import convert
-from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings
 from tests.saved_model.converting import (
     assert_like,
     converted,

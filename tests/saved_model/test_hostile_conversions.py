@@ -14,11 +14,11 @@ import torch
 
 from ipu_dynamo.saved.archive import Archive, write_archive
 from ipu_dynamo.saved_model import load
-from ipu_dynamo.saved_model.conversion.config_file import read_request
 from ipu_dynamo.saved_model.conversion.convert import convert
 from ipu_dynamo.saved_model.conversion.executable.executable_file import file_sum
 from ipu_dynamo.saved_model.conversion.executable.open_executable import Executable
 from ipu_dynamo.saved_model.conversion.pipelines.solution_file import read_solution_file
+from ipu_dynamo.saved_model.conversion.settings.config_file import read_request
 from tests.saved_model.converting import embedded, inputs, save_branches
 
 PIPELINE = {

@@ -12,13 +12,13 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.saved_model import load, save
 from ipu_dynamo.saved_model.conversion.convert import convert
 from ipu_dynamo.saved_model.conversion.convert_program import convert_program
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import micro_batch_of
+from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.executable.compile_part import compile_part
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import border
-from ipu_dynamo.saved_model.conversion.fixed_program import micro_batch_of
-from ipu_dynamo.saved_model.conversion.from_exported import from_exported
-from ipu_dynamo.saved_model.conversion.options import read_options
 from ipu_dynamo.saved_model.conversion.pipelines.plan import plan_pipeline
 from ipu_dynamo.saved_model.conversion.pipelines.solution_file import read_solution
+from ipu_dynamo.saved_model.conversion.settings.options import read_options
 from ipu_dynamo.saved_model.exported.node_names import NAME
 from tests.saved_model.converting import assert_like, converted, embedded, save_branches
 

@@ -25,7 +25,9 @@ from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 from ipu_dynamo.keras.stages.layer_graph import layer_graph
 from ipu_dynamo.keras.stages.stage_plan import stage_plan
 from ipu_dynamo.keras.step.machine_shape import stage_ipus
-from ipu_dynamo.saved_model import convert, load, save
+from ipu_dynamo.saved_model import load, save
+from ipu_dynamo.saved_model.conversion.convert import convert_signature
+from ipu_dynamo.saved_model.conversion.settings.config_file import read_request
 
 logger = logging.getLogger("ipu_dynamo.keras")
 
@@ -80,7 +82,8 @@ def export_for_serving(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         plain, converted = Path(folder) / "plain", Path(folder) / "converted"
         _save(module, symbols, rows, plain)
-        convert(plain, converted, **_options(model, rows), **_pipeline(model, plan, folder))
+        options = {**_options(model, rows), **_pipeline(model, plan, folder)}
+        convert_signature(plain, converted, read_request(options))
         if target.exists():
             shutil.rmtree(target)
         converted.rename(target)

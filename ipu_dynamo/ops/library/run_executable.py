@@ -49,11 +49,18 @@ def _run(inputs: Sequence[Tensor], sha256: str, results: Sequence[str]) -> list[
         values = list(known[1](inputs))
     finally:
         _bound.reset(token)
+    check_results(inputs, results, values)
+    return values
+
+
+def check_results(
+    inputs: Sequence[Tensor], results: Sequence[str], values: Sequence[Tensor]
+) -> None:
+    """Raise RuntimeError for values of other types than a program says, for these inputs."""
     expected = _results(inputs, results)
     found = [(value.dtype, tuple(value.shape)) for value in values]
     if found != [(dtype, tuple(shape)) for dtype, shape in expected]:
         raise RuntimeError(f"the executable gives {found}, and the program has {list(results)}")
-    return values
 
 
 def _fake(inputs: Sequence[Tensor], sha256: str, results: Sequence[str]) -> list[Tensor]:

@@ -12,15 +12,17 @@ from torch import Tensor, fx
 
 from ipu_dynamo.saved_model.command.result_files import check_free, write_results
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
-from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings, checked_settings
 from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings, checked_settings
+from ipu_dynamo.saved_model.conversion.settings.recorded_only import tell_of_recorded
 from ipu_dynamo.saved_model.directory import SavedPrograms
-from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES, can_cast
 from ipu_dynamo.saved_model.feeds.array_calls import to_array
 from ipu_dynamo.saved_model.feeds.array_files import read_array
 from ipu_dynamo.saved_model.feeds.examples import read_examples
 from ipu_dynamo.saved_model.feeds.expressions import evaluate
 from ipu_dynamo.saved_model.feeds.pairs import split_pairs
+from ipu_dynamo.saved_model.files.named_errors import naming
+from ipu_dynamo.saved_model.files.tensor_spec import DTYPES, can_cast
 from ipu_dynamo.saved_model.signature import Signature
 
 
@@ -81,7 +83,8 @@ def run(options: argparse.Namespace) -> None:
         arrays = _arrays(options, signature)
         outdir = Path(options.outdir) if options.outdir else None
         if outdir is not None:
-            check_free(outdir, sorted(signature.outputs), overwrite=options.overwrite)
+            with naming("--outdir"):
+                check_free(outdir, sorted(signature.outputs), overwrite=options.overwrite)
         tensors = {name: _tensor(name, array, signature) for name, array in arrays.items()}
         if options.tf_debug:
             results = signature.watched(tensors, _Printer(signature))
@@ -91,14 +94,17 @@ def run(options: argparse.Namespace) -> None:
     for name, value in values.items():
         print(f"Result for output key {name}:\n{value}")
     if outdir is not None:
-        write_results(outdir, values)
+        with naming("--outdir"):
+            write_results(outdir, values)
 
 
 def _settings(options: argparse.Namespace) -> IpuSettings:
     """The settings of IPUs that the options give, checked whether they are used or not."""
     names = (field.name for field in fields(IpuSettings))
     given = {name: getattr(options, name) for name in names}
-    return checked_settings(**{name: v for name, v in given.items() if v is not None})
+    settings = checked_settings(**{name: v for name, v in given.items() if v is not None})
+    tell_of_recorded(matmul_amp=settings.matmul_amp, conv_amp=settings.conv_amp)
+    return settings
 
 
 def _arrays(options: argparse.Namespace, signature: Signature) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ipu_dynamo.saved_model.command.tag_sets import tags_of
 from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from ipu_dynamo.saved_model.exported.node_names import Group, operators
-from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_of
+from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec, spec_of
 from ipu_dynamo.saved_model.signature import Signature
 
 

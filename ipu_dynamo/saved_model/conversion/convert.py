@@ -1,36 +1,40 @@
 """Convert a signature of a saved program, and write it as a saved program of its own."""
 
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.combinations import check_combinations
-from ipu_dynamo.saved_model.conversion.config_file import SOLUTION, Request, read_request
 from ipu_dynamo.saved_model.conversion.convert_program import Converted, convert_program
+from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.executable.embed import embed
-from ipu_dynamo.saved_model.conversion.from_exported import from_exported
-from ipu_dynamo.saved_model.conversion.ipu_config import FILE as IPU_CONFIG
-from ipu_dynamo.saved_model.conversion.ipu_config import settings_of, write_settings
-from ipu_dynamo.saved_model.conversion.option_checks import integer
+from ipu_dynamo.saved_model.conversion.executable.place_executable import (
+    OPTION,
+    cache_folder,
+    place_executable,
+)
 from ipu_dynamo.saved_model.conversion.pipelines.plan import PipelinePlan, plan_pipeline
-from ipu_dynamo.saved_model.conversion.to_exported import to_exported
+from ipu_dynamo.saved_model.conversion.settings.combinations import check_combinations
+from ipu_dynamo.saved_model.conversion.settings.config_file import Request, read_request
+from ipu_dynamo.saved_model.conversion.settings.option_checks import integer
+from ipu_dynamo.saved_model.conversion.settings.recorded_only import tell_of_recorded
+from ipu_dynamo.saved_model.conversion.write_converted import (
+    Result,
+    copy_assets,
+    write_converted,
+)
 from ipu_dynamo.saved_model.directory import SavedPrograms
-from ipu_dynamo.saved_model.exported.program_file import program_bytes
-from ipu_dynamo.saved_model.files.index import FILE, MetaGraph, SignatureEntry, write_index
+from ipu_dynamo.saved_model.files.locked_folder import locked_folder
+from ipu_dynamo.saved_model.files.named_errors import naming
 from ipu_dynamo.saved_model.files.new_folder import new_folder
-from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
-from ipu_dynamo.saved_model.files.publish import place_inside, publish
-from ipu_dynamo.saved_model.save import file_name, program_folder
+from ipu_dynamo.saved_model.files.publish import Content, place_inside, publish
 from ipu_dynamo.saved_model.signature import Signature
 
-PARAMS = "conversion_params.json"
-_ASSETS = "assets"
 _SCRATCH = ".executable"  # in the folder that is being made: files on their way
+Say = Callable[[str], object]
 
 
 def convert(
@@ -46,6 +50,8 @@ def convert(
 ) -> None:
     """Convert one signature for IPUs, and write `output_dir` as a whole or not at all.
 
+    With stages it prints where their costs come from.
+
     Args:
         dir: as in `load`.
         output_dir: absent, or an empty folder.
@@ -60,121 +66,133 @@ def convert(
         AssertionError: `output_dir` is there and not empty.
         RuntimeError: there is no such tag set.
         NotImplementedError: the program has what is not converted.
+        OSError: a file cannot be written; the option that its path comes from is named.
     """
     if isinstance(tags, str):
         raise TypeError("tags are a list of texts, not a text")
     if memory_per_ipu is not None:
         integer("memory_per_ipu", memory_per_ipu, 1, most=1 << 62)
-    request, out = read_request(options, config_file), Path(os.path.abspath(output_dir))
-    check_combinations(request.options)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AssertionError(f"output folder {out} is there and not empty")
+    convert_signature(
+        dir,
+        output_dir,
+        read_request(options, config_file),
+        tags=frozenset(tags),
+        key=signature_def,
+        trust=trust,
+        memory_per_ipu=memory_per_ipu,
+        say=print,
+    )
+
+
+def convert_signature(
+    dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    request: Request,
+    *,
+    tags: frozenset[str] = frozenset(["serve"]),
+    key: str = "serving_default",
+    trust: bool = False,
+    memory_per_ipu: int | None = None,
+    say: Say = lambda text: None,
+) -> None:
+    """Convert as `convert` does, for whoever shows messages otherwise.
+
+    Args:
+        say: gets what is printed.
+    """
+    options, out = request.options, Path(os.path.abspath(output_dir))
+    check_combinations(options)
+    tell_of_recorded(matmul_amp=options.matmul_amp, conv_amp=options.conv_amp)
+    _check_empty(out)
     programs = SavedPrograms(dir, trust=trust)
-    names = frozenset(tags)
-    with programs.signature(names, signature_def) as signature:
+    with programs.signature(tags, key) as signature:
         _check_source(signature, programs.path)
-        if signature.placement is not None:
-            raise ValueError(f"{dir} is converted already: convert the program that it is made of")
-        converted = convert_program(from_exported(signature), request.options)
+        converted = convert_program(from_exported(signature), options)
     pipeline = None
-    if request.options.pipeline_cfg is not None:
+    if options.pipeline_cfg is not None:
         pipeline = plan_pipeline(
-            converted.draft,
-            request.options,
-            memory_per_ipu=memory_per_ipu,
-            solution=request.solution,
+            converted.draft, options, memory_per_ipu=memory_per_ipu, solution=request.solution
         )
         converted.draft.placement = pipeline.placement
-        print(pipeline.message)
+        say(pipeline.message)
         for problem in pipeline.warnings:
-            warnings.warn(problem, stacklevel=2)
-    with new_folder(out, overwrite=False) as folder:
-        written = _write(
-            folder, out, programs.path, converted, pipeline, request, names, signature_def
-        )
-        files: dict[Path, bytes | Path] = {} if pipeline is None else {**pipeline.files}
-        files.update(written)
-        inside = {path: place for path in files if (place := place_inside(out, path)) is not None}
-        publish({folder / place: files[path] for path, place in inside.items()})
-        publish({path: content for path, content in files.items() if path not in inside})
-        shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+            warnings.warn(problem, stacklevel=3)
+    with naming("output_dir"), new_folder(out, overwrite=False) as folder:
+        result = _result(converted, pipeline, request, tags, key, folder)
+        copy_assets(programs.path, folder)
+        _finish(result, folder, out)
+
+
+def _check_empty(out: Path) -> None:
+    with naming("output_dir"):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise AssertionError(f"output_dir: output folder {out} is there and not empty")
 
 
 def _check_source(signature: Signature, path: Path) -> None:
-    """Raise ValueError for a program of which a part is compiled already."""
-    if signature.placement is not None and signature.placement.executable is not None:
+    """Raise ValueError for a program that was converted already."""
+    if signature.placement is None:
+        return
+    if signature.placement.executable is not None:
         raise ValueError(
             f"{path} calls the executable {signature.placement.executable!r}: convert the program "
             "that it was made of"
         )
+    raise ValueError(f"{path} is converted already: convert the program that it is made of")
 
 
-def _write(
-    folder: Path,
-    out: Path,
-    source: Path,
+def _result(
     converted: Converted,
     pipeline: PipelinePlan | None,
     request: Request,
     tags: frozenset[str],
     key: str,
-) -> Mapping[Path, Path]:
-    """Fill the output folder; where the files of an executable are, by their paths to be."""
-    options, draft = request.options, converted.draft
+    folder: Path,
+) -> Result:
+    """What is written, with the executable in a folder of its own."""
+    options = request.options
     num_ipus = options.num_ipus if pipeline is None else pipeline.num_ipus
-    solution = None if pipeline is None else pipeline.solution
-    placed = draft.placement
-    batch_size, batch_per_step, executable = options.batch_size or 1, options.batch_per_step, None
-    files: Mapping[Path, Path] = {}
+    embedded = None
     if options.embedded_runtime_save_config is not None:
         embedded = embed(
-            draft,
+            converted.draft,
             options,
             num_ipus=num_ipus,
-            solution=solution,
-            out=out,
+            solution=None if pipeline is None else pipeline.solution,
             folder=folder / _SCRATCH,
         )
-        draft, executable = embedded.draft, embedded.executable
-        batch_size, batch_per_step = embedded.batch_size, embedded.batch_per_step
-        files = embedded.files
-    exported = to_exported(draft)
-    content = program_bytes(exported.program)
-    path = f"{program_folder(tags)}/{file_name(key)}.pt2"
-    placement = PlacementEntry(
-        tuple((part.device, part.nodes) for part in converted.partitions),
-        placed.ipus,
-        None if solution is None else solution.pipeline_mapping,
-        () if solution is None else solution.device_mapping,
-        executable,
-        batch_size,
-        batch_per_step,
-    )
-    digest = sha256(content).hexdigest()
-    entry = SignatureEntry(
-        path,
-        digest,
-        exported.inputs,
-        exported.outputs,
-        draft.method_name,
-        exported.parameter_names,
-        placement,
-        {name: v.tolist() for name, v in draft.defaults.items() if name in exported.inputs},
-    )
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_bytes(content)
-    (folder / IPU_CONFIG).write_bytes(write_settings(settings_of(options, num_ipus)))
-    params = {
-        **options.to_json(),
-        "num_ipus": num_ipus,
-        "batch_size": batch_size,
-        "batch_per_step": batch_per_step,
-        "sha256": digest,
-    }
-    if pipeline is not None and pipeline.measured:
-        params[SOLUTION] = pipeline.solution.to_json()
-    (folder / PARAMS).write_bytes(f"{json.dumps(params, indent=1)}\n".encode())
-    if (source / _ASSETS).is_dir():
-        shutil.copytree(source / _ASSETS, folder / _ASSETS, symlinks=True)
-    (folder / FILE).write_bytes(write_index([MetaGraph(tags, {key: entry})]))
-    return files
+    return Result(tags, key, options, converted, pipeline, embedded, num_ipus)
+
+
+def _finish(result: Result, folder: Path, out: Path) -> None:
+    """Write the folder that becomes `out`, and let the files outside of it appear.
+
+    Two conversions may have one folder of executables: it is held from the choice of a name to the
+    moment when the file is there, so that neither replaces what the other one has called.
+    """
+    files: dict[Path, Content] = {} if result.pipeline is None else {**result.pipeline.files}
+    names = {} if result.pipeline is None else {**result.pipeline.file_options}
+    config, embedded = result.options.embedded_runtime_save_config, result.embedded
+    if config is None or embedded is None:
+        write_converted(folder, result, None)
+        _publish(files, names, folder, out)
+        return
+    cache = cache_folder(config, out)
+    outside = place_inside(out, cache) is None
+    with naming(OPTION), locked_folder(cache) if outside else nullcontext():
+        placed = place_executable(embedded, cache, out)
+        with naming("output_dir"):
+            write_converted(folder, result, placed.path)
+        names |= dict.fromkeys(placed.files, OPTION)
+        _publish({**files, **placed.files}, names, folder, out)
+    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+
+
+def _publish(
+    files: Mapping[Path, Content], names: Mapping[Path, str], folder: Path, out: Path
+) -> None:
+    inside = {path: place for path in files if (place := place_inside(out, path)) is not None}
+    with naming("output_dir"):
+        publish({folder / place: files[path] for path, place in inside.items()})
+    _check_empty(out)  # nothing appears for a folder that somebody has filled meanwhile
+    publish({path: content for path, content in files.items() if path not in inside}, names)

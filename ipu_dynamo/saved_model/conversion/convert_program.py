@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ipu_dynamo.saved_model.conversion.combinations import needs_ipu
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.options import ConversionOptions
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition, partitions
 from ipu_dynamo.saved_model.conversion.passes.convert_precision import ConvertPrecision
 from ipu_dynamo.saved_model.conversion.passes.narrow_int64 import NarrowInt64
@@ -14,6 +12,8 @@ from ipu_dynamo.saved_model.conversion.passes.remove_excluded import RemoveExclu
 from ipu_dynamo.saved_model.conversion.passes.replace_gelu import ReplaceGelu
 from ipu_dynamo.saved_model.conversion.passes.replace_in_place import ReplaceInPlace
 from ipu_dynamo.saved_model.conversion.passes.shard_manually import ShardManually
+from ipu_dynamo.saved_model.conversion.settings.combinations import needs_ipu
+from ipu_dynamo.saved_model.conversion.settings.options import ConversionOptions
 
 Pass = Callable[[Draft], bool]
 

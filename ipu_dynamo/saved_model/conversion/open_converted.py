@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from ipu_dynamo.saved_model.conversion.draft import IPU, Placement
+from ipu_dynamo.saved_model.conversion.drafts.draft import IPU, Placement
+from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.executable.bind import bind, nodes_behind
-from ipu_dynamo.saved_model.conversion.from_exported import from_exported
-from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings, read_settings
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
 from ipu_dynamo.saved_model.conversion.partitions.run_converted import ConvertedProgram
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings, read_settings
 from ipu_dynamo.saved_model.exported.node_names import Kind
-from ipu_dynamo.saved_model.exported.tensor_spec import DTYPES
 from ipu_dynamo.saved_model.files.index import SignatureEntry
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry
+from ipu_dynamo.saved_model.files.tensor_spec import DTYPES
 from ipu_dynamo.saved_model.signature import Runner, Signature
 
 

@@ -1,9 +1,11 @@
 """Give the nodes of an exported program the names that users' expressions match.
 
 A call is named by the module it was written in, `left/0/dense/linear`; an input as its argument;
-a parameter as its module has it, with slashes. All calls of one name are a group.
+a parameter as its module has it, with slashes. All calls of one name are a group. Of an operator,
+an input and a parameter that would have one name the first keeps it; others have a number behind.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,30 +67,56 @@ def _other_names(program: ExportedProgram) -> set[str]:
     }
 
 
-def groups(
-    program: ExportedProgram, input_names: dict[str, str], parameter_names: dict[str, str]
-) -> list[Group]:
-    """All nodes of a program with their canonical names, in the order of the graph.
+def placeholder_names(
+    program: ExportedProgram, input_names: Mapping[str, str], parameter_names: Mapping[str, str]
+) -> dict[str, str]:
+    """The canonical names of inputs and parameters, by the names of their nodes; each is unique.
 
     Args:
         input_names: of user inputs, by the names of their nodes.
         parameter_names: canonical names that differ from qualified ones with slashes.
     """
+    nodes = list(program.graph.nodes)
+    taken = {_noted(node) or node.name for node in nodes if node.op == "call_function"}
+    placeholders = [node.name for node in nodes if node.op == "placeholder"]
+    held = _held(program)
+    wanted = {name: input_names.get(name, name) for name in placeholders if name not in held}
+    for name in placeholders:
+        if name in held:
+            wanted[name] = parameter_names.get(held[name], held[name].replace(".", "/"))
+    counts: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for node_name, base in wanted.items():
+        names[node_name] = _next(base, counts, taken)
+        taken.add(names[node_name])
+    return names
+
+
+def _held(program: ExportedProgram) -> Mapping[str, str]:
+    """The qualified names of what a program holds, by the names of their nodes."""
     signature = program.graph_signature
-    held = {
+    return {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
+
+
+def groups(
+    program: ExportedProgram, input_names: Mapping[str, str], parameter_names: Mapping[str, str]
+) -> list[Group]:
+    """All nodes of a program with their canonical names, in the order of the graph.
+
+    Args:
+        input_names, parameter_names: as in `placeholder_names`.
+    """
+    held, names = _held(program), placeholder_names(program, input_names, parameter_names)
     result: dict[str, Group] = {}
     members: dict[str, list[fx.Node]] = {}
     kinds: dict[str, Kind] = {}
     for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in held:
-            qualified = held[node.name]
-            name, kind = parameter_names.get(qualified, qualified.replace(".", "/")), Kind.PARAM
-        elif node.op == "placeholder":
-            name, kind = input_names.get(node.name, node.name), Kind.INPUT
+        if node.op == "placeholder":
+            name, kind = names[node.name], Kind.PARAM if node.name in held else Kind.INPUT
         elif node.op == "call_function":
             name, kind = _noted(node) or node.name, Kind.OP
         else:

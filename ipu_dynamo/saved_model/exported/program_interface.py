@@ -14,7 +14,7 @@ from torch.export.graph_signature import (
 
 from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.saved_model.exported.flat_names import Leaf, named_inputs, named_outputs
-from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_of
+from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec, spec_of
 
 
 @dataclass(frozen=True, slots=True)

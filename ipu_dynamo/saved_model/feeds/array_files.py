@@ -94,8 +94,11 @@ def _header(file: Any, where: str) -> tuple[tuple[int, ...], Any, np.dtype[Any]]
         if read is None:
             raise ValueError(f"form {version} of .npy files is not read")
         shape, fortran, dtype = read(file, max_header_size=_LARGEST_HEADER)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{where}: damaged: {str(error).splitlines()[0][:120]}") from error
+    except (
+        Exception
+    ) as error:  # a header is parsed as Python, whose tokenizer has errors of its own
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{where}: damaged: {first[:120]}") from error
     if dtype.hasobject:
         raise ValueError(f"{where} is an array of objects; {_PICKLED}")
     if dtype.kind not in "biufc" or min(shape, default=0) < 0:

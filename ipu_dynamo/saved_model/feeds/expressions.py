@@ -58,6 +58,7 @@ _COMPARE: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _NUMBERS = (bool, int, float)
+_ERRORS = (ArithmeticError, ValueError, TypeError, IndexError, MemoryError)
 
 
 def evaluate(text: str) -> Any:
@@ -79,8 +80,8 @@ def evaluate(text: str) -> Any:
             return _Walk(text).value(tree, 1)
     except Refused:
         raise
-    except (ArithmeticError, ValueError, TypeError, IndexError, MemoryError) as error:
-        raise Refused(text[:80], str(error).splitlines()[0]) from error
+    except _ERRORS as error:
+        raise Refused(text[:80], _said(error)) from error
 
 
 def _check_brackets(text: str) -> None:
@@ -107,7 +108,16 @@ class _Walk:
     def value(self, node: ast.expr, depth: int) -> Any:
         if depth > DEEPEST:
             raise self._refused(node, f"an expression more than {DEEPEST} deep")
-        result = self._value(node, depth + 1)
+        try:
+            result = self._value(node, depth + 1)
+        except Refused:
+            raise
+        except OverflowError as error:
+            raise self._refused(
+                node, f"a number too large for its type ({_said(error)})"
+            ) from error
+        except _ERRORS as error:
+            raise self._refused(node, _said(error)) from error
         return check_integer(result, self._part(node))
 
     def _value(self, node: ast.expr, depth: int) -> Any:
@@ -242,6 +252,10 @@ def _dotted(node: ast.AST) -> str:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _said(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_wide(*values: Any) -> bool:

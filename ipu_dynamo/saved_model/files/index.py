@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec, spec_from_json
 from ipu_dynamo.saved_model.files.json_values import parse_json
 from ipu_dynamo.saved_model.files.placement_entry import PlacementEntry, placement_from_json
+from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec, spec_from_json
 
 FILE = "saved_model.json"
 FORMAT, FORMAT_VERSION = "ipu_dynamo.saved_model", 1

@@ -40,10 +40,22 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 raise
             shutil.rmtree(old)
         else:
-            os.rename(target, path)  # of folders that are there, only to an empty one
+            _put(target, path)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         for folder in missing:
             with suppress(OSError):  # somebody else may have put something into it
                 folder.rmdir()
+        raise
+
+
+def _put(target: Path, path: Path) -> None:
+    """Let a folder be at `path`, if nothing else is there but an empty folder."""
+    try:
+        os.rename(target, path)
+    except OSError as error:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise FileExistsError(
+                f"{path} is there and not empty: somebody has filled it meanwhile"
+            ) from error
         raise

@@ -7,13 +7,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.saved_model.files.named_errors import naming
+
+Content = bytes | Path
 
 
-def publish(files: Mapping[Path, bytes | Path]) -> None:
+def publish(files: Mapping[Path, Content], options: Mapping[Path, str] | None = None) -> None:
     """Write all files beside their places, then rename them in the order in which they are listed.
 
     Args:
         files: content by path, or where the content is.
+        options: that paths come from, for errors.
 
     Raises:
         OSError: one cannot be written; nothing of any is there.
@@ -23,6 +27,8 @@ def publish(files: Mapping[Path, bytes | Path]) -> None:
         with ExitStack() as stack:
             # the stack renames the last one first
             for path, content in reversed(list(files.items())):
+                if options is not None and path in options:
+                    stack.enter_context(naming(options[path]))
                 if path.is_dir():
                     raise IsADirectoryError(f"{path} is a folder, and a file is to be there")
                 folders += [folder for folder in path.parents if not folder.exists()]

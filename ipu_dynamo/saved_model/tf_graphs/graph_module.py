@@ -112,7 +112,7 @@ class GraphModule(nn.Module):
         attribute = f"tensor_{len(self._attributes)}"
         self._attributes[node] = attribute
         self.parameter_names[attribute] = name
-        self.register_buffer(attribute, value)
+        self.register_buffer(attribute, value, persistent=node.op in VARIABLES)
 
     def _named(self, node: TfNode) -> AbstractContextManager[Any]:
         """What notes the node's name at the operators that are recorded."""

@@ -4,9 +4,13 @@ import json
 
 import pytest
 
-from ipu_dynamo.saved_model.conversion.combinations import check_combinations
-from ipu_dynamo.saved_model.conversion.config_file import read_request
-from ipu_dynamo.saved_model.conversion.options import NAMES, ConversionOptions, read_options
+from ipu_dynamo.saved_model.conversion.settings.combinations import check_combinations
+from ipu_dynamo.saved_model.conversion.settings.config_file import read_request
+from ipu_dynamo.saved_model.conversion.settings.options import (
+    NAMES,
+    ConversionOptions,
+    read_options,
+)
 from tests.saved_model.test_command import run  # noqa: F401  a fixture
 
 EXECUTABLE = {"embedded_runtime_exec_cachedir": "exec", "runtime_api_timeout_us": 5000}

@@ -10,8 +10,8 @@ from torch.export import Dim
 
 from ipu_dynamo.saved_model import convert, load, save
 from ipu_dynamo.saved_model.conversion.convert_program import passes
-from ipu_dynamo.saved_model.conversion.from_exported import from_exported
-from ipu_dynamo.saved_model.conversion.options import read_options
+from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
+from ipu_dynamo.saved_model.conversion.settings.options import read_options
 from ipu_dynamo.saved_model.directory import SavedPrograms
 
 BERT = Path(__file__).parent.parent / "fixtures" / "tf1_bert"

@@ -3,7 +3,9 @@
 import json
 import random
 import re
+import shutil
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,9 @@ from torch.export import Dim
 from ipu_dynamo.saved_model import convert, load, save
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from ipu_dynamo.saved_model.files.new_folder import new_folder
+from tests.saved_model.conversion.drawn_options import Drawn
+from tests.saved_model.converting import ROWS, three_branches
+from tests.saved_model.converting import inputs as rows_of
 from tests.saved_model.programs import branches, exported
 from tests.saved_model.test_command import SERVE, refused, run  # noqa: F401  a fixture
 from tests.saved_model.test_real_models import bert, residual, vit
@@ -393,84 +398,80 @@ def test_converted_programs_are_not_converted_again(folder, tmp_path):
         convert(tmp_path / "o", tmp_path / "again", **TAGS)
 
 
-def single_options(names, rng):
-    """An option of each kind, for a program with nodes of these names."""
-    few = [f"^{re.escape(name)}$" for name in rng.sample(names, min(len(names), 4))]
-    return [
-        {"excluded_nodes": few[:1]},
-        {"no_ipu_placement": True},
-        {"num_ipus": 2, "manual_sharding": [["."], few]},
-        {"matmul_partial_type": "half", "conv_partial_type": "half"},
-        {"matmul_amp": 0.3, "conv_amp": 0.3},
-        {"batch_size": 2, "batch_per_step": 3},
-        {"precision_mode": "FP16"},
-        {"precision_mode": "FP32"},
-        {"precision_conversion_excluded_nodes": few[:2]},
-        {"int64_to_int32_conversion": True},
-    ]
-
-
-def random_options(names, rng):
-    options = {}
-    for part in rng.sample(single_options(names, rng), rng.randint(2, 6)):
-        options |= part
-    if "no_ipu_placement" in options:
-        options.pop("manual_sharding", None)
-    return options
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_options_keep_what_a_program_computes(folder, tmp_path, seed):
     tags = ["serve", "cpu"]
-    options = random_options(ops(folder, tags, "serving_default"), random.Random(seed))
+    drawn = Drawn(folder, tags, "serving_default", tmp_path, embeds=True)
+    choices = [drawn.combination(random.Random(seed))]
     with torch.no_grad():
         expected = branches()(**inputs())
-    check_conversions(folder, tags, "serving_default", inputs(), expected, tmp_path, [options])
+    check_conversions(folder, tags, "serving_default", inputs(), expected, tmp_path, choices)
 
 
 def check_conversions(source, tags, key, feeds, expected, tmp_path, choices):
     for number, options in enumerate(choices):
         out = tmp_path / f"out{number}"
-        convert(source, out, tags=tags, signature_def=key, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of options that are only recorded
+            convert(source, out, tags=tags, signature_def=key, **options)
         off = 2e-2 if options.get("precision_mode") == "FP16" else 1e-5
         with load(out, tags)[key] as signature, torch.no_grad():
-            close(signature(**feeds), expected, off)
+            try:
+                close(signature(**feeds), expected, off)
+            except Exception as error:
+                error.add_note(f"options: {options}")
+                raise
+        shutil.rmtree(out)
 
 
-def ops(source, tags, key):
-    with SavedPrograms(source).signature(tags, key) as signature:
-        return [group.name for group in signature.groups() if group.kind.value == "op"]
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models as users have them, saved: what is in the folder, inputs, results."""
+
+    @cache
+    def saved(build, dynamic):
+        torch.manual_seed(0)
+        path = tmp_path_factory.mktemp("model") / "p"
+        model, feeds, shapes = build()
+        model.eval()
+        save(path, {"s": (model, (), feeds, shapes if dynamic else None)})
+        with torch.no_grad():
+            expected = model(**feeds)
+        expected = dict(expected) if isinstance(expected, dict) else {"output_0": expected}
+        return path, feeds, expected
+
+    return saved
+
+
+def three():
+    """The model of three branches."""
+    example, rows = rows_of(4), {0: ROWS}
+    return three_branches(), example, dict.fromkeys(example, rows)
+
+
+def drawn_of(path, work, build, dynamic):
+    """What is drawn for a model; BERT has a second size that calls choose."""
+    embeds = not (dynamic and build is bert)
+    return Drawn(path, ["serve"], "s", work, embeds=embeds, fixed=not dynamic)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("build", [bert, vit, residual])
-def test_models_compute_the_same_after_convert(tmp_path, build, dynamic):
-    torch.manual_seed(0)
-    model, feeds, shapes = build()
-    model.eval()
-    save(tmp_path / "p", {"s": (model, (), feeds, shapes if dynamic else None)})
-    with torch.no_grad():
-        expected = model(**feeds)
-    expected = dict(expected) if isinstance(expected, dict) else {"output_0": expected}
-    rng, names = random.Random(f"{build.__name__} {dynamic}"), ops(tmp_path / "p", ["serve"], "s")
-    choices = [{}, random_options(names, rng)]
-    check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
+@pytest.mark.parametrize("build", [bert, vit, residual, three])
+def test_models_compute_the_same_after_convert(tmp_path, models, build, dynamic):
+    path, feeds, expected = models(build, dynamic)
+    drawn = drawn_of(path, tmp_path, build, dynamic)
+    choices = [{}, drawn.combination(random.Random(f"{build.__name__} {dynamic}"))]
+    check_conversions(path, ["serve"], "s", feeds, expected, tmp_path, choices)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("build", [bert, vit, residual])
-def test_models_compute_the_same_after_every_option(tmp_path, build, dynamic):
-    torch.manual_seed(0)
-    model, feeds, shapes = build()
-    model.eval()
-    save(tmp_path / "p", {"s": (model, (), feeds, shapes if dynamic else None)})
-    with torch.no_grad():
-        expected = model(**feeds)
-    expected = dict(expected) if isinstance(expected, dict) else {"output_0": expected}
-    rng, names = random.Random(f"{build.__name__} {dynamic}"), ops(tmp_path / "p", ["serve"], "s")
-    choices = [*single_options(names, rng), *(random_options(names, rng) for _ in range(33))]
-    check_conversions(tmp_path / "p", ["serve"], "s", feeds, expected, tmp_path, choices)
+@pytest.mark.parametrize("build", [bert, vit, residual, three])
+def test_models_compute_the_same_after_every_option(tmp_path, models, build, dynamic):
+    path, feeds, expected = models(build, dynamic)
+    drawn, rng = drawn_of(path, tmp_path, build, dynamic), random.Random(build.__name__)
+    choices = [*drawn.alone(rng), *(drawn.combination(rng) for _ in range(100))]
+    check_conversions(path, ["serve"], "s", feeds, expected, tmp_path, choices)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: f"{p.parent.name}-{p.stem}")
@@ -480,10 +481,10 @@ def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     stored = np.load(path)
     feeds = {n[3:]: torch.from_numpy(stored[n]) for n in stored.files if n.startswith("in/")}
     expected = {n[4:]: torch.from_numpy(stored[n]) for n in stored.files if n.startswith("out/")}
-    rng, names = random.Random(path.stem), ops(path.parent, tags.split("+"), key)
-    choices = [{}, random_options(names, rng)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        drawn = Drawn(path.parent, tags.split("+"), key, tmp_path)
+        choices = [{}, drawn.combination(random.Random(path.stem))]
         check_conversions(path.parent, tags.split("+"), key, feeds, expected, tmp_path, choices)
 
 

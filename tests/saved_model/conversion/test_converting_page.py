@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ipu_dynamo.saved_model.conversion.options import NAMES
+from ipu_dynamo.saved_model.conversion.settings.options import NAMES
 from tests.saved_model.test_command import run  # noqa: F401  a fixture
 
 pytest.importorskip("google.protobuf")

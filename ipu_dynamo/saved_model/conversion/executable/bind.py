@@ -7,6 +7,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from ipu_dynamo.ops.library.run_executable import bound, run_executable
+from ipu_dynamo.saved_model.conversion.executable.direct_call import DirectCall, direct_call
 from ipu_dynamo.saved_model.conversion.executable.open_executable import Executable, compiled_nodes
 from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
 
@@ -23,13 +24,16 @@ class Bound:
     def __init__(self, program: ExportedProgram, path: Path) -> None:
         self._program, self._path, self._digest = program, path, called(program, path)
         self._host: FlatProgram | None = None
+        self._direct: DirectCall | None = None
         self._executable: Executable | None = None
 
     def run(self, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
         """All user outputs, by position."""
         if self._executable is None:
             self._executable = Executable(self._path, self._digest)
-            self._host = FlatProgram(self._program)
+            self._host, self._direct = FlatProgram(self._program), direct_call(self._program)
+        if self._direct is not None and watch is None:
+            return self._direct.run(self._executable.run, inputs)
         assert self._host is not None
         with bound(self._digest, self._executable.run):
             return self._host.run(inputs, watch)

@@ -11,14 +11,14 @@ import torch
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.options import Options, StageSpec, Strategy
 from ipu_dynamo.passes.micro_batch.independent_rows import rows_of_results
-from ipu_dynamo.saved_model.conversion.draft import Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import MicroBatch, fix_rows
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import (
     Border,
     CompiledPart,
     compiled_part,
 )
 from ipu_dynamo.saved_model.conversion.executable.part_module import PartModule, block_of_stage
-from ipu_dynamo.saved_model.conversion.fixed_program import MicroBatch, fix_rows
 from ipu_dynamo.whole_step.api import compile_inference
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 

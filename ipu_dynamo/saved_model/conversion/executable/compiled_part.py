@@ -7,12 +7,20 @@ Keeps    operators, their names, and their order but for that of stages.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, fx
 
-from ipu_dynamo.saved_model.conversion.draft import Draft, Placement
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram, MicroBatch
-from ipu_dynamo.saved_model.conversion.node_groups import KIND, NodeGroup, name_of, node_groups
+from ipu_dynamo.saved_model.conversion.drafts.copied_constants import is_copied
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram, MicroBatch
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import (
+    KIND,
+    NodeGroup,
+    name_of,
+    node_groups,
+    set_name,
+)
 from ipu_dynamo.saved_model.exported.node_names import Kind
 
 
@@ -31,7 +39,8 @@ class CompiledPart:
     Attributes:
         graph: takes the inputs and then the tensors, and returns the outputs as a tuple.
         inputs, outputs: values of one micro-batch by name.
-        tensors: what the graph holds, in the order of its placeholders.
+        tensors: what the graph holds, in the order of its placeholders; of a pipeline's small
+            constants a copy for each IPU that reads them.
     """
 
     graph: fx.Graph
@@ -66,7 +75,8 @@ def border(draft: Draft) -> Border:
         and any(user in inside for user in node.users)
     ]
     comes_out = [node for node in nodes if node in inside and node in needed]
-    return Border(_named(goes_in), _named(comes_out))
+    inputs = {node: name for name, node in draft.inputs.items()}
+    return Border(_named(goes_in, inputs), _named(comes_out, {}))
 
 
 def is_inside(node: fx.Node, placement: Placement) -> bool:
@@ -88,33 +98,71 @@ def compiled_part(program: FixedProgram, draft_edges: Border) -> CompiledPart:
     nodes = [node for node in program.graph.nodes if is_inside(node, placement)]
     if placement.stages:
         nodes.sort(key=lambda node: placement.stages[name_of(node)])  # stable
-    tensors = [n for n in program.tensors if any(is_inside(u, placement) for u in n.users)]
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in (*edges.inputs.values(), *tensors):
-        values[node] = graph.placeholder(node.name)
-        kind = Kind.PARAM if node in program.tensors else Kind.INPUT
-        values[node].meta = {"val": node.meta["val"], "custom": node.meta["custom"], KIND: kind}
+    taken = {name_of(node) for node in nodes}
+    for node in edges.inputs.values():
+        values[node] = _placeholder(graph, node, Kind.INPUT, name_of(node), taken)
+    tensors: list[Tensor] = []
+    copies: dict[tuple[fx.Node, int], fx.Node] = {}  # of constants, by the IPU that has them
+    for node, tensor in program.tensors.items():
+        readers = [reader for reader in node.users if is_inside(reader, placement)]
+        ipus = sorted({placement.ipus[name_of(reader)] for reader in readers})
+        several = placement.stages and is_copied(node, tensor)
+        for ipu in ipus if several else ipus[:1]:
+            first = ipu == ipus[0]
+            name = name_of(node) if first else f"{name_of(node)}/copy_on_ipu{ipu}"
+            copy = _placeholder(graph, node, Kind.PARAM, name, taken)
+            if first:
+                values[node] = copy
+            copies[node, ipu] = copy
+            tensors.append(tensor if first else tensor.clone())
     for node in nodes:
-        values[node] = graph.node_copy(node, lambda source: values[source])
+        ipu = placement.ipus[name_of(node)]
+        own = {source: copies.get((source, ipu)) for source in node.all_input_nodes}
+        values[node] = graph.node_copy(node, partial(_source, values, own))
     graph.output(tuple(values[node] for node in edges.outputs.values()))
     graph.lint()
     return CompiledPart(
         graph,
         {name: node.meta["val"] for name, node in edges.inputs.items()},
         {name: node.meta["val"] for name, node in edges.outputs.items()},
-        tuple(program.tensors[node] for node in tensors),
+        tuple(tensors),
         placement,
         program.micro_batch,
     )
 
 
-def _named(nodes: list[fx.Node]) -> dict[str, fx.Node]:
-    """Nodes by their canonical names; further results of one have a number behind it."""
-    names: dict[str, fx.Node] = {}
+def _source(
+    values: Mapping[fx.Node, fx.Node], own: Mapping[fx.Node, fx.Node | None], node: fx.Node
+) -> fx.Node:
+    """What is read for `node`: what the reader's IPU has of its own, else the value."""
+    return own.get(node) or values[node]
+
+
+def _placeholder(
+    graph: fx.Graph, source: fx.Node, kind: Kind, name: str, taken: set[str]
+) -> fx.Node:
+    """A placeholder whose name nothing else has; several results of a host node have one."""
+    node, count, unique = graph.placeholder(source.name), 0, name
+    while unique in taken:
+        count += 1
+        unique = f"{name}_{count}"
+    taken.add(unique)
+    node.meta = {"val": source.meta["val"], "custom": source.meta["custom"], KIND: kind}
+    set_name(node, unique)
+    return node
+
+
+def _named(nodes: list[fx.Node], inputs: Mapping[fx.Node, str]) -> dict[str, fx.Node]:
+    """Nodes by name: inputs by the user's, others by their canonical ones; what would have a name
+    that another has, as further results of a node, has a number behind it."""
+    names: dict[str, fx.Node] = {inputs[node]: node for node in nodes if node in inputs}
     for node in nodes:
+        if node in inputs:
+            continue
         name, count = name_of(node), 0
         while name in names:
             count += 1
             name = f"{name_of(node)}_{count}"
         names[name] = node
-    return names
+    return {name: names[name] for name in sorted(names, key=lambda name: nodes.index(names[name]))}

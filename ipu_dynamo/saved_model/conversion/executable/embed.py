@@ -7,7 +7,6 @@ Keeps    the signature, the names of the host's nodes, and values; a number of r
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": embedded_runtime_save_config.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -19,7 +18,9 @@ from torch import Tensor, fx
 
 from ipu_dynamo.ops.library.run_executable import layout, run_executable
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.saved_model.conversion.draft import HOST, Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import MicroBatch, micro_batch_of
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of, set_name
 from ipu_dynamo.saved_model.conversion.executable.compile_part import compile_part
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import (
     Border,
@@ -27,20 +28,15 @@ from ipu_dynamo.saved_model.conversion.executable.compiled_part import (
     is_inside,
 )
 from ipu_dynamo.saved_model.conversion.executable.executable_file import (
-    DESCRIPTION,
     STEM,
     SUFFIX,
-    description,
-    file_sum,
+    described,
     write_program,
 )
-from ipu_dynamo.saved_model.conversion.fixed_program import MicroBatch, micro_batch_of
-from ipu_dynamo.saved_model.conversion.ipu_config import settings_of
-from ipu_dynamo.saved_model.conversion.node_groups import name_of, set_name
-from ipu_dynamo.saved_model.conversion.options import ConversionOptions
-from ipu_dynamo.saved_model.conversion.pipeline_config import Solution
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import settings_of
+from ipu_dynamo.saved_model.conversion.settings.options import ConversionOptions
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import Solution
 from ipu_dynamo.saved_model.exported.node_names import Kind
-from ipu_dynamo.saved_model.files.publish import place_inside
 
 CALL = "ipu_executable"  # canonical name of the call
 
@@ -50,16 +46,17 @@ class Embedded:
     """A program that calls an executable.
 
     Attributes:
-        files: where the files of the executable are, by the paths where they are to be; none that
-            is there already.
-        executable: path of the executable, relative to the output folder when inside of it.
+        file: the executable, beside the place where the program will be.
+        digest: its checksum.
+        description: what is written beside it, but for the name that it gets.
         batch_size: rows of a micro-batch.
         batch_per_step: micro-batches of a step, for each stage of a pipeline.
     """
 
     draft: Draft
-    files: Mapping[Path, Path]
-    executable: str
+    file: Path
+    digest: str
+    description: Mapping[str, Any]
     batch_size: int
     batch_per_step: int
 
@@ -70,7 +67,6 @@ def embed(
     *,
     num_ipus: int,
     solution: Solution | None,
-    out: Path,
     folder: Path,
 ) -> Embedded:
     """Compile the nodes of IPUs, and change the draft so that it calls them.
@@ -79,8 +75,7 @@ def embed(
         draft: behind all passes, with its last placement.
         num_ipus: that there are.
         solution: the stages of a pipeline.
-        out: where the program will be.
-        folder: to write into, beside it.
+        folder: to write into.
 
     Raises:
         ValueError: the program has no form that can be compiled, or host nodes between IPU nodes.
@@ -98,44 +93,21 @@ def embed(
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / f"{STEM}{SUFFIX}"
     digest = write_program(program, compiled)
-    cache = Path(os.path.normpath(out / config.embedded_runtime_exec_cachedir))
-    stem = _free_stem(cache, digest)
-    text = description(
-        compiled,
-        settings,
-        executable=f"{stem}{SUFFIX}",
-        digest=digest,
-        batch_per_step=batch_per_step,
-        runtime_api_timeout_us=config.runtime_api_timeout_us,
-        pipeline=None if solution is None else solution.to_json(),
-    )
-    written = folder / f"{STEM}{DESCRIPTION}"
-    written.write_bytes(text)
-    files = {cache / f"{stem}{SUFFIX}": program, cache / f"{stem}{DESCRIPTION}": written}
-    path = cache / f"{stem}{SUFFIX}"
-    inside = place_inside(out, path)
-    stored = str(path) if inside is None else inside.as_posix()
-    if not stored.isprintable():
-        raise ValueError(f"embedded_runtime_save_config: no index can name the path {stored!r}")
     return Embedded(
         with_call(draft, edges, digest, micro_batch),
-        {path: source for path, source in files.items() if not _is_same(path, source)},
-        stored,
+        program,
+        digest,
+        described(
+            compiled,
+            settings,
+            digest=digest,
+            batch_per_step=batch_per_step,
+            runtime_api_timeout_us=config.runtime_api_timeout_us,
+            pipeline=None if solution is None else solution.to_json(),
+        ),
         micro_batch.size,
         batch_per_step,
     )
-
-
-def _free_stem(cache: Path, digest: str) -> str:
-    """The name for an executable with this checksum; one of another stays, as others use it."""
-    there = cache / f"{STEM}{SUFFIX}"
-    if not there.is_file() or file_sum(there) == digest:
-        return STEM
-    return f"{STEM}-{digest[:16]}"
-
-
-def _is_same(path: Path, source: Path) -> bool:
-    return path.is_file() and file_sum(path) == file_sum(source)
 
 
 def _check_order(draft: Draft) -> None:

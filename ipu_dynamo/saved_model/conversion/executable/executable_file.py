@@ -17,8 +17,8 @@ from ipu_dynamo.saved.archive import write_archive
 from ipu_dynamo.saved.json_text import write_json
 from ipu_dynamo.saved_model.conversion.executable.compile_part import CompiledProgram
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import CompiledPart
-from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings
-from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings
+from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec
 from ipu_dynamo.version import __version__
 from ipu_dynamo.whole_step.saving.save import contents
 
@@ -48,29 +48,27 @@ def file_sum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def description(
+def described(
     compiled: CompiledProgram,
     settings: IpuSettings,
     *,
-    executable: str,
     digest: str,
     batch_per_step: int,
     runtime_api_timeout_us: int,
     pipeline: Mapping[str, Any] | None,
-) -> bytes:
-    """The content of `application.json`.
+) -> dict[str, Any]:
+    """What stands beside an executable, but for the name of the file.
 
     Args:
-        executable: name of the file.
         digest: its checksum.
     """
     part = compiled.part
-    value = {
+    return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "package_version": __version__,
         "torch_version": torch.__version__,
-        "executable": executable,
+        "executable": None,
         "sha256": digest,
         "inputs": _specs(part.inputs),
         "outputs": _specs(part.outputs),
@@ -84,6 +82,16 @@ def description(
         "runtime_api_timeout_us": runtime_api_timeout_us,
         "pipeline": None if pipeline is None else dict(pipeline),
     }
+
+
+def write_description(value: Mapping[str, Any], name: str) -> bytes:
+    """The content of `application.json`.
+
+    Args:
+        value: of `described`.
+        name: of the executable's file.
+    """
+    value = {**value, "executable": name}
     return f"{json.dumps(value, indent=1, allow_nan=False)}\n".encode()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.marks.markers import begin_block
-from ipu_dynamo.saved_model.conversion.node_groups import name_of
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 
 
 def mark_blocks(graph: fx.Graph, ipus: Mapping[str, int]) -> None:

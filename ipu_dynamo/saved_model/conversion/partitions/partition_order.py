@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipu_dynamo.saved_model.conversion.draft import HOST, IPU, Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, IPU, Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.saved_model.conversion.draft import IPU, Draft
-from ipu_dynamo.saved_model.conversion.ipu_config import IpuSettings
+from ipu_dynamo.saved_model.conversion.drafts.draft import IPU, Draft
+from ipu_dynamo.saved_model.conversion.drafts.specialize import sizes_of, specialize
 from ipu_dynamo.saved_model.conversion.partitions.mark_blocks import mark_blocks
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
-from ipu_dynamo.saved_model.conversion.partitions.specialize import sizes_of, specialize
 from ipu_dynamo.saved_model.conversion.partitions.split import Split, Step, split
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings
 from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch, without_shared_memory
 from ipu_dynamo.saved_model.signature import Signature
 from ipu_dynamo.whole_step.api import compile_inference

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
-from ipu_dynamo.saved_model.conversion.node_groups import name_of
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition
 
 

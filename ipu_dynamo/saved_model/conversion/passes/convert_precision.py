@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, owners
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, owners
 from ipu_dynamo.saved_model.conversion.passes.change_dtype import (
     cast,
     change_dtype,

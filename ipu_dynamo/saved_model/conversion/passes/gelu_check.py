@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup
 
 _SIZE = 3  # of dimensions that calls choose
 _OFF = 1e-6  # of the largest result, beside the rounding of constants in halves

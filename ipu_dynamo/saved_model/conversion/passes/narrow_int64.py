@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.library.to_int32 import to_int32
-from ipu_dynamo.saved_model.conversion.draft import HOST, Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, name_of, owners
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of, owners
 from ipu_dynamo.saved_model.conversion.passes.change_dtype import (
     cast,
     change_dtype,
@@ -144,12 +144,12 @@ def apply(draft: Draft, narrowing: Narrowing) -> None:
 
 def _narrow_entry(draft: Draft, source: fx.Node, name: str, on_ipu: set[str]) -> None:
     """Put a cast behind a value of the host; behind all placeholders, if it is one."""
-    kind = "input" if source in draft.inputs.values() else "node"
+    inputs = {node: f"input {name!r}" for name, node in draft.inputs.items()}
     calls = (node for node in draft.graph.nodes if node.op not in ("placeholder",))
     before = next(calls) if source.op == "placeholder" else source.next
     readers = [user for user in source.users if user.op != "output" and name_of(user) in on_ipu]
     with draft.graph.inserting_before(before):
-        what = f"{kind} {name_of(source)!r}"
+        what = inputs.get(source, f"node {name_of(source)!r}")
         value = with_dtype(source.meta["val"], _NEW)
         entry = insert_call(draft.graph, to_int32, source, what, name=name, value=value, cast=True)
     for reader in readers:

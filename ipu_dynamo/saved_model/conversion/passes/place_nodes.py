@@ -9,8 +9,12 @@ Source   IPU TensorFlow Addons, "IPU SavedModel CLI": excluded_nodes, no_ipu_pla
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ipu_dynamo.saved_model.conversion.draft import HOST, IPU, Draft, Placement
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, depends_on_data, gives_tensor
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, IPU, Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import (
+    NodeGroup,
+    depends_on_data,
+    gives_tensor,
+)
 from ipu_dynamo.saved_model.conversion.passes.edit import matches
 from ipu_dynamo.saved_model.exported.node_names import Kind
 

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, owners
-from ipu_dynamo.saved_model.conversion.options import GeluReplacement
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, owners
 from ipu_dynamo.saved_model.conversion.passes.edit import (
     aten,
     drop_unread,
@@ -24,6 +23,7 @@ from ipu_dynamo.saved_model.conversion.passes.edit import (
     matches,
 )
 from ipu_dynamo.saved_model.conversion.passes.gelu_check import check_is_gelu
+from ipu_dynamo.saved_model.conversion.settings.options import GeluReplacement
 from ipu_dynamo.saved_model.exported.node_names import Kind, short_name
 
 _ERF = {"erf", "erfc", "special_erf", "special_erfc"}

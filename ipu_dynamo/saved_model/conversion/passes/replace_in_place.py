@@ -14,8 +14,8 @@ from torch import fx
 
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import evaluate
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import name_of
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 
 
 @dataclass(frozen=True, slots=True)

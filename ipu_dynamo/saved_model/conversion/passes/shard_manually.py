@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup
 from ipu_dynamo.saved_model.conversion.passes.edit import matches
 
 Shards = tuple[tuple[str, ...], ...]

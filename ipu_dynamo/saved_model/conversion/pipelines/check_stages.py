@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram
-from ipu_dynamo.saved_model.conversion.pipeline_config import Solution
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
 from ipu_dynamo.saved_model.conversion.pipelines.nodes_of_stages import (
-    shared_parameters,
+    parameter_readers,
     stage_nodes,
     with_casts,
 )
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import Solution
 
 
 def check_stages(program: FixedProgram, solution: Solution, what: str) -> None:
@@ -23,7 +23,7 @@ def check_stages(program: FixedProgram, solution: Solution, what: str) -> None:
     _check_used(solution, what)
     stages = with_casts(program, solution.pipeline_mapping)
     _check_order(program, stages, what)
-    for parameter, readers in shared_parameters(program, stages).items():
+    for parameter, readers in parameter_readers(program, stages).items():
         ipus = {reader: solution.device_mapping[stages[reader]] for reader in readers}
         if len(set(ipus.values())) > 1:
             shown = ", ".join(f"{n!r} (IPU {ipu})" for n, ipu in list(ipus.items())[:5])

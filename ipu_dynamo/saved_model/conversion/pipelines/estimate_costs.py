@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
 from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import (
     BYTES_PER_CYCLE,
     FLOPS_PER_CYCLE,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ipu_dynamo.saved_model.conversion.pipeline_config import PipelineConfig, Solution
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import PipelineConfig, Solution
 
 
 def manual_stages(config: PipelineConfig, nodes: Sequence[str], num_ipus: int) -> Solution:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, name_of
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
 from ipu_dynamo.saved_model.exported.node_names import is_result_of_tuple, operator_name
 
 REPETITIONS = 5

@@ -5,14 +5,15 @@ identities. An identity runs behind what it reads, a cast that a conversion put 
 reader.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, name_of
+from ipu_dynamo.saved_model.conversion.drafts.copied_constants import is_copied
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
 from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import CYCLES_PER_SECOND
 from ipu_dynamo.saved_model.conversion.pipelines.estimate_costs import tensor_bytes
 from ipu_dynamo.saved_model.conversion.pipelines.work_list import WorkNode
@@ -58,7 +59,8 @@ def work_list(
 ) -> list[WorkNode]:
     """Every node of stages with what it costs, in the order of data; also identities.
 
-    What a cast costs is with the first node that reads it.
+    What a cast costs is with the first node that reads it, and so are the bytes of a parameter. A
+    constant that is copied counts for every node that reads it, as each may be on another IPU.
 
     Args:
         cycles: of every operator.
@@ -73,7 +75,7 @@ def work_list(
     for name, groups in members.items():
         nodes = [node for group in groups for node in group.nodes]
         parameters = {s for n in nodes for s in n.all_input_nodes if s in program.tensors} - paid
-        paid |= parameters
+        paid |= {s for s in parameters if not is_copied(s, program.tensors[s])}
         timed = None if seconds is None else sum(seconds[group.name] for group in groups)
         result.append(
             WorkNode(
@@ -123,13 +125,18 @@ def with_casts(program: FixedProgram, found: Mapping[str, int]) -> dict[str, int
     return stages
 
 
-def shared_parameters(program: FixedProgram, stages: Mapping[str, int]) -> dict[str, list[str]]:
-    """For every parameter the nodes that read it, in the order of data."""
+def parameter_readers(program: FixedProgram, names: Collection[str]) -> dict[str, list[str]]:
+    """For every parameter the nodes that read it, in the order of data; of constants those that
+    are not copied.
+
+    Args:
+        names: of the nodes that are looked at.
+    """
     readers: dict[str, list[str]] = {}
     for group in program.groups():
-        if group.name in stages:
+        if group.name in names:
             for source in dict.fromkeys(s for n in group.nodes for s in n.all_input_nodes):
-                if source in program.tensors:
+                if source in program.tensors and not is_copied(source, program.tensors[source]):
                     readers.setdefault(name_of(source), []).append(group.name)
     return readers
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.draft import Draft, Placement
-from ipu_dynamo.saved_model.conversion.fixed_program import FixedProgram, fix_rows, micro_batch_of
-from ipu_dynamo.saved_model.conversion.options import ConversionOptions
-from ipu_dynamo.saved_model.conversion.pipeline_config import PipelineConfig, Solution
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.fixed_program import (
+    FixedProgram,
+    fix_rows,
+    micro_batch_of,
+)
 from ipu_dynamo.saved_model.conversion.pipelines.check_stages import check_stages
 from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import MEMORY_PER_IPU
 from ipu_dynamo.saved_model.conversion.pipelines.estimate_costs import estimate_cycles
@@ -35,7 +37,10 @@ from ipu_dynamo.saved_model.conversion.pipelines.solution_file import (
     write_solution,
 )
 from ipu_dynamo.saved_model.conversion.pipelines.stage_profile import FILE, StageProfile
+from ipu_dynamo.saved_model.conversion.pipelines.tied_nodes import blocks, why_tied
 from ipu_dynamo.saved_model.conversion.pipelines.work_list import WorkNode
+from ipu_dynamo.saved_model.conversion.settings.options import ConversionOptions
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import PipelineConfig, Solution
 
 ESTIMATE = "costs: estimate, no machine model yet"
 MEASURED = "costs: measured on this computer"
@@ -50,6 +55,7 @@ class PipelinePlan:
         num_ipus: that there are to be.
         solution: the stage of every node of stages.
         files: content by absolute path: the solution file, profiles.
+        file_options: the key of the configuration that each path comes from.
         message: says where costs come from.
         warnings: for the user.
         measured: stages were searched by costs that another run may measure otherwise.
@@ -59,6 +65,7 @@ class PipelinePlan:
     num_ipus: int
     solution: Solution
     files: Mapping[Path, bytes]
+    file_options: Mapping[Path, str]
     message: str
     warnings: tuple[str, ...]
     measured: bool
@@ -111,6 +118,7 @@ class _Planner:
         if not self.nodes.groups:
             raise ValueError("pipeline_cfg: no node is placed on an IPU")
         self.files: dict[Path, bytes] = {}
+        self.file_options: dict[Path, str] = {}
         self.warnings: list[str] = []
 
     @property
@@ -142,6 +150,7 @@ class _Planner:
             ipus,
             found,
             self.files,
+            self.file_options,
             MEASURED if self.measures else ESTIMATE,
             tuple(self.warnings),
             measured=self.measures and self.config.converter == "auto",
@@ -156,7 +165,7 @@ class _Planner:
             name = "manual.pipeconfig"
             if self.config.converter == "auto":
                 name = "greedy_search_solutions.pipeconf"
-            self._write(self._solution_dir / name, write_solution(found))
+            self._write_solution(name, found)
         ipus = max(self.options.num_ipus, max(found.device_mapping) + 1)
         return found, ipus if self.config.converter != "auto" else max(found.device_mapping) + 1
 
@@ -172,7 +181,7 @@ class _Planner:
             found = manual_stages(config, self.nodes.names, ipus)
         check_stages(self.program, found, what)
         if config.converter == "manual":
-            self._write(self._solution_dir / "manual.pipeconfig", write_solution(found))
+            self._write_solution("manual.pipeconfig", found)
         if config.profiling_enable or self.measures:
             work = self._work(timed=self.measures and config.profiling_enable)
             profile = self._profile(work, found, ipus)
@@ -180,7 +189,7 @@ class _Planner:
             if config.profiling_enable:
                 rounded = 1 << (ipus - 1).bit_length()
                 name = f"{folder}-{rounded}-b{self.program.micro_batch.size}"
-                self._write(self._profiling_dir / name / FILE, profile.write())
+                self._write_profile(name, profile)
         return found
 
     def _search(self) -> tuple[Solution, int]:
@@ -197,9 +206,15 @@ class _Planner:
             config.max_ipu_quantity,
         )
 
+        tied = blocks(self.program, work)
+
         def solution_of(sizes: Sizes) -> Solution:
             stages = (k for k, size in enumerate(sizes) for _ in range(size))
-            found = {node.name: stage for node, stage in zip(work, stages, strict=True)}
+            found = {
+                node.name: stage
+                for block, stage in zip(tied, stages, strict=True)
+                for node in block.nodes
+            }
             everywhere = with_all_nodes(self.program, found)
             ordered = {name: everywhere[name] for name in self.nodes.names}
             return Solution(ordered, tuple(range(len(sizes))))
@@ -210,12 +225,15 @@ class _Planner:
                 f"auto_pipeline_solver-{count}-b{self.program.micro_batch.size}-{config.priority}"
                 + ("-tune" if tuning else "")
             )
-            self._write(self._profiling_dir / folder / FILE, profile.write())
+            self._write_profile(folder, profile)
 
-        choice = Search(work, limits, watch).run()
+        try:
+            choice = Search([block.joined() for block in tied], limits, watch).run()
+        except ValueError as error:
+            raise ValueError(f"{error}{why_tied(tied)}") from error
         found = solution_of(choice.sizes)
         check_stages(self.program, found, "pipeline_cfg with converter 'auto'")
-        self._write(self._solution_dir / choice.file, write_solution(found))
+        self._write_solution(choice.file, found)
         return found, len(choice.sizes)
 
     def _work(self, *, timed: bool) -> list[WorkNode]:
@@ -246,13 +264,13 @@ class _Planner:
                 raise ValueError(f"pipeline_cfg: {problem}")
             self.warnings.append(f"{problem}: {ipu.overflow} too many")
 
-    @property
-    def _solution_dir(self) -> Path:
-        return Path(os.path.abspath(self.config.solution_dir))
+    def _write_solution(self, name: str, solution: Solution) -> None:
+        self._write("solution_dir", name, write_solution(solution))
 
-    @property
-    def _profiling_dir(self) -> Path:
-        return Path(os.path.abspath(self.config.profiling_root_dir))
+    def _write_profile(self, folder: str, profile: StageProfile) -> None:
+        self._write("profiling_root_dir", f"{folder}/{FILE}", profile.write())
 
-    def _write(self, path: Path, content: bytes) -> None:
-        self.files[path] = content
+    def _write(self, key: str, name: str, content: bytes) -> None:
+        """Let a file be written into the folder that a key of the configuration names."""
+        path = Path(os.path.abspath(getattr(self.config, key))) / name
+        self.files[path], self.file_options[path] = content, f"pipeline_cfg: {key}"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.pipeline_config import Solution
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import Solution
 from ipu_dynamo.saved_model.files.json_values import parse_json
 
 LARGEST = 1 << 26
@@ -34,7 +34,7 @@ def read_solution_file(
             raise ValueError(f"{path}: more than {LARGEST} bytes")
         value = parse_json(path.read_bytes().decode("utf-8"), comments=True)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"solution_path: {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return read_solution(value, str(path), nodes, others, num_ipus)

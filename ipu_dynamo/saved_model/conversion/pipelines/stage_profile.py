@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.pipeline_config import Solution
 from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import CYCLES_PER_SECOND
 from ipu_dynamo.saved_model.conversion.pipelines.work_list import (
     IpuMemory,
     WorkNode,
     memory_of_ipus,
 )
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import Solution
 
 FILE = "profile.json"
 

@@ -13,9 +13,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.saved_model.conversion.draft import Draft
-from ipu_dynamo.saved_model.conversion.node_groups import KIND, set_name
-from ipu_dynamo.saved_model.exported.node_names import NAME, Kind
+from ipu_dynamo.saved_model.conversion.drafts.copied_constants import CONSTANT
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import KIND, set_name
+from ipu_dynamo.saved_model.exported.node_names import Kind, placeholder_names
 from ipu_dynamo.saved_model.exported.program_interface import user_inputs
 from ipu_dynamo.saved_model.signature import Signature
 
@@ -28,7 +29,7 @@ def from_exported(signature: Signature) -> Draft:
 
     Raises:
         NotImplementedError: an input is a number that calls choose, or the program writes buffers.
-        ValueError: two nodes have one name, or read each other.
+        ValueError: two nodes read each other.
     """
     program = signature.program
     _check_writes(program)
@@ -37,15 +38,16 @@ def from_exported(signature: Signature) -> Draft:
     inputs: dict[str, fx.Node] = {}
     tensors: dict[fx.Node, Tensor] = {}
     fx_names = [name for name, _ in user_inputs(program)]
+    own_names = {fx_names[spec.position]: name for name, spec in signature.inputs.items()}
+    names = placeholder_names(program, own_names, signature.parameter_names)
     for name, spec in signature.inputs.items():
         node = nodes[fx_names[spec.position]]
-        inputs[name] = values[node] = _placeholder(graph, node, name, Kind.INPUT)
-    for node, qualified, tensor in _held(program):
+        inputs[name] = values[node] = _placeholder(graph, node, names[node.name], Kind.INPUT)
+    for node, tensor, constant in _held(program):
         if node.users:
-            name = signature.parameter_names.get(qualified, qualified.replace(".", "/"))
-            values[node] = _placeholder(graph, node, name, Kind.PARAM)
+            values[node] = _placeholder(graph, node, names[node.name], Kind.PARAM)
+            values[node].meta[CONSTANT] = constant
             tensors[values[node]] = tensor
-    _check_names(inputs, tensors)
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target not in _TYPE_CHECKS:
             values[node] = graph.node_copy(node, lambda n: values[n])
@@ -91,12 +93,18 @@ def _constants(program: ExportedProgram) -> dict[fx.Node, Any]:
     return constants
 
 
-def _held(program: ExportedProgram) -> list[tuple[fx.Node, str, Tensor]]:
-    """Placeholders of tensors that the program holds, their qualified names, and the tensors."""
+def _held(program: ExportedProgram) -> list[tuple[fx.Node, Tensor, bool]]:
+    """Placeholders of tensors that the program holds, the tensors, and whether one is a constant:
+    it is not part of the state that a module saves."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     values = {**program.constants, **dict(program.state_dict)}
     return [
-        (nodes[spec.arg.name], str(spec.target), values[str(spec.target)].detach())
+        (
+            nodes[spec.arg.name],
+            values[str(spec.target)].detach(),
+            spec.kind == InputKind.CONSTANT_TENSOR
+            or (spec.kind == InputKind.BUFFER and not spec.persistent),
+        )
         for spec in program.graph_signature.input_specs
         if spec.kind != InputKind.USER_INPUT
     ]
@@ -107,11 +115,3 @@ def _placeholder(graph: fx.Graph, source: fx.Node, name: str, kind: Kind) -> fx.
     node.meta = {"val": source.meta["val"], KIND: kind}
     set_name(node, name)
     return node
-
-
-def _check_names(inputs: dict[str, fx.Node], tensors: dict[fx.Node, Tensor]) -> None:
-    names = [*inputs, *(node.meta["custom"][NAME] for node in tensors)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"two inputs or parameters have the name {twice[0]!r}: rename one, and export it again"
-        )

@@ -2,7 +2,7 @@
 
 import warnings
 
-from ipu_dynamo.saved_model.conversion.options import ConversionOptions
+from ipu_dynamo.saved_model.conversion.settings.options import ConversionOptions
 
 _EXECUTABLE = "embedded_runtime_save_config"
 

@@ -56,7 +56,7 @@ def node_groups(graph: fx.Graph) -> tuple[NodeGroup, ...]:
     """All groups, each behind those that it reads, and else in the order of the graph.
 
     Raises:
-        ValueError: two groups read each other, or an operator has the name of an input.
+        ValueError: two groups read each other.
     """
     members: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -89,8 +89,7 @@ def owners(groups: tuple[NodeGroup, ...]) -> Mapping[fx.Node, NodeGroup]:
 
 def _group(name: str, nodes: list[fx.Node]) -> NodeGroup:
     if nodes[0].op == "placeholder":
-        if len(nodes) > 1:
-            raise ValueError(f"an input or parameter and an operator have the name {name!r}")
+        assert len(nodes) == 1, f"the name {name!r} of an input or parameter is not its own"
         return NodeGroup(name, nodes[0].meta[KIND], (nodes[0],), "", nodes[0], ())
     reads = dict.fromkeys(name_of(source) for node in nodes for source in node.all_input_nodes)
     calls = [node for node in nodes if not is_result_of_tuple(node)]

@@ -16,10 +16,10 @@ from torch.export.graph_signature import (
 )
 
 from ipu_dynamo.ops.private.graphs import pytree
-from ipu_dynamo.saved_model.conversion.draft import HOST, Draft, Placement
-from ipu_dynamo.saved_model.conversion.node_groups import name_of
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 from ipu_dynamo.saved_model.exported.program_interface import tensor_inputs, tensor_outputs
-from ipu_dynamo.saved_model.exported.tensor_spec import TensorSpec
+from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec
 
 DEVICE, IPU_NUMBER, STAGE = "ipu_device", "ipu_number", "ipu_stage"  # keys of meta["custom"]
 _KEPT_META = ("val", "custom", "stack_trace", "nn_module_stack", "torch_fn")

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.options import NAMES, ConversionOptions, read_options
+from ipu_dynamo.saved_model.conversion.settings.options import (
+    NAMES,
+    ConversionOptions,
+    read_options,
+)
 from ipu_dynamo.saved_model.files.json_values import parse_json
 
 _LARGEST = 1 << 26
@@ -57,7 +61,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: more than {_LARGEST} bytes")
         value = parse_json(path.read_bytes().decode("utf-8"), comments=True)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"config_file: {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(value, dict):

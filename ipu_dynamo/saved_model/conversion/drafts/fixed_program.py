@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
-from ipu_dynamo.saved_model.conversion.draft import Draft, Placement
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, node_groups
-from ipu_dynamo.saved_model.conversion.partitions.specialize import specialize
+from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, node_groups
+from ipu_dynamo.saved_model.conversion.drafts.specialize import specialize
 
 
 @dataclass(frozen=True, slots=True)

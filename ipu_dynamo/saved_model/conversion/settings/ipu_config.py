@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.saved_model.conversion.option_checks import choice, integer, proportion
-from ipu_dynamo.saved_model.conversion.options import PARTIALS, ConversionOptions
+from ipu_dynamo.saved_model.conversion.settings.option_checks import choice, integer, proportion
+from ipu_dynamo.saved_model.conversion.settings.options import PARTIALS, ConversionOptions
 from ipu_dynamo.saved_model.files.json_values import parse_json
 
 FILE = "ipu_config.json"

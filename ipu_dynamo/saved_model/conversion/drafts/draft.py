@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ipu_dynamo.saved_model.conversion.node_groups import NodeGroup, node_groups
+from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, node_groups
 
 HOST, IPU = "host", "ipu"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.option_checks import (
+from ipu_dynamo.saved_model.conversion.settings.option_checks import (
     choice,
     expressions,
     flag,
@@ -14,7 +14,10 @@ from ipu_dynamo.saved_model.conversion.option_checks import (
     proportion,
     text,
 )
-from ipu_dynamo.saved_model.conversion.pipeline_config import PipelineConfig, read_pipeline_config
+from ipu_dynamo.saved_model.conversion.settings.pipeline_config import (
+    PipelineConfig,
+    read_pipeline_config,
+)
 
 PRECISIONS = ("FP16", "FP32")
 PARTIALS = ("float", "half")

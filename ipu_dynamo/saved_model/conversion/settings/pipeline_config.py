@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ipu_dynamo.saved_model.conversion.option_checks import (
+from ipu_dynamo.saved_model.conversion.settings.option_checks import (
     choice,
     flag,
     integer,
