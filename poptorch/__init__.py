@@ -45,7 +45,7 @@ from poptorch.enums import (
     VariableRetrievalMode,
 )
 from poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
-from poptorch.executor import PoplarExecutor
+from poptorch.executor.executor import PoplarExecutor
 from poptorch.functions import (
     importPoptorchMetadataFromFile,
     inferenceModel,

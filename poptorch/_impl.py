@@ -1,7 +1,7 @@
 """Offer what PopTorch programs and libraries reach through `poptorch._impl`."""
 
 from poptorch.errors import createPoptorchError
-from poptorch.executor import PoplarExecutor
+from poptorch.executor.executor import PoplarExecutor
 from poptorch.tracing import isRunningOnIpu
 from poptorch.unwrapping import is_wrapped as isWrapped
 from poptorch.unwrapping import rewrap as _restoreWrapperIfNecessary

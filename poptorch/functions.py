@@ -9,8 +9,8 @@ from ipu_dynamo.saved.refusal import SavedProgramError
 from poptorch._distribution import __version__
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError
-from poptorch.executor import PoplarExecutor
-from poptorch.executor_module import plain_module
+from poptorch.executor.executor import PoplarExecutor
+from poptorch.executor.executor_module import plain_module
 from poptorch.optim import SGD
 from poptorch.options import Options, adopt
 from poptorch.saving.executor_part import read_whole

@@ -60,7 +60,8 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        _check(buffer_size, miss_sleep_time_in_ms, sharing_strategy, rebatched_size)
+        strategy = _strategy(sharing_strategy)
+        _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
         self._source = source_of(dataset, rebatched_size)
         settings = Settings(
             slots=buffer_size,
@@ -79,9 +80,7 @@ class AsynchronousDataAccessor:
         self._held: Item | None = None
         self._skeleton = b""
         try:
-            self._worker = WorkerProcess(
-                self._source.data, settings, SharingStrategy(sharing_strategy)
-            )
+            self._worker = WorkerProcess(self._source.data, settings, strategy)
         except Exception as error:
             raise createPoptorchError(
                 f"{_FAILED_TO_START}: {_why_not_sent(error)}", id="loader"
@@ -181,7 +180,6 @@ def _start_method() -> str:
 def _check(
     buffer_size: int,
     miss_sleep_time_in_ms: float,
-    sharing_strategy: SharingStrategy,
     rebatched_size: int | None,
 ) -> None:
     require(
@@ -193,10 +191,18 @@ def _check(
         f"miss_sleep_time_in_ms must not be negative, got {miss_sleep_time_in_ms}",
     )
     require(
-        sharing_strategy in list(SharingStrategy),
-        f"sharing_strategy must be a poptorch.SharingStrategy, got {sharing_strategy!r}",
-    )
-    require(
         rebatched_size is None or (isinstance(rebatched_size, int) and rebatched_size > 1),
         f"rebatched_size must be an integer larger than 1, got {rebatched_size!r}",
     )
+
+
+def _strategy(given: Any) -> SharingStrategy:
+    """The strategy that a value stands for: a member, its number, or its name, as files have it."""
+    members = SharingStrategy.__members__
+    known = given in members if isinstance(given, str) else given in list(SharingStrategy)
+    require(
+        known,
+        f"sharing_strategy must be a poptorch.SharingStrategy or the name of one, got {given!r}: "
+        f"there are {', '.join(members)}",
+    )
+    return members[given] if isinstance(given, str) else SharingStrategy(given)

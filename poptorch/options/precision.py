@@ -18,9 +18,9 @@ class _PrecisionOptions(OptionsDict):
     _PREFIX: ClassVar[str] = "Precision."
     _popart: _PopartOptions
 
-    def __init__(self, popart: _PopartOptions) -> None:
+    def __init__(self, popart_options: _PopartOptions) -> None:
         super().__init__()
-        self._declare_private(_popart=popart)
+        self._declare_private(_popart=popart_options)
 
     @setter(Effect.COMPUTES)
     def enableFloatingPointExceptions(self, enabled: bool) -> None:

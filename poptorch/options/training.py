@@ -15,13 +15,13 @@ class _TrainingOptions(OptionsDict):
     _popart: _PopartOptions
     _mean_strategy_given: bool
 
-    def __init__(self, popart: _PopartOptions) -> None:
+    def __init__(self, popart_options: _PopartOptions) -> None:
         super().__init__(
             gradient_accumulation=1,
             accumulation_and_replication_reduction_type=ReductionType.Mean,
             meanAccumulationAndReplicationReductionStrategy=MeanReductionStrategy.Post,
         )
-        self._declare_private(_popart=popart, _mean_strategy_given=False)
+        self._declare_private(_popart=popart_options, _mean_strategy_given=False)
 
     @setter(Effect.COMPUTES)
     def gradientAccumulation(self, gradient_accumulation: int) -> None:

@@ -11,10 +11,10 @@ from ipu_dynamo.whole_step.saving.load import Opened
 from poptorch.arguments import Call
 from poptorch.core_errors import core_errors
 from poptorch.errors import createPoptorchError
+from poptorch.executor.optimizer_in_use import OptimizerInUse
+from poptorch.executor.traced_model import TracedModel
 from poptorch.optim import Optimizer
-from poptorch.optimizer_in_use import OptimizerInUse
 from poptorch.saving import files
-from poptorch.traced_model import TracedModel
 from poptorch.weights import DeviceWeights
 
 _ALL = ("parameter", "buffer", "state", "loss_scale")  # kinds of variables that last

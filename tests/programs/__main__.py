@@ -10,12 +10,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.programs import inert
 from tests.programs.catalogue import PROGRAMS
+from tests.programs.packages import NotInstalled, packages
 from tests.programs.program import Program
 from tests.programs.sources import NotFetched, Sources
 
 _ROOT = Path(__file__).parents[2]
-_SHOWN = 12  # last lines of a program that fails
+_SHOWN, _WIDTH = 12, 300  # last lines of a program that fails, and their length
+# torchvision's own kernels are for another build of PyTorch; its Python needs their names
+_NO_KERNELS = """import torch
+
+for name in ("nms", "qnms"):
+    boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    torch.library.define(f"torchvision::{name}", boxes)
+"""
 _TORCHVISION = "from tests.programs.torchvision_stand_in import install\n\ninstall()\n"
 
 
@@ -30,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a clone, bare repository or mirror, instead of fetching it: poptorch=FOLDER",
     )
     parser.add_argument("--only", default="*", help="a shell pattern of paths, as '*/mnist.py'")
+    parser.add_argument("--logs", type=Path, help="a folder for all that the programs print")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each program")
     chosen = parser.parse_args(arguments)
     local = {name: Path(folder) for name, _, folder in (s.partition("=") for s in chosen.source)}
@@ -42,36 +52,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for program in programs:
         begun = time.perf_counter()
         try:
-            text = sources[program.repository].read(program.path)
-            problem = run(program, text, chosen.timeout)
-        except NotFetched as error:
+            problem = run(program, sources[program.repository], chosen.timeout)
+        except (NotFetched, NotInstalled) as error:
             print(error, file=sys.stderr)
             return 2
         seconds = time.perf_counter() - begun
+        if chosen.logs is not None and problem:
+            chosen.logs.mkdir(parents=True, exist_ok=True)
+            (chosen.logs / f"{program.name.replace('/', '_')}.log").write_text(problem)
         print(
             f"{'FAILS' if problem else 'holds'}  {program.name}: {program.claim} ({seconds:.0f} s)"
         )
         if problem:
             failed += 1
-            print("\n".join(f"    {line}" for line in problem.splitlines()[-_SHOWN:]))
+            print("\n".join(f"    {line[:_WIDTH]}" for line in problem.splitlines()[-_SHOWN:]))
         sys.stdout.flush()
     print(f"{len(programs) - failed} of {len(programs)} programs run, and their claims hold")
     return 1 if failed else 0
 
 
-def run(program: Program, text: str, timeout: float) -> str:
+def run(program: Program, sources: Sources, timeout: float) -> str:
     """Run a program in a process and a folder of its own; what it prints if it fails, else ""."""
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
         source, work = Path(folder, "source"), Path(folder, "work")
         source.mkdir()
         work.mkdir()
-        (source / "torchvision.py").write_text(_TORCHVISION)  # workers that spawn import it, too
-        file = source / Path(program.path).name
-        file.write_text(text)
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+        file = (work if program.folder else source) / Path(program.path).relative_to(program.folder)
+        if program.folder:
+            sources.copy(program.folder, work)
+        else:
+            file = source / Path(program.path).name
+            file.write_text(sources.read(program.path))
+        stand_ins = Path(folder, "stand_ins")
+        inert.write(program.inert, stand_ins)  # files: workers that spawn import them, too
+        if any(package.startswith("torchvision") for package in program.packages):
+            (stand_ins / "sitecustomize.py").write_text(_NO_KERNELS)
+        else:
+            (stand_ins / "torchvision.py").write_text(_TORCHVISION)
+        found = _ROOT, stand_ins, packages(program.packages), os.environ.get("PYTHONPATH")
+        path = os.pathsep.join(str(part) for part in found if part)
         try:
             result = subprocess.run(
-                [sys.executable, "-m", "tests.programs.child", program.name, str(file)],
+                [sys.executable, "-P", "-m", "tests.programs.child", program.name, str(file)],
                 cwd=work,
                 env={**os.environ, "PYTHONPATH": path},
                 stdout=subprocess.PIPE,

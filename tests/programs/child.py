@@ -4,12 +4,13 @@ import ast
 import io
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
-from tests.programs import transformers_stand_in
+from tests.programs import inert, steps, transformers_stand_in
 from tests.programs.catalogue import PROGRAMS
 from tests.programs.program import Program
 
@@ -41,25 +42,38 @@ def run(program: Program, source: Path) -> None:
     for path, text in program.files.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
+    for path in program.pictures:
+        _draw(Path(path))
+    for path, replaced in program.edits.items():
+        Path(path).write_text(_replaced(Path(path).read_text(), replaced))
     module = types.ModuleType("__main__")
     module.__file__ = str(source)
     sys.modules["__main__"], sys.argv = module, [str(source), *program.arguments]
     sys.path.insert(0, str(source.parent))
     torch.manual_seed(0)
     printed = sys.stdout = _Copied(sys.stdout)
+    if program.enough:
+        steps.record(program.enough)
     try:
         exec(compile(_shortened(program, source.read_text()), str(source), "exec"), vars(module))
+    except steps.EnoughSteps:
+        pass
     except SystemExit as error:
         raise EndsEarly(f"{program.path} ends with sys.exit({error.code!r})") from error
     program.check(vars(module), printed.text.getvalue())
 
 
+def _draw(path: Path) -> None:
+    from PIL import Image  # one of the program's packages
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colours = torch.randint(256, (64, 64, 3), dtype=torch.uint8)
+    Image.fromarray(colours.numpy()).save(path)
+
+
 def _shortened(program: Program, text: str) -> ast.Module:
     """The script in its smaller sizes, but for the statements that are to be left out."""
-    for size, smaller in program.sizes.items():
-        assert size in text, f"no {size!r}"
-        text = text.replace(size, smaller)
-    tree = ast.parse(text)
+    tree = ast.parse(_replaced(text, program.sizes))
     dropped = {s: ast.unparse(s) for s in tree.body}
     for start in program.without:
         assert any(line.startswith(start) for line in dropped.values()), f"no {start!r}"
@@ -69,7 +83,17 @@ def _shortened(program: Program, text: str) -> ast.Module:
     return tree
 
 
+def _replaced(text: str, sizes: Mapping[str, str]) -> str:
+    for size, smaller in sizes.items():
+        assert size in text, f"no {size!r}"
+        text = text.replace(size, smaller)
+    return text
+
+
 if __name__ == "__main__":
-    transformers_stand_in.install()
     wanted, file = sys.argv[1:]
+    if PROGRAMS[wanted].folder:
+        inert.allow_missing_libraries()
+    else:
+        transformers_stand_in.install()
     run(PROGRAMS[wanted], Path(file))

@@ -1,6 +1,6 @@
 """Say of a public program where it is, what it needs, and what must hold when it has run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,19 +36,31 @@ class Program:
         without: statements that are left out: they hold for downloaded weights only, or draw.
         sizes: what is replaced in its text, each of which must be there, so that it ends soon.
         files: what has to be in the working directory, by path.
+        folder: of the repository, that it lies in and needs as a whole: its working directory.
+        edits: as sizes, for other files of that folder, by path in it.
+        pictures: files with random ones.
+        packages: what pip has to fetch for it, without their dependencies.
+        inert: modules that it imports and that may do nothing.
+        enough: after so many training calls it need not go on.
     """
 
     repository: Repository
     path: str
     check: Check
-    arguments: tuple[str, ...] = ()
+    arguments: Sequence[str] = ()
     without: tuple[str, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
+    edits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    pictures: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+    enough: int = 0
 
     @property
     def name(self) -> str:
-        return " ".join((self.path, *self.arguments))
+        return " ".join((self.path, *self.arguments)) if not self.folder else self.path
 
     @property
     def claim(self) -> str:

@@ -31,6 +31,30 @@ class Sources:
         """
         return _git("-C", str(self._folder()), "show", f"{self._repository.commit}:{path}")
 
+    def copy(self, path: str, into: Path) -> None:
+        """Write a folder, with all that is in it, as `into`.
+
+        Raises:
+            NotFetched: there is no repository, or it has no such folder.
+        """
+        repository = "-C", str(self._folder())
+        listed = _git(*repository, "ls-tree", "-r", "-z", self._repository.commit, path or ".")
+        for entry in filter(None, listed.split("\0")):
+            kind, _, name = entry.partition("\t")
+            mode, _, blob = kind.split()
+            if mode not in ("100644", "100755"):
+                continue  # links, and other repositories
+            content = subprocess.run(
+                ["git", *repository, "cat-file", "blob", blob], capture_output=True, check=False
+            )
+            if content.returncode:
+                continue  # mirrors lack large files
+            file = into / Path(name).relative_to(path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.stdout)
+        if not into.is_dir():
+            raise NotFetched(f"{self._repository.name} has no folder {path}")
+
     def _folder(self) -> Path:
         if self._local is not None:
             return self._local
@@ -39,6 +63,7 @@ class Sources:
             _git("init", "--quiet", folder.name)
             wanted = self._repository.url, self._repository.commit
             _git("-C", folder.name, "fetch", "--quiet", "--depth=1", *wanted)
+            _git("-C", folder.name, "update-ref", "HEAD", "FETCH_HEAD")
             self._fetched = folder
         return Path(self._fetched.name)
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.programs.program import Names, Program, Repository
 
-_EXAMPLES = Repository(
+EXAMPLES = Repository(
     "examples",
     "https://github.com/graphcore/examples.git",
     "3cc8f81f13728dd8c17d0d3c8d2fc1549b159485",
@@ -66,19 +66,19 @@ _MIXED = {
 
 PROGRAMS = (
     Program(
-        _EXAMPLES,
+        EXAMPLES,
         f"{_TUTORIALS}/efficient_data_loading/tuto_data_loading.py",
         every_batch_is_loaded_and_trained_on,
         sizes=_LOADING,
     ),
     Program(
-        _EXAMPLES,
+        EXAMPLES,
         f"{_TUTORIALS}/mixed_precision/walkthrough_code_only.py",
         the_network_learns,
         sizes=_MIXED,
     ),
     Program(
-        _EXAMPLES,
+        EXAMPLES,
         f"{_TUTORIALS}/observing_tensors/anchor_tensor_example.py",
         the_anchors_are_the_gradients_of_the_last_batch,
         without=("import matplotlib", "fig, axs", "axs.", "plt."),

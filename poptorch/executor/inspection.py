@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ipu_dynamo.capture.capture import Placeholder, unused
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from poptorch.anchors import Anchors
 from poptorch.errors import require
-from poptorch.optimizer_in_use import OptimizerInUse
+from poptorch.executor.anchors import Anchors
+from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.optimizer_state import StateOnDevice, states_as_in_core
 from poptorch.options import Options
 from poptorch.ownership import WeightsOnDevice

@@ -1,0 +1,192 @@
+"""Run a model on IPUs: compile at the first call, then keep weights and optimizer in step."""
+
+import datetime
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.capture.private.tracing import unrecorded
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch._logging import logger
+from poptorch.arguments import Call, ExpectedCall, bind, parameters_of
+from poptorch.core_errors import core_errors
+from poptorch.enums import ConnectionType
+from poptorch.errors import createPoptorchError, require
+from poptorch.executor.anchors import Anchors
+from poptorch.executor.compilation import Compilation
+from poptorch.executor.executable import Executable, ExecutableInputs
+from poptorch.executor.members import ModelMembers
+from poptorch.executor.optimizer_in_use import OptimizerInUse
+from poptorch.executor.optimizer_setting import OptimizerSetting
+from poptorch.executor.outputs import refuse_backward
+from poptorch.executor.perf_counters import PerfCounters
+from poptorch.executor.program_export import program_json
+from poptorch.executor.random_state import DeviceRandomState
+from poptorch.executor.replica_grouping import Grouping
+from poptorch.executor.traced_model import TracedModel
+from poptorch.options import Options
+from poptorch.saving.executor_part import SavedPrograms
+from poptorch.trainers import note_trainers
+from poptorch.translate import automatic_loss_scaling
+from poptorch.unwrapping import rewrap_model
+from poptorch.wrapping import Wrapping
+
+
+class PoplarExecutor(
+    ModelMembers, Compilation, OptimizerSetting, SavedPrograms, DeviceRandomState, PerfCounters
+):
+    """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
+
+    Args:
+        model: what is called while tracing; shares its tensors with `user_model`.
+        options: the executor's own, complete and frozen.
+        training: whether calls train.
+        poptorch_version: of the package that made it.
+        optimizer: what trains.
+        user_model: the user's module or function.
+
+    Attributes:
+        per_replica_params: what `replicaGrouping` was called with, by the parameter's dotted name.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        options: Options,
+        training: bool,
+        poptorch_version: str,
+        optimizer: torch.optim.Optimizer | None = None,
+        user_model: Any = None,
+    ) -> None:
+        made_from = model if user_model is None else user_model
+        super().__init__(options, model)
+        self._traced, self._training, self._made_from = model, training, made_from
+        self._poptorch_version = poptorch_version
+        self._parameters = parameters_of(model)
+        self.per_replica_params: dict[str, Grouping] = {}
+        self._adapter: TracedModel | None = None
+        self._anchors: Anchors | None = None
+        self._expected: ExpectedCall | None = None
+        self._warned_about_layout = self._warned_about_mode = False
+        self._executable: Executable | None = None
+        self._executable_inputs: ExecutableInputs | None = None
+        self._compile_seconds: float | None = None
+        self._wrapping: Wrapping | None = None
+        self._update: OptimizerInUse | None = None
+        if training:
+            assert optimizer is not None, "training needs an optimizer"
+            self._update = OptimizerInUse(
+                optimizer,
+                relaxed=options._relax_optimizer_checks,
+                automatic_loss_scaling=automatic_loss_scaling(options) is not None,
+            )
+            self._wrap()
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long the last compilation took."""
+        if self._compile_seconds is None:
+            raise createPoptorchError(
+                "Please compile the model before obtaining compilation time.", id="call"
+            )
+        if not self._options._show_progress_bar:
+            raise createPoptorchError(
+                "Please set showCompilationProgressBar option to obtain compilation time.",
+                id="option",
+            )
+        return datetime.timedelta(seconds=self._compile_seconds)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for calls with arguments like these, without running them."""
+        if self.isCompiled():
+            logger.warning("The model is compiled already: call destroy() to compile it again")
+            return
+        self._follow()
+        self._weights.alone(lambda: self._compile(bind(self._parameters, args, kwargs)), long=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, compiling it first if needed.
+
+        Args:
+            args, kwargs: as the model's forward takes them, with dim 0 of each tensor multiplied
+                by device iterations, gradient accumulation and input groups.
+
+        Returns:
+            what forward returned while it was traced, with the tensors of this call.
+        """
+        require(
+            self._options.connection_type != ConnectionType.Never,
+            "Trying to run a model on an offline device (ConnectionType.Never): use "
+            "model.compile(inputs) instead of model(inputs)",
+        )
+        self._follow()
+
+        def run() -> Any:
+            call = bind(self._parameters, args, kwargs)
+            if not self.isCompiled():
+                self._compile(call)
+            if not self._attached:
+                self._attach()
+            return self._run(call)
+
+        return self._weights.alone(run, long=True)
+
+    def _debugGetPopartIR(self) -> str:
+        """What was compiled, as JSON: see `program_json`."""
+        return program_json(self._ready().program)
+
+    def destroy(self) -> None:
+        """Drop the program; the host keeps the newest weights, in the classes they had first."""
+
+        def drop() -> None:
+            self.copyWeightsToHostIfNeeded()
+            if self._update is not None:
+                self._update.connect(None)
+            self._core = self._adapter = self._expected = self._executable = None
+            self._anchors = None
+            self._compile_seconds = None
+            self._detach()
+            if self._wrapping is not None:
+                self._wrapping.remove()
+                self._wrapping = None
+
+        if self._wrapping is not None:
+            rewrap_model(self._made_from)  # what is removed is there
+            note_trainers()  # the classes will not show any more that this one has trained
+        self._weights.alone(drop)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
+            with unrecorded():  # it may be freed while a model is traced
+                self.destroy()
+
+    def _run(self, call: Call) -> Any:
+        assert self._core is not None
+        assert self._adapter is not None
+        assert self._anchors is not None
+        assert self._expected is not None
+        inputs = self._prepared(self._expected.tensors(call))
+        self._say_changed_mode(self._core)
+        self._send(self._core)
+        if self._update is not None:
+            self._update.upload()
+            self._weights.steps_begin()  # first: a call that fails may have made some of its steps
+            self._update.steps_begin()
+        with core_errors(f"running {self._name()}", self._options):
+            leaves = self._core.run(inputs)
+            self._anchors.follow(self._core, self._state)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                refuse_backward(leaf)
+        return self._adapter.restore(leaves)
+
+    def _say_changed_mode(self, core: CompiledModel) -> None:
+        """Warn once where train() or eval() was called since: PopTorch takes no notice."""
+        if not self._warned_about_mode and (change := core.changed_mode) is not None:
+            self._warned_about_mode = True
+            logger.warning(
+                "%s: the program goes on in the mode that it was compiled in. Call destroy() on "
+                "the executor to compile for the other one, or make an executor for each",
+                change[0].upper() + change[1:],
+            )

@@ -1,0 +1,158 @@
+"""List the applications that Graphcore published, each training a step or more on random data.
+
+They are run as a user does, by their command lines, with small sizes. The name of a check is the
+claim.
+"""
+
+from shlex import split
+
+from tests.programs import steps
+from tests.programs.program import Check, Names, Program
+from tests.programs.tutorials import EXAMPLES
+
+_LAUNCHERS = ("horovod.torch", "wandb")  # nothing to do for one process, nothing to log
+_OLD_TRANSFORMERS = (
+    "transformers==4.26.1",
+    "tokenizers==0.13.3",
+    "huggingface-hub==0.23.5",
+    "requests",
+    "urllib3",
+    "idna",
+    "certifi",
+    "charset-normalizer",
+)
+_PICTURES = ("torchvision==0.28.0", "pillow", "timm==0.5.4", "yacs", "simplejpeg", "randaugment")
+
+
+def its_weights_are_trained(names: Names, printed: str) -> None:
+    steps.check_that_it_trained()
+
+
+def _application(
+    path: str,
+    folder: str,
+    arguments: str,
+    packages: tuple[str, ...] = (),
+    inert: tuple[str, ...] = (),
+    *,
+    check: Check = its_weights_are_trained,
+    enough: int = 1,
+    edits: dict[str, dict[str, str]] | None = None,
+    files: tuple[str, ...] = (),
+    pictures: tuple[str, ...] = (),
+) -> Program:
+    return Program(
+        EXAMPLES,
+        f"{folder}/{path}",
+        check,
+        split(arguments),
+        folder=folder,
+        packages=packages,
+        inert=(*_LAUNCHERS, *inert),
+        enough=enough,
+        edits=edits or {},
+        files=dict.fromkeys(files, ""),
+        pictures=pictures,
+    )
+
+
+PROGRAMS = (
+    _application(
+        "run_pretraining.py",
+        "nlp/bert/pytorch",
+        "--config demo_tiny_128 --dataset generated --training-steps 2 --dataloader-workers 1 "
+        "--vocab-size 1000 --gradient-accumulation 9",
+        _OLD_TRANSFORMERS,
+        ("examples_utils", "tfrecord.reader"),
+        enough=2,
+    ),
+    _application(
+        "train_gpt2.py",
+        "nlp/gpt2/pytorch",
+        "--model gpt2-test --max-len 32 --layers-per-ipu 0 4 --matmul-proportion 0.2 0.2 "
+        "--ipus-per-replica 2 --replication-factor 1 --epochs 1 --gradient-accumulation 6 "
+        "--device-iterations 1 --batch-size 1 --enable-sequence-serialized False "
+        "--embedding-serialization-factor 8 --recompute-checkpoint-every-layer True "
+        "--enable-half-partials True --dataset generated --num-workers 1",
+        _OLD_TRANSFORMERS,
+        ("examples_utils", "tfrecord.reader"),
+        edits={"config/config_test.json": {": 768": ": 64", "20256": "512"}},
+        enough=2,
+    ),
+    _application(
+        "train/train.py",
+        "vision/cnns/pytorch",
+        "--data generated --model resnet18 --epoch 1 --precision 32.32 --validation-mode none "
+        "--optimizer sgd_combined --lr 0.001 --gradient-accumulation 2 --micro-batch-size 2 "
+        "--dataloader-worker 1 --seed 0 --iterations 2",
+        _PICTURES,
+        ("turbojpeg",),
+    ),
+    _application(
+        "pretrain.py",
+        "vision/vit/pytorch",
+        "--config b16_in1k_pretrain --dataset generated --training-steps 2 --iterations 2 "
+        "--gradient-accumulation 8 --micro-batch-size 2 --replication-factor 1 "
+        "--dataloader-workers 1 --hidden-size 64 --num-attention-heads 4 --mlp-dim 128 "
+        "--rebatched-worker-size 4 --representation-size 64",
+        (*_OLD_TRANSFORMERS, *_PICTURES),
+        enough=2,
+    ),
+    _application(
+        "main_pretrain.py",
+        "vision/mae/pytorch",
+        "--config vit_base_pod16 --generated_data --batch_size 1 --replica 1 --num_workers 1 "
+        "--gradient_accumulation_count 16 --rebatched_worker_size 8 --ipus 8 --remap_so x.so "
+        "--loss_scale 1024",
+        _PICTURES,
+        files=("x.so",),
+    ),
+    _application(
+        "train_ipu.py",
+        "vision/dino/pytorch",
+        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 16 --arch vit_tiny "
+        "--replica 1 --num_workers 1 --ema_so x.so --data_path . --out_dim 64",
+        _PICTURES,
+        files=("x.so",),
+    ),
+    _application(
+        "train_swin.py",
+        "vision/swin/pytorch",
+        "--cfg SWIN_TINY --data-path x --checkpoint-output-dir out --batch-size 2 --ga 7",
+        _PICTURES,
+        files=("custom_ops.so",),
+        edits={
+            "configs/configs.yaml": {"NUM_WORKERS: 32": "NUM_WORKERS: 1"},
+            "dataset/build_ipu.py": {"rebatched_worker_size=1024": "rebatched_worker_size=8"},
+        },
+        pictures=tuple(f"x/train/{n % 2}/{n}.png" for n in range(32)),
+    ),
+    _application(
+        "train.py",
+        "multimodal/CLIP/pytorch",
+        "--host_generate_data True --batch_size 2 --gradient_accumulation 15 --epochs 1 "
+        "--dataloader_workers 1 --vision_width 64 --transformer_width 64 --embed_dim 32",
+        (*_PICTURES, "ftfy", "wcwidth", "pandas", "python-dateutil", "pytz", "six"),
+        enough=2,
+    ),
+    _application(
+        "train.py",
+        "speech/fastpitch/pytorch",
+        "--checkpoint-dir out --epochs 1 -lr 0.1 -bs 1 --generated-data --optimizer lamb "
+        "--gradient-accumulation 4 --num-dataloader-workers 1",
+        ("inflect", "unidecode"),
+        ("dllogger", "parselmouth", "librosa.filters", "librosa.util"),
+        edits={
+            "common/tb_dllogger.py": {
+                "from torch.utils.tensorboard import": "from wandb import",
+            }
+        },
+    ),
+    _application(
+        "main.py",
+        "speech/conformer/pytorch",
+        "train --train_dataset.use_generated_data=True",
+        ("fire", "termcolor"),
+        ("torchaudio.compliance.kaldi", "editdistance"),
+    ),
+)
