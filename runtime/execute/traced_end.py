@@ -9,6 +9,7 @@ from torch import Tensor
 from ipu_dynamo.program import Function, JointUpdate, Program, TensorType, Update, UpdatePart
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rows import SMALL
 from ipu_dynamo.runtime.update.traced_update import (
     CompleteGradient,
     JoinedUpdate,
@@ -42,7 +43,6 @@ class RunUpdate(Protocol):
         """One that returns what the function gives."""
 
 
-_SMALL = 8192  # elements of a parameter: to copy them takes less time than a call
 _FEW = 8  # parameters: for fewer the calls do not matter
 
 
@@ -130,7 +130,7 @@ class TracedEnd:
                 alike.setdefault(tuple(map(id, one.numbers)), []).append(one)
         for group in alike.values():
             weight, run = group[0].weight, None
-            if len(group) >= _FEW and weight.numel() <= _SMALL:
+            if len(group) >= _FEW and weight.numel() <= SMALL:
                 elements = sum(one.weight.numel() for one in group)
                 run = self._run.joined(function, weight.device, elements)
             if run is None:

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rows import row_of
 
 Hyperparameters = Sequence[Sequence[float]]
 Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
+_GRADIENTS = 1  # among what an update takes: weights, gradients, states
 
 
 class TracedFactors:
@@ -136,7 +139,8 @@ class TracedParameter:
 
 
 class JoinedUpdate:
-    """The update of many small parameters by one call: their elements are copied into a row.
+    """The update of many small parameters by one call: their elements are copied into a row, but
+    for gradients and states that lie in one.
 
     Args:
         run: the function for so many elements, which writes what it is given.
@@ -150,9 +154,15 @@ class JoinedUpdate:
         self._rows: list[Tensor] = []
         self._dense: list[tuple[list[Tensor], Tensor]] = []  # flat views of a column, and its row
         self._other: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._parts: list[Tensor] = []  # of the rows, in the shapes of what they are copies of
-        self._whole: list[Tensor] = []
-        for own in zip(*columns, strict=True):
+        self._new: list[Tensor] = []  # parts of the rows, in the shapes of what they are copies of
+        self._targets: list[Tensor] = []
+        self._written: list[Tensor] = []  # where they lie
+        for place, own in enumerate(zip(*columns, strict=True)):
+            changes = place != _GRADIENTS
+            if (row := row_of(own)) is not None:
+                self._rows.append(row)
+                self._written += own if changes else ()
+                continue
             row = torch.empty(sum(sizes), dtype=own[0].dtype, device=own[0].device)
             parts = [p.view(t.shape) for p, t in zip(row.split(sizes), own, strict=True)]
             self._rows.append(row)
@@ -161,12 +171,9 @@ class JoinedUpdate:
             else:
                 self._other[0].extend(parts)
                 self._other[1].extend(own)
-            self._parts += parts
-            self._whole += own
-        count = len(parameters)
-        changed = [*range(count), *range(2 * count, len(self._whole))]  # all but the gradients
-        self._new = [self._parts[i] for i in changed]
-        self._targets = [self._whole[i] for i in changed]
+            if changes:
+                self._new += parts
+                self._targets += own
 
     def write(self) -> None:
         """Write weights and states."""
@@ -175,7 +182,9 @@ class JoinedUpdate:
         if self._other[0]:
             foreach_copy_(*self._other)
         self._run([*self._rows, *self._numbers])
-        foreach_copy_(self._targets, self._new)
+        if self._targets:
+            foreach_copy_(self._targets, self._new)
+        increment_version(self._written)
 
 
 class TracedParameterUpdate:

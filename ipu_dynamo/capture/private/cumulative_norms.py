@@ -27,7 +27,7 @@ def batches_counted() -> Iterator[None]:
 
     def forward(norm: BatchNorm, input: Tensor) -> Tensor:
         averages = norm.training and norm.track_running_stats and norm.momentum is None
-        if not averages or norm.num_batches_tracked is None:
+        if not averages:
             return original(norm, input)
         norm._check_input_dim(input)
         return _normalised(norm, input)
@@ -38,12 +38,14 @@ def batches_counted() -> Iterator[None]:
 
 def _normalised(norm: BatchNorm, input: Tensor) -> Tensor:
     """What a norm gives for a batch, which changes its averages."""
-    norm.num_batches_tracked.add_(1)
-    averages = (norm.running_mean, norm.running_var)
-    of_batch = [torch.zeros_like(average) for average in averages]
-    result = F.batch_norm(input, *of_batch, norm.weight, norm.bias, True, 1.0, norm.eps)
-    share = 1.0 / norm.num_batches_tracked.to(torch.float32)
-    for average, newest in zip(averages, of_batch, strict=True):
+    count, averages = norm.num_batches_tracked, (norm.running_mean, norm.running_var)
+    assert count is not None
+    count.add_(1)
+    mean, var = newest = [torch.zeros_like(average) for average in averages if average is not None]
+    result = F.batch_norm(input, mean, var, norm.weight, norm.bias, True, 1.0, norm.eps)
+    share = 1.0 / count.to(torch.float32)
+    for average, new in zip(averages, newest, strict=True):
+        assert average is not None
         factor = share.to(average.dtype)
-        average.mul_(1 - factor).add_(newest * factor)
+        average.mul_(1 - factor).add_(new * factor)
     return result

@@ -1,6 +1,6 @@
 """Make the tensors that a program's variables begin with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ipu_dynamo.program import (
     Update,
     UpdateFactors,
 )
+from ipu_dynamo.runtime.update.rows import SMALL, zeros_in_a_row
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
 
@@ -71,6 +72,12 @@ def new_accumulators(compiled: Compiled) -> dict[str, Tensor]:
         accumulators[variable.name] = torch.zeros_like(
             like, dtype=variable.type.dtype, device=compiled.devices[variable.ipu]
         )
+    for update in updates(compiled.program):
+        if update.function is not None:
+            names = [name for name in update.gradients if name in accumulators]
+            own = [accumulators[name] for name in names]
+            beside = _small_in_a_row(own, [TensorType.of(tensor) for tensor in own])
+            accumulators |= {names[place]: zeros for place, zeros in beside.items()}
     return accumulators
 
 
@@ -139,9 +146,13 @@ def _traced_states(
     """The states of a traced update; what is not there yet, its first step makes."""
     states = {}
     for state, names in update.states:
-        for parameter, name in zip(update.parameters, names, strict=True):
-            like, type_ = held[parameter], types[name]
-            if type_.shape == tuple(like.shape):
+        likes = [held[parameter] for parameter in update.parameters]
+        beside = _small_in_a_row(likes, [types[name] for name in names])
+        for place, (parameter, name) in enumerate(zip(update.parameters, names, strict=True)):
+            like, type_ = likes[place], types[name]
+            if place in beside:
+                value = beside[place]
+            elif type_.shape == tuple(like.shape):
                 value = torch.zeros_like(like, dtype=type_.dtype, requires_grad=False)
             else:
                 value = torch.zeros(type_.shape, dtype=type_.dtype, device=like.device)
@@ -149,6 +160,22 @@ def _traced_states(
                 value.copy_(known[parameter][state])
             states[name] = value
     return states
+
+
+def _small_in_a_row(likes: Sequence[Tensor], types: Sequence[TensorType]) -> dict[int, Tensor]:
+    """Zeros for small dense parameters, by place, where the update of all of them reads a row."""
+    rows: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, (like, type_) in enumerate(zip(likes, types, strict=True)):
+        fits = type_.shape == tuple(like.shape) and like.is_contiguous()
+        if fits and 0 < like.numel() <= SMALL:
+            rows.setdefault((type_.dtype, like.device), []).append(place)
+    return {
+        place: zeros
+        for (dtype, _), places in rows.items()
+        for place, zeros in zip(
+            places, zeros_in_a_row([likes[i] for i in places], dtype), strict=True
+        )
+    }
 
 
 def _refuse_unequal_counts(program: Program, known: States) -> None:

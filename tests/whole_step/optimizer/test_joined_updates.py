@@ -82,3 +82,28 @@ def test_what_takes_a_shared_tensor_is_updated_alone():
         reference.step()
     for mine, expected in zip(model.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+def test_states_and_gradients_of_small_weights_lie_in_rows_and_are_not_copied(monkeypatch):
+    moved = []
+    model = nn.ParameterList(torch.randn(3, 4) for _ in range(10))
+    module = nn.Module()
+    module.weights = model
+    module.forward = lambda x: identity_loss(sum((w * x).sin().sum() for w in model), "none")
+    run = compile_training(module, optim.Adamax(module.parameters(), lr=0.1), {"engine": "eager"})
+    for _ in range(2):  # the first step makes the states
+        run(torch.ones(1, 4))
+    versions = {name: state._version for name, state in states_of(run).items()}
+    cat = torch.cat
+    monkeypatch.setattr(
+        torch, "cat", lambda *args, **named: (moved.append(args), cat(*args, **named))
+    )
+    run(torch.ones(1, 4))
+    assert len(moved) == 1  # the weights, which are the model's
+    assert all(state._version > versions[name] for name, state in states_of(run).items())
+
+
+def states_of(run):
+    """The tensors of the states that have the shape of a weight."""
+    states = [v.name for v in run.program.variables if v.kind == "state" and v.type.shape]
+    return {name: run.executable.tensor(name) for name in states}
