@@ -160,7 +160,8 @@ class Signature:
             for name, spec in self.inputs.items():
                 if name not in tensors:
                     raise ValueError(f"no value for input {name!r}")
-                flat[spec.position] = spec.fitted(name, tensors[name]).detach()
+                value = spec.fitted(name, tensors[name])
+                flat[spec.position] = value.detach() if value.requires_grad else value
             self._sizes.check(flat)
             if self._runner is None:
                 self._runner = self._make_runner(self)
@@ -169,8 +170,10 @@ class Signature:
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""
+        if not self.defaults or not tensors:
+            return tensors
         missing = [name for name in self.defaults if name not in tensors]
-        if not missing or not tensors:
+        if not missing:
             return tensors
         rows = next(iter(tensors.values())).shape[:1]
         shapes = {name: self.defaults[name].shape for name in missing}

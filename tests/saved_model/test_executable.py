@@ -15,7 +15,9 @@ from torch.export import Dim
 from ipu_dynamo.saved_model import load, save
 from ipu_dynamo.saved_model.command.main import main
 from ipu_dynamo.saved_model.conversion.convert import convert
+from ipu_dynamo.saved_model.conversion.executable.direct_call import DirectCall
 from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings
+from ipu_dynamo.saved_model.exported.flat_program import FlatProgram
 from tests.saved_model.converting import (
     assert_like,
     converted,
@@ -397,6 +399,33 @@ def test_arguments_are_not_changed_and_results_are_new(program):
     first["y"].zero_()
     assert all(torch.equal(given[name], before[name]) for name in given)
     assert second["y"].abs().sum() > 0
+
+
+def test_a_call_alone_runs_without_the_graph_around_it(program, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(FlatProgram, "run", lambda *args: ran.append(args))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
+    shapes = {"input": {0: Dim("rows", min=1, max=9)}}
+    save(tmp_path / "p", {"serving_default": (model, (torch.randn(3, 4),), shapes)})
+    with converted(tmp_path / "p", tmp_path / "out", **embedded(batch_size=5)) as signature:
+        for rows in (5, 3, 7):  # a full step, a short one, two
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(signature(input=x)["output_0"], model(x))
+    assert not ran
+    with load(program[0])["serving_default"] as signature:  # casts on the host stay around it
+        with pytest.raises(TypeError):
+            signature(**inputs(2))
+        assert ran
+
+
+def test_results_of_another_form_than_the_program_says_are_refused(tmp_path):
+    call = DirectCall([0], [0], ["float32[?,4]"])
+    x = torch.randn(3, 4)
+    assert call.run(lambda values: [values[0] + 1], [x])[0].shape == (3, 4)
+    assert call.run(lambda values: values, [x])[0] is not x  # results share nothing with inputs
+    with pytest.raises(RuntimeError, match="the executable gives"):
+        call.run(lambda values: [values[0].double()], [torch.randn(2, 4)])
 
 
 def test_settings_of_an_executable_hold(program):

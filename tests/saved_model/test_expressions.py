@@ -101,6 +101,11 @@ def test_expressions_are_numpys(text):
         ("...", "..."),
         ("None + 1", "None + 1"),
         ("1 < 2 < 3", "1 < 2 < 3"),
+        ("1 + np.ones(2, 'int64') * 2**63", "np.ones(2, 'int64') * 2**63\": a number too large"),
+        ("2 * (9223372036854775807 * 4)", "'9223372036854775807 * 4': an integer of more than 64"),
+        ("3 + np.int8(1) * 300", "'np.int8(1) * 300': a number too large for its type"),
+        ("1 - np.uint8(-1)", "'np.uint8(-1)'"),
+        ("7 + 1 / 0", "'1 / 0': division by zero"),
     ],
 )
 def test_everything_else_is_refused_with_its_part(text, part):

@@ -170,6 +170,14 @@ def _integers(generator: np.random.Generator, low: Any, high: Any = None, size: 
     return generator.integers(low, high, _drawn_shape(low, high, size))
 
 
+def _scalar(kind: Callable[..., Any]) -> Callable[..., Any]:
+    def function(value: Any = 0) -> Any:
+        # numpy looks whether a number of Python fits, and lets those of arrays wrap
+        return kind(value if isinstance(value, int | float) else _numbers(value))
+
+    return function
+
+
 def _of(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda value: function(_numbers(value))
 
@@ -191,10 +199,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "np.exp": _of(np.exp),
     "np.reshape": _reshape,
     "np.transpose": _transpose,
-    **{
-        f"np.{name}": (lambda kind: lambda value=0: kind(_numbers(value)))(getattr(np, name))
-        for name in _DTYPES
-    },
+    **{f"np.{name}": _scalar(getattr(np, name)) for name in _DTYPES},
 }
 METHODS: Mapping[str, Callable[..., Any]] = {"astype": _astype, "reshape": _reshape}
 GENERATOR_METHODS: Mapping[str, Callable[..., Any]] = {

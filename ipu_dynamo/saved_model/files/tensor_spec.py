@@ -1,7 +1,7 @@
 """Say of a tensor at the border of a program which type and shape it has, and which a value has to
 have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,7 @@ class TensorSpec:
         """
         if not isinstance(value, Tensor):
             raise TypeError(f"input {name!r} is a {type(value).__name__}, not a tensor")
-        fits = len(value.shape) == len(self.shape) and all(
-            wanted in (None, size) for wanted, size in zip(self.shape, value.shape, strict=True)
-        )
-        if not fits:
+        if not self._fits(value.shape):
             raise ValueError(
                 f"input {name!r} has shape {list(value.shape)}, not {_sizes(self.shape)}"
             )
@@ -65,6 +62,14 @@ class TensorSpec:
             kind = str(value.dtype).removeprefix("torch.")
             raise TypeError(f"input {name!r} is {kind}, which does not go into {self.dtype}")
         return value.to(dtype)
+
+    def _fits(self, shape: Sequence[int]) -> bool:
+        if len(shape) != len(self.shape):
+            return False
+        for wanted, size in zip(self.shape, shape, strict=True):  # each call comes here
+            if wanted is not None and wanted != size:
+                return False
+        return True
 
 
 def can_cast(source: torch.dtype, target: torch.dtype) -> bool:

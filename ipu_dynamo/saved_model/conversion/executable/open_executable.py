@@ -68,8 +68,10 @@ class Executable:
         program, batching = self._model.program, self._model.executable.batching
         self._count = batching.splits
         self._rows = program.inputs[0].type.shape[0] if self._contents.rows else 1
+        self._step = self._rows * self._count
         self._types = [entry.type.dtype for entry in program.inputs]
         self._once = [output.returns == "once" for output in program.outputs]
+        self._plain = self._contents.rows and not any(self._once)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The results of some rows, or of one micro-batch.
@@ -81,9 +83,13 @@ class Executable:
         Raises:
             ValueError: there is no row, or inputs have different numbers of rows.
         """
+        full = self._plain
         for value, dtype in zip(inputs, self._types, strict=True):
             if value.dtype != dtype:
                 raise TypeError(f"the executable takes {dtype}, not {value.dtype}")
+            full = full and value.shape[0] == self._step
+        if full:
+            return list(self._model.run(inputs))  # one step: nothing to cut, fill up or join
         if self._contents.rows:
             return self._run_rows(inputs)
         if not self._contents.stacked:
@@ -102,7 +108,7 @@ class Executable:
                 f"the inputs have {[value.shape[0] for value in inputs]} rows: give each the same "
                 "number, at least one"
             )
-        ((count,), step) = (counts, self._rows * self._count)
+        ((count,), step) = (counts, self._step)
         parts = []
         for first in range(0, count, step):
             rows = [_padded(value[first : first + step], step) for value in inputs]
