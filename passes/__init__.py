@@ -1,1 +1,5 @@
-"""Rewrites from a traced model to a program: one per file, in the order that `pipeline` shows."""
+"""Rewrite a traced model to a program, and that for this machine: one rewrite per file.
+
+`pipeline` shows their order. What `invariants` says of a level holds after every pass that changed
+something, and nothing here runs a program.
+"""

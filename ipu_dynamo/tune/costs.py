@@ -30,7 +30,7 @@ WORTH_DEFERRING = 2e-3
 SHARE_OF_ADDING = 0.05
 PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added later
 
-# --- Matrix matmuls and convolutions -----------------------------------------------------------
+# --- Matmuls and convolutions -------------------------------------------------------------------
 
 WORTH_CHANGING = 1.05  # PyTorch's own code stays where another way gains less
 WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight

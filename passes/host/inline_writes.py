@@ -134,7 +134,7 @@ class _Writer:
         self.program = program
         self.variables = {variable.name: variable for variable in program.variables}
         self.values: dict[str, Tensor] = {}  # fake, of the results of calls so far
-        self.known: dict[object, Function] = {}
+        self.functions: dict[object, Function] = {}
 
     def call(self, joined: Joined) -> tuple[Call, Function]:
         """The call that takes the place of one and its writes, and its function."""
@@ -149,11 +149,11 @@ class _Writer:
         signature = function.name, joined.kept, _signature(joined.writes, names, call.results)
         layouts = tuple(self.layout(name, joined.writes) for name in further)
         key = *signature, tuple((value.shape, value.stride(), value.dtype) for value in layouts)
-        if key not in self.known:
+        if key not in self.functions:
             layout_of = dict(zip(further, layouts, strict=True))
-            self.known[key] = _built(function, joined, layout_of)
+            self.functions[key] = _built(function, joined, layout_of)
         results = tuple(call.results[position] for position in joined.kept)
-        return replace(call, arguments=names, results=results), self.known[key]
+        return replace(call, arguments=names, results=results), self.functions[key]
 
     def call_that_writes(self, joined: Joined) -> tuple[Call, Function]:
         """A call behind one that writes buffers and computes nothing."""
@@ -169,10 +169,10 @@ class _Writer:
         writing = replace(joined, call=call, writes=joined.separate, kept=(), separate=())
         return replace(call, arguments=names), _built(function, writing, layouts)
 
-    def further(self, writes: Sequence[Write], known: Sequence[str | None]) -> tuple[str, ...]:
+    def further(self, writes: Sequence[Write], own: Sequence[str | None]) -> tuple[str, ...]:
         """What writes need beside what a call takes and gives, in the order of their first use."""
         names = [n for w in writes for n in (w.target, w.value, w.weight) if n is not None]
-        return tuple(name for name in dict.fromkeys(names) if name not in known)
+        return tuple(name for name in dict.fromkeys(names) if name not in own)
 
     def layout(self, name: str, writes: Sequence[Write]) -> Tensor:
         """A fake tensor for an argument that the function has not had so far."""
@@ -255,13 +255,13 @@ def inline(program: Program) -> Program:
     writer = _Writer(program)
     functions: dict[int, Function] = {}
     replaced: dict[int, tuple[Instruction, ...]] = {}
-    held: list[Call] = []  # calls by whose id functions are found
+    alive: list[Call] = []  # calls by whose id functions are found: no other gets it
     for one in joined:
         calls = [writer.call(one)]
         if one.separate:
             calls.append(writer.call_that_writes(one))
         functions |= {id(call): function for call, function in calls}
-        held += [call for call, _ in calls]
+        alive += [call for call, _ in calls]
         replaced[id(one.call)] = tuple(call for call, _ in calls)
         replaced |= {id(instruction): () for instruction in one.instructions}
     return with_functions(program, functions, replaced)

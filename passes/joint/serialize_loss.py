@@ -114,7 +114,7 @@ def apply(graph: fx.Graph, head: Head) -> None:
 
     Parts are as large whichever dimension is cut. Fewer rows make products that take longer, so
     the loop goes over classes unless there are more rows than these. Which dimension the user cut
-    is noted: `one_sweep` may come back to it.
+    is noted: `FuseLoss` may come back to it.
     """
     x, rhs, asked, factor, keep_precision = head.product.args
     rows, classes = head.product.meta["val"].shape

@@ -270,27 +270,26 @@ def loss_backward(op: Operator) -> Row:
 
 
 _ELEMENTWISE = """
-    abs acos acosh angle asin asinh atan atanh bitwise_not ceil  cos cosh deg2rad
-    digamma erf erfc erfinv exp exp2 expm1 floor frac i0  isinf isnan isneginf isposinf
-    lgamma log log10 log1p log2 logical_not mish nan_to_num neg  rad2deg reciprocal relu
-     round rsqrt  sgn sigmoid sign signbit silu sin sinc sinh softplus special_entr
-    special_erfcx special_log_ndtr special_ndtri sqrt tan tanh trunc alias clone detach copy
-    fill.Scalar _to_copy lift_fresh_copy zeros_like ones_like full_like empty_like rand_like
-    randn_like bernoulli bernoulli.p native_dropout celu elu gelu hardshrink hardsigmoid hardswish
-    hardtanh leaky_relu log_sigmoid_forward logit polygamma round.decimals softshrink threshold
-    add.Tensor add.Scalar atan2 bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor
-    bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar clamp clamp.Tensor clamp_max
-    clamp_max.Tensor clamp_min clamp_min.Tensor copysign.Tensor div.Tensor div.Scalar
-    div.Tensor_mode eq.Tensor eq.Scalar floor_divide fmax fmin fmod.Tensor fmod.Scalar ge.Tensor
-    ge.Scalar gt.Tensor gt.Scalar heaviside hypot le.Tensor le.Scalar logaddexp logaddexp2
-    logical_and logical_or logical_xor lt.Tensor lt.Scalar maximum minimum mul.Tensor mul.Scalar
-    ne.Tensor ne.Scalar pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar remainder.Tensor
-    remainder.Scalar rsub.Scalar sub.Tensor sub.Scalar xlogy.Tensor special_xlog1py addcdiv addcmul
-    lerp.Scalar lerp.Tensor masked_fill.Scalar masked_fill.Tensor where.self elu_backward
-    gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward
-    log_sigmoid_backward logit_backward native_dropout_backward sigmoid_backward silu_backward
-    mish_backward softplus_backward softshrink_backward hardshrink_backward tanh_backward
-    threshold_backward
+    abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh deg2rad digamma erf erfc
+    erfinv exp exp2 expm1 floor frac i0 isinf isnan isneginf isposinf lgamma log log10 log1p log2
+    logical_not mish nan_to_num neg rad2deg reciprocal relu round rsqrt sgn sigmoid sign signbit
+    silu sin sinc sinh softplus special_entr special_erfcx special_log_ndtr special_ndtri sqrt tan
+    tanh trunc alias clone detach copy fill.Scalar _to_copy lift_fresh_copy zeros_like ones_like
+    full_like empty_like rand_like randn_like bernoulli bernoulli.p native_dropout celu elu gelu
+    hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward logit polygamma
+    round.decimals softshrink threshold add.Tensor add.Scalar atan2 bitwise_and.Tensor
+    bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
+    clamp clamp.Tensor clamp_max clamp_max.Tensor clamp_min clamp_min.Tensor copysign.Tensor
+    div.Tensor div.Scalar div.Tensor_mode eq.Tensor eq.Scalar floor_divide fmax fmin fmod.Tensor
+    fmod.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar heaviside hypot le.Tensor le.Scalar
+    logaddexp logaddexp2 logical_and logical_or logical_xor lt.Tensor lt.Scalar maximum minimum
+    mul.Tensor mul.Scalar ne.Tensor ne.Scalar pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar
+    remainder.Tensor remainder.Scalar rsub.Scalar sub.Tensor sub.Scalar xlogy.Tensor special_xlog1py
+    addcdiv addcmul lerp.Scalar lerp.Tensor masked_fill.Scalar masked_fill.Tensor where.self
+    elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward
+    leaky_relu_backward log_sigmoid_backward logit_backward native_dropout_backward sigmoid_backward
+    silu_backward mish_backward softplus_backward softshrink_backward hardshrink_backward
+    tanh_backward threshold_backward
 """
 
 _TABLE: list[tuple[Rule, str]] = [

@@ -200,16 +200,16 @@ class _Cutter(Extraction):
     def take(self, node: fx.Node, index: int, rows: Shard | None, *, own: bool = False) -> fx.Node:
         """The input for a tensor, or for a block of it."""
         source = self.cut.inputs.get(node) or self.output(node)
-        name, known = source, self.sources[index]
-        while name in known and known[name][:2] != (source, rows):
+        name, sources = source, self.sources[index]
+        while name in sources and sources[name][:2] != (source, rows):
             name += "'"
-        if name not in known:
+        if name not in sources:
             role = replace(self.roles.get(node, Placeholder(source, "input")), name=name)
             if rows is not None:
                 role = replace(role, kind="input")
             elif index == LOOP and role.kind == "input":
                 role = replace(role, kind="whole")
-            known[name] = source, rows, role
+            sources[name] = source, rows, role
         value = node.meta["val"]
         value = value if rows is None or own else _block(value, rows, self.split.n)
         return self.pieces[index].take(name, {"val": value})

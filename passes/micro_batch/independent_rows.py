@@ -73,8 +73,8 @@ def rows_of_results(program: Program) -> dict[str, int]:
                     values[instruction.result] = values[instruction.value]
             case Call():
                 (function,) = (f for f in program.functions if f.name == instruction.function)
-                given = [values.get(name, Kind.REPLICATE) for name in instruction.arguments]
-                placed = _through(function, given, rows)
+                arguments = [values.get(name, Kind.REPLICATE) for name in instruction.arguments]
+                placed = _through(function, arguments, rows)
                 named = zip(instruction.results, placed, strict=True)
                 values |= {name: at for name, at in named if name and at is not None}
             case WriteBuffer() | Accumulate():
@@ -106,10 +106,12 @@ def _rows(program: Program) -> int:
     return rows
 
 
-def _through(function: Function, given: list[Placement], rows: int) -> Iterator[Placement | None]:
+def _through(
+    function: Function, arguments: list[Placement], rows: int
+) -> Iterator[Placement | None]:
     """How the results of a function stand to the rows."""
     graph = function.graph.graph
-    planner = _Rows(rows, dict(zip(graph.find_nodes(op="placeholder"), given, strict=True)))
+    planner = _Rows(rows, dict(zip(graph.find_nodes(op="placeholder"), arguments, strict=True)))
     for node in graph.nodes:
         if node.op != "output":
             planner.place(node)
@@ -180,9 +182,9 @@ class _Rows(Planner):
         """The value of a tensor that is made of numbers only."""
         if node not in self.constants:
             args = [self._constant(source) for source in node.all_input_nodes]
-            known = not any(value is None for value in args)
+            constant = not any(value is None for value in args)
             value = None
-            if known and isinstance(node.target, OpOverload) and node.op == "call_function":
+            if constant and isinstance(node.target, OpOverload) and node.op == "call_function":
                 read = dict(zip(node.all_input_nodes, args, strict=True))
                 arguments, options = map_arg((node.args, dict(node.kwargs)), read.__getitem__)
                 value = node.target(*arguments, **options)

@@ -107,8 +107,8 @@ class Planner:
             at[node] = self.seeds.get(node, Kind.REPLICATE)
         elif node.target is operator.getitem:
             source: Any = node.args[0]
-            held = at[source]
-            at[node] = held[node.args[1]] if isinstance(held, tuple) else held  # type: ignore[index]
+            whole = at[source]
+            at[node] = whole[node.args[1]] if isinstance(whole, tuple) else whole  # type: ignore[index]
             if node.args[1] in self.means.get(source, ()):
                 self.split.means.add(node)
         else:

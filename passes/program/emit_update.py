@@ -99,8 +99,8 @@ class StepEnd:
                 if part.ipu != owner:
                     local[name] = on_ipu(accumulator(name), owner)
                     why = f"gradient of {name}"
-                    held = self.summed_as[name]
-                    copy = Copy(accumulator(name), local[name], held, part.ipu, owner, why)
+                    type_ = self.summed_as[name]
+                    copy = Copy(accumulator(name), local[name], type_, part.ipu, owner, why)
                     result.append(copy)
         scale = self.loss_scale
         if scale is not None:
@@ -126,9 +126,9 @@ class StepEnd:
         for part in self.parts:
             for name in part.gradients:
                 alone = self.options.replicas == 1
-                held = accumulator(name)
-                found[held] = Variable(
-                    held,
+                total = accumulator(name)
+                found[total] = Variable(
+                    total,
                     self.summed_as[name],
                     "accumulator",
                     part.ipu,
@@ -232,9 +232,9 @@ class StepEnd:
         ipu, type_ = self.owners[parameter], self.types[parameter]
         scalar = spec.shape == "scalar"
         groups = None if scalar else self.options.replica_groups.get(parameter)
-        held = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
+        of_state = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
         name = _state_name(index, ipu, parameter, spec)
-        return Variable(name, held, "state", ipu, groups=groups)
+        return Variable(name, of_state, "state", ipu, groups=groups)
 
 
 def emit_traced(end: StepEnd) -> TracedEnd | None:

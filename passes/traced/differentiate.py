@@ -22,20 +22,8 @@ from ipu_dynamo.capture.capture import (
     WANTED_GRADIENTS,
     Capture,
     OutputRole,
-    Placeholder,
-    unused,
 )
-from ipu_dynamo.capture.private.aot import (
-    BackwardTokenAOTInput,
-    ForwardTokenAOTInput,
-    ForwardTokenAOTOutput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-    export_joint,
-)
+from ipu_dynamo.capture.private.aot import export_joint
 from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import hold_bodies
@@ -44,6 +32,7 @@ from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
+from ipu_dynamo.passes.traced.describe_joint import describe
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
 from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import lengthen
 from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import left_out, shorten
@@ -126,7 +115,7 @@ class Differentiate:
         loss, differentiable = capture.loss, dict[str, None]()
         before = _leading_to(loss) if loss is not None else set()
         joint = _export(capture, differentiable)
-        _describe(capture, joint, names)
+        describe(capture, joint, names)
         if capture.training and not self.may_train_nothing:
             _check_gradients(capture)
         trained = [role.name for role in capture.outputs if role.kind == "gradient"]
@@ -246,41 +235,6 @@ def _joint(
             ) from error
 
 
-def _describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:
-    """Move `capture` to the new graph, with roles read from AOTAutograd's descriptors."""
-    roles = {role.name: role for role in capture.placeholders}
-    placeholders = []
-    for node in joint.graph.find_nodes(op="placeholder"):
-        source = node.meta["desc"]
-        if isinstance(source, PlainAOTInput):
-            placeholders.append(roles[names[source.idx]])
-        elif isinstance(source, TangentAOTInput):
-            placeholders.append(Placeholder(unused("tangent", capture.placeholders), "tangent"))
-        elif isinstance(source, ForwardTokenAOTInput | BackwardTokenAOTInput):
-            placeholders.append(Placeholder("token", "token"))
-        else:
-            raise CompileError(f"an input of kind {source!r} has no meaning here", node=node)
-    (result,) = joint.graph.find_nodes(op="output")
-    nodes: list[fx.Node | None] = []
-    outputs: list[OutputRole] = []
-    values: dict[int, fx.Node | None] = {}
-    for value, target in zip(result.args[0], result.meta["desc"], strict=True):
-        role = _output_role(target, names)
-        if isinstance(role, int):
-            values[role] = value
-        elif role is not None and isinstance(value, fx.Node):
-            _refuse_change(role, roles, value)
-            _refuse_shared_memory(role, capture, value)
-            nodes.append(value)
-            outputs.append(role)
-    first = 1 if capture.training else 0
-    for index, role in enumerate(capture.outputs[first:]):
-        nodes.append(values[index + first])
-        outputs.append(role)
-    capture.graph, capture.placeholders = joint, tuple(placeholders)
-    capture.set_returned(nodes, outputs)
-
-
 def _check_gradients(capture: Capture) -> None:
     if any(role.kind == "gradient" for role in capture.outputs):
         return
@@ -290,57 +244,3 @@ def _check_gradients(capture: Capture) -> None:
         hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
         id="gradient",
     )
-
-
-def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
-    """What an output is; an int for the n-th value that the replayed graph returned."""
-    if isinstance(target, PlainAOTOutput):
-        return int(target.idx)
-    if isinstance(target, InputMutationAOTOutput):
-        return OutputRole("mutation", names[_index(target.mutated_input)])
-    if isinstance(target, GradAOTOutput):
-        return OutputRole("gradient", names[_index(target.grad_of)])
-    if target is None or isinstance(target, ForwardTokenAOTOutput):
-        return None
-    raise CompileError(f"an output of kind {target!r} has no meaning here")
-
-
-def _index(source: Any) -> int:
-    """Position of an input among those that the replayed graph takes."""
-    assert isinstance(source, PlainAOTInput), f"the replay takes plain inputs, not {source!r}"
-    return source.idx
-
-
-def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.Node) -> None:
-    if role.kind != "mutation":
-        return
-    if roles[role.name].kind == "constant":
-        raise CompileError(
-            f"forward changes the tensor {role.name} in place, which is neither an input nor "
-            f"registered in the model",
-            node=value,
-            hint="make it a buffer with register_buffer, or pass it as an input",
-            id="in-place",
-        )
-    if roles[role.name].trainable:
-        raise CompileError(
-            f"forward changes parameter {role.name} in place, which the optimiser updates",
-            node=value,
-            hint="make it a buffer, or change it outside the model",
-            id="in-place",
-        )
-
-
-def _refuse_shared_memory(role: OutputRole, capture: Capture, value: fx.Node) -> None:
-    """Raise for a changed buffer in whose memory another tensor lies: each would have its own."""
-    if role.kind != "mutation" or role.name not in capture.tensors:
-        return
-    memory = capture.tensors[role.name].untyped_storage().data_ptr()
-    for name, tensor in capture.tensors.items():
-        if name != role.name and memory and tensor.untyped_storage().data_ptr() == memory:
-            raise CompileError(
-                f"forward changes {role.name}, which shares its memory with {name}",
-                node=value,
-                hint="register one of them, and take the other from it as a view in forward",
-                id="in-place",
-            )

@@ -14,18 +14,18 @@ def packing(run: Stage, packed: Sequence[Packed]) -> Stage:
 
     Each weight that it is called with is packed once, and again when it has been written.
     """
-    held: dict[tuple[int, int], tuple[Tensor, int, Tensor]] = {}
+    packings: dict[tuple[int, int], tuple[Tensor, int, Tensor]] = {}
 
     def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
         further = []
         for one in packed:
             weight = arguments[one.source]
             key, version = (id(weight), one.rows), weight._version
-            known = held.get(key)
-            if known is None or known[1] != version:
-                known = weight, version, onednn_pack(weight.contiguous(), one.rows)
-                held[key] = known  # it keeps the weight, too, so that no other gets its id
-            further.append(known[2])
+            entry = packings.get(key)
+            if entry is None or entry[1] != version:
+                entry = weight, version, onednn_pack(weight.contiguous(), one.rows)
+                packings[key] = entry  # it keeps the weight, too, so that no other gets its id
+            further.append(entry[2])
         return run([*arguments, *further])
 
     return stage

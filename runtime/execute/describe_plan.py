@@ -34,7 +34,8 @@ def plan_of(
         now = form.now
         writer = TaskWriter(now.binding, [now.instructions])
         (lines,) = writer.texts()
-        new = f"variables become what r{now.made} and those behind it hold, which is the commit"
+        first = now.first_new
+        new = f"variables become what r{first} and those behind it hold, which is the commit"
         return HostPlan(
             engine.name, kinds, threads, now.host.decisions, _recipes(now.binding),
             _names(now.binding), (("fused step", (*lines, new)),), (), (), (), "",

@@ -33,7 +33,7 @@ class FusedFunction:
 
     Args:
         task: takes variables, hyperparameters and what is received from registers, in this order,
-            and leaves the new values of those that change in the registers from `made` on.
+            and leaves the new values of those that change in the registers from `first_new` on.
         homes: the tensors of the variables that change.
         constants: those of the variables that do not.
         blank: for the registers behind the hyperparameters.
@@ -45,7 +45,7 @@ class FusedFunction:
     stage: Stage
     call: Call
     task: Task
-    made: int
+    first_new: int
     homes: list[Tensor]
     constants: list[Tensor]
     blank: list[None]
@@ -81,7 +81,7 @@ class FusedStep:
         self._signals = DeferredSignals()
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._functions: dict[Zeros, FusedFunction] = {}
-        self._given: Sequence[Sequence[float]] = []  # the hyperparameters of `_now`
+        self._last: Sequence[Sequence[float]] = []  # the hyperparameters of `_now`
         self._hyperparameters: list[Tensor] = []
         self._now: FusedFunction | None = None
 
@@ -98,7 +98,7 @@ class FusedStep:
 
     def prepare(self, hyperparameters: Hyperparameters) -> FusedFunction:
         """The function for these hyperparameters, compiled if there was none like them before."""
-        if self._now is not None and hyperparameters == self._given:
+        if self._now is not None and hyperparameters == self._last:
             return self._now
         values = [[float(number) for number in group] for group in hyperparameters]
         named = {
@@ -112,7 +112,7 @@ class FusedStep:
         self._now = self._functions[zeros]
         wanted = self._now.fused.hyperparameters
         self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
-        self._given = [tuple(group) for group in hyperparameters]
+        self._last = [tuple(group) for group in hyperparameters]
         return self._now
 
     def __call__(
@@ -141,15 +141,15 @@ class FusedStep:
         if timeline is not None:
             task = _recorded(task, timeline, now.call)
         received, sent, times = streams.received, streams.sent, streams.times
-        size, first = len(homes), now.made
+        size, first = len(homes), now.first_new
         end = first + size
         registers = now.binding.registers
 
         def read(name: str, replica: int) -> Tensor:
             if name not in registers:
                 return storage.tensor(name, replica)
-            held: Tensor = frame[registers[name]]
-            return held
+            value: Tensor = frame[registers[name]]
+            return value
 
         try:
             for step in range(steps):
@@ -234,10 +234,10 @@ class FusedStep:
         def failed(
             number: int, error: Exception, arguments: Sequence[Any] | None, step: int
         ) -> Exception:
-            known: Mapping[str, Tensor] = dict(zip(names, arguments or (), strict=False))
+            by_name: Mapping[str, Tensor] = dict(zip(names, arguments or (), strict=False))
             storage = self._storage
-            given = [known[n] if n in known else storage.tensor(n) for n in call.arguments]
-            return explain(error, call, function, given, step)
+            tensors = [by_name[n] if n in by_name else storage.tensor(n) for n in call.arguments]
+            return explain(error, call, function, tensors, step)
 
         return failed
 

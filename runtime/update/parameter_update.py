@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import foreach_add_, foreach_zero_
+from ipu_dynamo.ops.private.native import foreach_add_
 from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
 from ipu_dynamo.runtime.update.adam_update import AdamUpdate
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
@@ -28,9 +28,8 @@ class ParameterUpdate:
         parameters, gradients: aligned lists. A parameter whose gradient is None is left alone,
             and so are its states. A call overwrites the gradients.
         states: for every state of the rule, by its name, a list aligned with `parameters`;
-            `runtime.update_tensors.new_states` makes them.
+            `new_states` of `update_tensors.py` makes them.
         scale: what the gradients are divided by; None for 1.
-        zero_gradients: set the gradients to zero afterwards.
         rounding: how half parameters are written; None rounds to the nearest.
 
     Raises:
@@ -45,7 +44,6 @@ class ParameterUpdate:
         states: Mapping[str, Sequence[Tensor]],
         *,
         scale: GradientScale | None = None,
-        zero_gradients: bool = False,
         rounding: StochasticRounding | None = None,
     ) -> None:
         divisor = None if scale is None else scale.tensor
@@ -56,8 +54,6 @@ class ParameterUpdate:
         steps = [step for batch in self._batches for step in batch.states.get("step", [])]
         self._count = _counting(distinct(steps))
         self._values: list[float] = []
-        live = [g.detach() for g in gradients if g is not None]
-        self._zeroed = live if zero_gradients else []
 
     def __call__(self, values: Sequence[float]) -> None:
         """Make a step with `values`, the numbers of `rule.hyperparameters` in that order.
@@ -66,7 +62,6 @@ class ParameterUpdate:
         """
         self.prepare(values)
         self.write()
-        self.clear()
 
     def prepare(self, values: Sequence[float]) -> None:
         """Do what a step can do before it writes parameters or states."""
@@ -80,11 +75,6 @@ class ParameterUpdate:
         for part, batch in zip(self._parts, self._batches, strict=True):
             part(*self._values)
             batch.store()
-
-    def clear(self) -> None:
-        """Set the gradients to zero, if that is wanted."""
-        if self._zeroed:
-            foreach_zero_(self._zeroed)
 
     def reload(self) -> None:
         """Take notice that the states were overwritten, by a checkpoint for instance."""

@@ -130,7 +130,7 @@ def _is_small(of: ConvolutionShape) -> bool:
 
 
 def apply(function: Function, chosen: Collection[fx.Node]) -> Function:
-    """`function` with convolutions computed by matmuls of matrices."""
+    """`function` with convolutions computed by matmuls of patches."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     gradients: dict[fx.Node, list[fx.Node | None]] = {}
     for node in function.graph.graph.nodes:

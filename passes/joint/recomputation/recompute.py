@@ -155,7 +155,7 @@ def _best_cut(
 
 
 def _counts(most: int) -> Iterator[int]:
-    """Hyperparameters up to `most`, a quarter apart: 0, 1, 2, 3, 4, 5, 6, 8, 10, ..."""
+    """Numbers up to `most`, a quarter apart: 0, 1, 2, 3, 4, 5, 6, 8, 10, ..."""
     count = 0
     while count < most:
         yield count

@@ -121,7 +121,6 @@ class _Plan:
 
     def __init__(self, joint: JointBody, fixed: set[fx.Node]) -> None:
         self.fixed = fixed
-        self.behind = set(joint.tangents.values())
         self.computed: set[fx.Node] = set()
         self.kept: set[fx.Node] = set()
         self.reached: set[fx.Node] = set()

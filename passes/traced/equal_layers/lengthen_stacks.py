@@ -82,10 +82,10 @@ def lengthen(
         [tuple(at[node] for node in stack[index].inputs) for index in kept_layers(stack)]
         for stack in stacks
     ]
-    found = joint_stacks(joint.graph, labels, inputs)
-    if found is None:
+    proven = joint_stacks(joint.graph, labels, inputs)
+    if proven is None:
         return None
-    return _Lengthening(joint, shortened, stacks, found, labels, placeholders, values).module()
+    return _Lengthening(joint, shortened, stacks, proven, labels, placeholders, values).module()
 
 
 def _moved(target: object, places: Sequence[int]) -> Any:
@@ -124,13 +124,13 @@ class _Lengthening:
         joint: fx.GraphModule,
         shortened: Shortened,
         stacks: Sequence[Stack],
-        found: Sequence[JointStack],
+        proven: Sequence[JointStack],
         labels: Mapping[fx.Node, Label],
         placeholders: Sequence[fx.Node],
         values: Sequence[Tensor],
     ) -> None:
         self.joint, self.shortened, self.labels = joint, shortened, labels
-        self.stacks, self.found = stacks, found
+        self.stacks, self.proven = stacks, proven
         self.placeholders, self.values = placeholders, values
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}  # of nodes of the joint graph
@@ -139,7 +139,7 @@ class _Lengthening:
         self.whole = [_Copies({}, {}, {}) for _ in stacks]
         self.place = {  # of every joint operator in a stack: which, backward, layer that stays
             node: (number, backward, layer)
-            for number, stack in enumerate(found)
+            for number, stack in enumerate(proven)
             for backward, layers in enumerate((stack.forward, stack.backward))
             for layer, nodes in enumerate(layers)
             for node in nodes
@@ -176,7 +176,7 @@ class _Lengthening:
             for number, stack in enumerate(self.stacks)
             for index in left_out(stack)
             for node, stay_node in zip(
-                stack[index].inputs, self.found[number].inputs[SECOND], strict=True
+                stack[index].inputs, self.proven[number].inputs[SECOND], strict=True
             )
         }
         for index, (node, value) in enumerate(zip(self.placeholders, self.values, strict=True)):
@@ -200,20 +200,20 @@ class _Lengthening:
         place = self.place.get(node)
         if place is None or reader is None or reader[0] != place[0]:
             return self.copies[node]
-        (number, backward, made), read_by = place, reader[2]
-        out, found = left_out(self.stacks[number]), self.found[number]
-        if backward and (made, read_by) == (THIRD, SECOND):
-            return self.whole[number].backward[out.start][found.backward[THIRD].index(node)]
-        if not backward and (made, read_by) == (SECOND, THIRD):
-            return self.whole[number].forward[out.stop - 1][found.forward[SECOND].index(node)]
+        (number, backward, layer), read_by = place, reader[2]
+        out, proven = left_out(self.stacks[number]), self.proven[number]
+        if backward and (layer, read_by) == (THIRD, SECOND):
+            return self.whole[number].backward[out.start][proven.backward[THIRD].index(node)]
+        if not backward and (layer, read_by) == (SECOND, THIRD):
+            return self.whole[number].forward[out.stop - 1][proven.forward[SECOND].index(node)]
         return self.copies[node]
 
     def _insert(self, number: int, backward: bool) -> None:
         """Copy the layer that came last as often as layers were left out behind it."""
-        stack, found, whole = self.stacks[number], self.found[number], self.whole[number]
+        stack, proven, whole = self.stacks[number], self.proven[number], self.whole[number]
         last, after = (THIRD, SECOND) if backward else (SECOND, THIRD)
-        layers = found.backward if backward else found.forward
-        addresses, steps = found.addresses(last), _steps(layers[last], layers[after])
+        layers = proven.backward if backward else proven.forward
+        addresses, steps = proven.addresses(last), _steps(layers[last], layers[after])
         template = stack[kept_layers(stack)[last]]
         out = left_out(stack)
         for index in reversed(out) if backward else out:
@@ -250,11 +250,11 @@ class _Lengthening:
             position = {node: index for index, node in enumerate(self.placeholders)}
             pairs = list(zip(values[-count:], targets[-count:], strict=True))
             gradients = dict(zip(self.shortened.inputs, pairs, strict=True))
-            for stack, found, whole in zip(self.stacks, self.found, self.whole, strict=True):
+            for stack, proven, whole in zip(self.stacks, self.proven, self.whole, strict=True):
                 template = [position[node] for node in stack[kept_layers(stack)[SECOND]].inputs]
                 for layer in left_out(stack):
                     for node, place, like in zip(
-                        stack[layer].inputs, found.gradients, template, strict=True
+                        stack[layer].inputs, proven.gradients, template, strict=True
                     ):
                         index = position[node]
                         value = None if place is None else whole.backward[layer][place]

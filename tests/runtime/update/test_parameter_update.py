@@ -44,10 +44,10 @@ def train(rule: Rule, values, dtype=torch.float32, *, scale=None, steps=STEPS):
     parameters = random_tensors(0, dtype)
     gradients = [torch.zeros_like(p) for p in parameters]
     states = new_states(rule, parameters)
-    update = ParameterUpdate(rule, parameters, gradients, states, scale=scale, zero_gradients=True)
+    update = ParameterUpdate(rule, parameters, gradients, states, scale=scale)
     for step in range(steps):
         for accumulator, gradient in zip(gradients, random_tensors(step + 1, dtype), strict=True):
-            accumulator += gradient
+            accumulator.copy_(gradient)
         update(values(step))
     return parameters, states
 
@@ -385,7 +385,7 @@ def test_divisor_follows_the_loss_scale():
     weight, gradient, loss_scale = torch.zeros(3), torch.ones(3), torch.ones(())
     scale = GradientScale(2.0, factors=[loss_scale])
     scale.follow()
-    update = ParameterUpdate(SGD(), [weight], [gradient], {}, scale=scale, zero_gradients=True)
+    update = ParameterUpdate(SGD(), [weight], [gradient], {}, scale=scale)
     update((1.0, 0.0, 0.0, 0.0))
     gradient.fill_(1.0)
     loss_scale *= 2
@@ -439,9 +439,7 @@ def test_parameters_without_gradient_and_their_states_stay():
 @pytest.mark.parametrize("gradients", [[], [None, None]])
 def test_nothing_to_update_is_no_error(rule, gradients):
     parameters = [torch.ones(2) for _ in gradients]
-    update = ParameterUpdate(
-        rule, parameters, gradients, new_states(rule, parameters), zero_gradients=True
-    )
+    update = ParameterUpdate(rule, parameters, gradients, new_states(rule, parameters))
     update((0.1, 0.9, 0.9, 0.1, 0.1)[: len(rule.hyperparameters)])
     assert all(torch.equal(p, torch.ones(2)) for p in parameters)
 
@@ -453,16 +451,6 @@ def test_updates_parameters_that_require_gradients_in_place():
     assert weight.tolist() == [0.0] * 3
     assert weight.data_ptr() == address
     assert weight.is_leaf
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float64: through a buffer
-def test_gradients_are_zeroed_only_when_asked(dtype):
-    for zero in (False, True):
-        gradient = torch.ones(3, dtype=dtype)
-        ParameterUpdate(SGD(), [torch.ones(3)], [gradient], {}, zero_gradients=zero)(
-            (0.1, 0.0, 0.0, 0.0)
-        )
-        assert gradient.any() == (not zero)
 
 
 def test_reload_notices_states_that_were_overwritten():
