@@ -1,4 +1,4 @@
-"""Frame what `fit`, `evaluate` and `predict` have in common: data that is closed, one pass over it."""
+"""Frame what `fit`, `evaluate` and `predict` have in common: data that is closed, one pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

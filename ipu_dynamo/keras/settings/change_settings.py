@@ -12,7 +12,6 @@ from ipu_dynamo.keras.settings.enumerations import (
 from ipu_dynamo.keras.settings.notices import notice
 
 
-
 class _Default(str):
     """A default, which a call that writes the same text does not give."""
 

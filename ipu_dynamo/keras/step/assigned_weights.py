@@ -56,9 +56,7 @@ def check_assignment(variable: StepVariable, kind: Kind, shape: CallShape | None
     raise CompileError(f"{who} assigns {path}, a trainable variable, {problem}", hint=hint)
 
 
-def _why_not(
-    variable: StepVariable, kind: Kind, shape: CallShape | None
-) -> tuple[str, str] | None:
+def _why_not(variable: StepVariable, kind: Kind, shape: CallShape | None) -> tuple[str, str] | None:
     if kind != "fit":
         return f"in {kind}", "assign it in training only, or make it with trainable=False"
     if variable.role != "trained":

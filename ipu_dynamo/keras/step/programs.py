@@ -55,7 +55,7 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
         batch: `x`, or a tuple `(x, y, sample_weight)` of which some may be missing or None.
         shape: as `call_shape` gives it.
     """
-    batch = _normal(batch)
+    batch = keras.utils.unpack_x_y_sample_weight(batch)
     build_for(model, batch, compiled=kind != "predict")
     plan = stage_plan(model, batch[0], training=kind == "fit")
     if (plan is not None) != shape.pipelined:  # a subclass may tell of its stages in `call` only
@@ -91,10 +91,6 @@ def _notice_moving_statistics(model: Any) -> None:
         notice(state_of(model).notices, "moving statistics", text)
 
 
-def _normal(batch: Any) -> Any:
-    return keras.utils.unpack_x_y_sample_weight(batch)
-
-
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
@@ -126,7 +122,9 @@ class StepProgram:
         present = origin_of(self.model, self.kind, self._list_variables())
         return self._origin.is_same(present)
 
-    def run(self, batches: Sequence[Any], on_step: OnStep | None = None) -> list[Sequence[Results]]:
+    def run(
+        self, batches: Sequence[Any], on_step: OnStep | None = None
+    ) -> Sequence[Sequence[Results]]:
         """Run one execution.
 
         Args:
@@ -137,7 +135,7 @@ class StepProgram:
         Returns:
             For each step the results of every replica: logs by name, or outputs.
         """
-        inputs = self._buffers.filled([_normal(batch) for batch in batches])
+        inputs = self._buffers.filled(batches)
         send = None if on_step is None else self._sender(on_step)
         with self._exchanged():
             results = self._program(*inputs, on_send=send)
@@ -188,8 +186,7 @@ class StepProgram:
     def _compile(self, batch: Any) -> CompiledModel:
         """Compile; again for all that only a trace tells: a draw without a seed needs a generator
         of its stage, and a weight that is assigned what tells the update of its value."""
-        rows = [batch] * (self.shape.steps * self.shape.replicas)
-        inputs = self._buffers.filled(rows)
+        inputs = self._buffers.filled([batch] * (self.shape.steps * self.shape.replicas))
         while True:
             module = self._module()
             program = self._core_program(module)

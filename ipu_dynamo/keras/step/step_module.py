@@ -122,9 +122,9 @@ class StepModule(nn.Module):
 
     def held(self, variable: StepVariable) -> Tensor:
         """The tensor of a variable; a stand-in while the module is traced."""
-        return self._named(variable.name)
+        return self._called(variable.name)
 
-    def _named(self, name: str) -> Tensor:
+    def _called(self, name: str) -> Tensor:
         owner, last = self._owner(name), name.split(".")[-1]
         tensor = owner._parameters.get(last)
         return owner._buffers[last] if tensor is None else tensor  # type: ignore[return-value]
@@ -202,7 +202,7 @@ class StepModule(nn.Module):
         for variable, name in self._receivers.items():
             new = mapping[id(variable.variable)]
             if new is not present[variable]:
-                self._received[variable] = received(self._named(name), new)
+                self._received[variable] = received(self._called(name), new)
                 present[variable] = new
 
     def _assign_weight(self, variable: Any) -> Tensor:

@@ -48,9 +48,9 @@ class _AtValue(torch.autograd.Function):
     """A value whose gradient is that of a weight."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, value: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, weight: Tensor, value: Tensor) -> Tensor:
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None

@@ -107,9 +107,9 @@ class _Apply:
             new_weights, new_values = optimizer.stateless_apply(values, grads, present)
         changed: dict[str, Tensor] = {}
         for (_, name), old, new in zip(self._pairs(), present, new_weights, strict=True):
-            if name is not None and name in weights:
-                if new is not old or self._receivers.get(name) in gradients:
-                    changed[name] = new
+            is_new = new is not old or self._receivers.get(name or "") in gradients
+            if name is not None and name in weights and is_new:
+                changed[name] = new
         new_states: dict[str, Tensor] = {}
         for variable, old, new in zip(optimizer.variables, values, new_values, strict=True):
             if new is old:

@@ -49,17 +49,13 @@ def test_no_gradient_goes_through_an_assignment(conditional: bool) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def spectral(optimizer: Any = None, *, steps: int = 1, zero: bool = False) -> Any:
-    """Kernels and an embedding that are normalised in each step of training."""
+def spectral(optimizer: Any = None, *, steps: int = 1) -> Any:
+    """Kernels that are normalised in each step of training, the second once it is not zero."""
     keras.utils.set_random_seed(1)
     norm = L.SpectralNormalization
-    start = "zeros" if zero else "glorot_uniform"
     layers = [
-        L.Reshape((4, 1)),
-        norm(L.Conv1D(3, 2, kernel_regularizer="l2", name="conv"), power_iterations=2),
-        L.Flatten(),
-        norm(L.Dense(3, activation="tanh", name="inner", kernel_initializer=start)),
-        L.Dense(2),
+        norm(L.Dense(3, kernel_regularizer="l2", name="outer"), power_iterations=2),
+        norm(L.Dense(2, name="inner", kernel_initializer="zeros")),
     ]
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(optimizer or keras.optimizers.SGD(0.1), "mse", steps_per_execution=steps)
@@ -67,12 +63,13 @@ def spectral(optimizer: Any = None, *, steps: int = 1, zero: bool = False) -> An
 
 
 OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
-    "averages": lambda: keras.optimizers.AdamW(
-        0.02, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2
+    "averages": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2
     ),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Adam(0.02), 4.0, dynamic_growth_steps=2
+        keras.optimizers.SGD(0.1, global_clipnorm=0.5, weight_decay=0.1),
+        4.0,
+        dynamic_growth_steps=2,
     ),
 }
 
@@ -87,6 +84,8 @@ def test_a_weight_that_a_step_assigns_trains_as_in_plain_keras(name: str) -> Non
     with IPUStrategy().scope():
         model = spectral(OPTIMIZERS[name](), steps=3)
         model.fit(X, y, batch_size=2, shuffle=False, verbose=0)
+        logs = model.evaluate(X, Y, batch_size=2, verbose=0)
+    assert logs == pytest.approx(plain.evaluate(X, Y, batch_size=2, verbose=0), rel=1e-5)
     assert len(plain.variables) == len(model.variables)
     for a, b in zip(model.variables, plain.variables, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=a.path)
@@ -94,24 +93,12 @@ def test_a_weight_that_a_step_assigns_trains_as_in_plain_keras(name: str) -> Non
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=a.path)
 
 
-def test_a_kernel_of_zeros_stays_until_the_first_update() -> None:
-    plain = spectral(zero=True)
-    plain.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
-    with IPUStrategy().scope():
-        model = spectral(steps=3, zero=True)
-        model.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
-        logs = model.evaluate(X, Y, batch_size=2, verbose=0)
-    for a, b in zip(model.variables, plain.variables, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=a.path)
-    assert logs == pytest.approx(plain.evaluate(X, Y, batch_size=2, verbose=0), rel=1e-5)
-
-
 def test_a_weight_is_assigned_in_its_own_stage() -> None:
     plain = spectral()
     plain.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
     with IPUStrategy(2).scope():
         model = spectral(steps=3)
-        model.set_pipeline_stage_assignment([0, 0, 0, 1, 1])
+        model.set_pipeline_stage_assignment([0, 1])
         model.set_pipelining_options(pipeline_schedule="Sequential")
         model.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
     for a, b in zip(model.variables, plain.variables, strict=True):
@@ -164,7 +151,9 @@ def test_assignments_that_steps_would_not_see_are_refused(
         model = spectral(steps=3)
         model.set_gradient_accumulation_options(accumulation)
         before = model.get_weights()
-        message = rf"layer spectral_norm\w* \(SpectralNormalization\) assigns .*conv/kernel, .*{words}"
+        message = (
+            rf"layer spectral_norm\w* \(SpectralNormalization\) assigns .*outer/kernel, .*{words}"
+        )
         with pytest.raises(CompileError, match=message):
             model.fit(X, Y, batch_size=2, verbose=0)
         for a, b in zip(model.get_weights(), before, strict=True):
