@@ -70,7 +70,7 @@ def run_by_command(folder, tmp_path, **arrays):
 
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_an_export_gives_what_predict_does(name, pipelined, tmp_path):
+def test_an_export_gives_what_predict_does(name, pipelined, tmp_path, capsys):
     make, stages = CASES[name]
     x, folder = rows(), tmp_path / "exported"
     with IPUStrategy(1 + pipelined).scope():
@@ -80,6 +80,7 @@ def test_an_export_gives_what_predict_does(name, pipelined, tmp_path):
             assignment = fill(model.get_pipeline_stage_assignment(), stages)
             model.set_pipeline_stage_assignment(assignment)
         run = model.export_for_ipu_serving(folder, batch_size=BATCH)
+        assert capsys.readouterr().out == ""
         expected = model.predict(x, batch_size=BATCH, verbose=0)
     (output,) = run(x).values()
     np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)

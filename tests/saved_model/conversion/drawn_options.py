@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import SymInt, Tensor
+
 from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, gives_tensor
 from ipu_dynamo.saved_model.directory import SavedPrograms
@@ -96,7 +98,7 @@ class Drawn:
             options["batch_per_step"] = rng.randint(0, 3)
         if host:
             options["excluded_nodes"] = exactly(sorted(host))
-        if self._embeds and rng.random() < 0.5:
+        if self._embeds and rng.random() < 0.5 and (self._fixed or self._gives_rows(host)):
             return options | self._embedded_more(rng, options, host)
         if not host and rng.random() < 0.2:
             return options | {"no_ipu_placement": True, "num_ipus": rng.randint(1, 4)}
@@ -191,6 +193,14 @@ class Drawn:
                 head.add(name)
                 todo += by_name[name].reads
         return head if any(gives_tensor(g) for g in self._groups if g.name not in head) else set()
+
+    def _gives_rows(self, head: set[str]) -> bool:
+        """Whether all that others read of these nodes has in front the rows that calls choose."""
+        read = {n for g in self._groups if g.name not in head for n in g.reads}
+        edges = [g for g in self._groups if g.name in head & read]
+        values = [node.meta["val"] for group in edges for node in group.nodes]
+        shapes = [value.shape for value in values if isinstance(value, Tensor)]
+        return all(len(shape) and isinstance(shape[0], SymInt) for shape in shapes)
 
     def _gelus(self) -> Options:
         """The replacement of every GELU that is one node, if there are some."""
