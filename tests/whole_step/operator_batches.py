@@ -1,7 +1,8 @@
 """Compile PyTorch's operator database with Inductor, in programs of many samples each.
 
 A program that fails is cut in halves, until it is known which samples do not compile or compute
-something else.
+something else. At the end stands which operators of the programs ran without code of their own:
+in functions that run operator by operator, or because Inductor calls PyTorch for them.
 
 Usage: python -m tests.whole_step.operator_batches [NAME ...]
        [--samples N] [--every N] [--dtype D] [--size N] [--engine E]
@@ -11,13 +12,15 @@ import argparse
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import lowering
 
 import ipu_dynamo
+from ipu_dynamo.program.recipe import Recipe
 from tests.whole_step.database_runs import NotInEagerError
 from tests.whole_step.operator_database import (
     OPERATORS,
@@ -64,11 +67,16 @@ def compared(names: Sequence[str], dtype: str, count: int) -> Iterator[tuple[str
 
 
 def failures(
-    batch: Sequence[tuple[str, Scaled]], dtype: str, engine: str
+    batch: Sequence[tuple[str, Scaled]], dtype: str, engine: str, ran: "Counter[tuple[str, str]]"
 ) -> Iterator[tuple[str, str]]:
-    """The samples of a program that fail, and why."""
+    """The samples of a program that fail, and why.
+
+    Args:
+        ran: counts the operators of those that pass, and how they ran.
+    """
     try:
-        check_model(Several([copy.deepcopy(model) for _, model in batch]), dtype, engine)
+        step = check_model(Several([copy.deepcopy(model) for _, model in batch]), dtype, engine)
+        ran.update(how_ran(step.executable.host_program.recipes.values()))
     except Exception as error:
         if len(batch) == 1:
             text = " ".join(str(error).split())[:200]
@@ -76,8 +84,23 @@ def failures(
             return
         middle = len(batch) // 2
         yield from chain(
-            failures(batch[:middle], dtype, engine), failures(batch[middle:], dtype, engine)
+            failures(batch[:middle], dtype, engine, ran),
+            failures(batch[middle:], dtype, engine, ran),
         )
+
+
+def how_ran(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
+    """How each operator of functions runs here, and its name."""
+    for recipe in recipes:
+        if recipe.parts is not None:
+            yield from how_ran(part.recipe for part in recipe.parts.parts)
+            continue
+        for node in recipe.lowered.operators:
+            called = node.target in lowering.fallbacks
+            ways = {"eager": "operator by operator", "inductor": "called by Inductor"}
+            way = ways[recipe.engine] if called or recipe.engine == "eager" else "compiled"
+            yield way, str(node.target)
+        yield from how_ran(recipe.bodies)
 
 
 def main() -> None:
@@ -94,12 +117,16 @@ def main() -> None:
     names = arguments.names or names_with(arguments.dtype)[:: arguments.every]
     pairs = compared([n for n in names if n not in REFUSED], arguments.dtype, arguments.samples)
     counts: Counter[str] = Counter()
+    ran: Counter[tuple[str, str]] = Counter()
     while batch := list(islice(pairs, arguments.size)):
-        failed = list(failures(batch, arguments.dtype, arguments.engine))
+        failed = list(failures(batch, arguments.dtype, arguments.engine, ran))
         for name, text in failed:
             print(f"{arguments.dtype} {name}: {text}", flush=True)
         counts += Counter(passed=len(batch) - len(failed), failed=len(failed))
         print(f"{dict(counts)}", flush=True)
+    for way in sorted({way for way, _ in ran}):
+        of = sorted(name for other, name in ran if other == way)
+        print(f"{way}: {len(of)} operators" + ("" if way == "compiled" else f": {' '.join(of)}"))
 
 
 if __name__ == "__main__":

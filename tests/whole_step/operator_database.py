@@ -100,8 +100,8 @@ def checks(name: str, dtype: str, count: int) -> Iterator[Callable[[], None]]:
     yield from (partial(check_model, model, dtype) for model in models)
 
 
-def check_model(model: nn.Module, dtype: str, engine: str = "eager") -> None:
-    """Compare a step of a model, which has `tensors`, with plain PyTorch's."""
+def check_model(model: nn.Module, dtype: str, engine: str = "eager") -> ipu_dynamo.CompiledModel:
+    """Compare a step of a model, which has `tensors`, with plain PyTorch's; what was compiled."""
     plain = copy.deepcopy(model)
     expected = plain_step(plain)
     step = ipu_dynamo.compile_training(
@@ -109,6 +109,7 @@ def check_model(model: nn.Module, dtype: str, engine: str = "eager") -> None:
     )
     values = step(*[tensor.clone() for tensor in model.tensors])
     compare((values, _weights(model)), (expected, _weights(plain)), dtype)
+    return step
 
 
 def _weights(model: nn.Module) -> list[Tensor]:

@@ -34,7 +34,7 @@ def test_what_lies_otherwise_is_no_row(what):
     others = {
         "order": tensors[::-1],
         "gap": [tensors[0], tensors[2]],
-        "memory": [tensors[0], torch.zeros(2, 3)],
+        "memory": [tensors[0], zeros_in_a_row([torch.empty(2, 3)] * 2, torch.float32)[1]],
         "layout": [tensors[0].t(), tensors[1]],
         "dtype": [tensors[0], tensors[1].view(torch.int32)],
     }
