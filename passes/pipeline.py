@@ -90,6 +90,7 @@ from ipu_dynamo.passes.traced.call_recurrent_layers import CallRecurrentLayers
 from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
+from ipu_dynamo.passes.traced.defer_writes import DeferWrites
 from ipu_dynamo.passes.traced.differentiate import Differentiate
 from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants
@@ -165,6 +166,7 @@ def traced_passes(
         TagConvolutionGroups(),
         *cutting,
         Placement(strategy, count),
+        DeferWrites(options.gradient_accumulation if training else 1),
         IdentityLoss(loss),
         PrepareBodies((CheckTypes(), WriteUnderMask(), NarrowTypes(options.narrow), *_NESTED)),
         WriteUnderMask(),

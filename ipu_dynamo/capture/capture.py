@@ -33,11 +33,17 @@ PlaceholderKind = Literal[
     "whole",  # the same for all micro-batches of a call
     "random_key",
     "replica",  # which replica it is
+    "accumulation",  # the weight of a micro-batch in a mean of those so far
     "loss_scale",  # the factor on the loss, where it may change
     "tangent",
     "token",  # orders operators with an effect; a check needs none
 ]
-STREAMED = ("input", "random_key", "replica")  # kinds that come anew to every micro-batch
+STREAMED = (
+    "input",
+    "random_key",
+    "replica",
+    "accumulation",
+)  # kinds that come anew to every micro-batch
 OutputKind = Literal["value", "mutation", "gradient", "count"]
 
 

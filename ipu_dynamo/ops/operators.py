@@ -28,6 +28,7 @@ import ipu_dynamo.ops.marks.markers
 import ipu_dynamo.ops.marks.overlap
 import ipu_dynamo.ops.marks.print_tensor
 import ipu_dynamo.ops.marks.serialized
+import ipu_dynamo.ops.marks.step_end
 import ipu_dynamo.ops.onednn
 import ipu_dynamo.ops.precision.float_check
 import ipu_dynamo.ops.precision.half_partial_sums

@@ -32,7 +32,12 @@ _FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, no
 
 def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
     """The streams to the IPUs; `received` are those that something reads."""
-    sources = {"input": "host", "random_key": "random", "replica": "replica"}
+    sources = {
+        "input": "host",
+        "random_key": "random",
+        "replica": "replica",
+        "accumulation": "accumulation",
+    }
     streams = [
         Input(
             role.name,
@@ -43,7 +48,7 @@ def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
         for node, role in capture.roles().items()
         if role.kind in sources
     ]
-    if ACCUMULATION_WEIGHT in received:
+    if ACCUMULATION_WEIGHT in received and ACCUMULATION_WEIGHT not in {s.name for s in streams}:
         weight = TensorType(torch.float32, ())
         streams.append(Input(ACCUMULATION_WEIGHT, weight, "accumulation"))
     return streams

@@ -7,7 +7,8 @@ Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ from ipu_dynamo.passes.traced.describe_joint import describe
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
 from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import lengthen
 from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import left_out, shorten
+from ipu_dynamo.passes.traced.renew_changed import RenewingInterpreter, has_changed, owners
 from ipu_dynamo.passes.traced.write_under_mask import refuse_rows
 
 log = logging.getLogger(__name__)
@@ -45,16 +47,23 @@ class _Replay(nn.Module):
     """Run a traced graph so that AOTAutograd sees its nodes' annotations.
 
     When training, the scalar to differentiate comes first and nothing else carries gradients.
+
+    Args:
+        renew: values that are changed in place are renewed.
     """
 
-    def __init__(self, graph: fx.GraphModule, training: bool) -> None:
+    def __init__(self, graph: fx.GraphModule, training: bool, *, renew: bool = False) -> None:
         super().__init__()
         self.graph = module_of(graph.graph, graph)  # no constants made inputs
         self.training_pass = training
+        self.owners = owners(graph.graph) if renew else None
         self.differentiable: set[fx.Node] = set()  # whose value requires a gradient
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        results = _Interpreter(self.graph, self.differentiable).run(*tensors)
+        interpreter = _Interpreter(self.graph, self.differentiable)
+        if self.owners is not None:
+            interpreter = _Renewing(self.graph, self.differentiable, self.owners)
+        results = interpreter.run(*tensors)
         if not self.training_pass:
             return tuple(results)
         loss, *returned = results
@@ -75,6 +84,19 @@ class _Interpreter(FlowInterpreter):
             for name in sorted(node.meta.get(WANTED_GRADIENTS, ())):
                 result.register_hook(partial(_mark, name))
         return result
+
+
+class _Renewing(_Interpreter, RenewingInterpreter):
+    """Run a traced graph in the same way, and renew what is changed in place."""
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        differentiable: set[fx.Node],
+        owners: Mapping[fx.Node, fx.Node],
+    ) -> None:
+        RenewingInterpreter.__init__(self, graph, owners)
+        self._differentiable = differentiable
 
 
 def _mark(name: str, gradient: Tensor) -> Tensor:
@@ -176,12 +198,33 @@ def _export(capture: Capture, differentiable: dict[str, None]) -> fx.GraphModule
                 capture.placeholders, (node.meta["val"] for node in nodes), strict=True
             )
         ]
-    joint = _of_equal_layers(capture, differentiable, examples, mode)
-    if joint is None:
-        replay = _Replay(capture.graph, capture.training)
-        joint = _joint(capture, replay, examples, mode)
-        _note(capture.graph.graph, replay.differentiable, differentiable)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Error detected in", UserWarning)  # it is handled
+            joint = _of_equal_layers(capture, differentiable, examples, mode)
+            if joint is None:
+                joint = _of_all(capture, differentiable, examples, mode)
+    except CompileError as error:
+        if not has_changed(error.__cause__):
+            raise
+        log.debug("autograd reads a value that is changed in place: such values are renewed")
+        joint = _of_all(capture, differentiable, examples, mode, renew=True)
     hold_bodies(joint.graph)
+    return joint
+
+
+def _of_all(
+    capture: Capture,
+    differentiable: dict[str, None],
+    examples: Sequence[Tensor],
+    mode: FakeTensorMode,
+    *,
+    renew: bool = False,
+) -> fx.GraphModule:
+    """The joint graph, made of the whole traced one."""
+    replay = _Replay(capture.graph, capture.training, renew=renew)
+    joint = _joint(capture, replay, examples, mode)
+    _note(capture.graph.graph, replay.differentiable, differentiable)
     return joint
 
 

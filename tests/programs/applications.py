@@ -122,7 +122,10 @@ PROGRAMS = (
         _PICTURES,
         files=("custom_ops.so",),
         edits={
-            "configs/configs.yaml": {"NUM_WORKERS: 32": "NUM_WORKERS: 1"},
+            "configs/configs.yaml": {
+                "NUM_WORKERS: 32": "NUM_WORKERS: 1",
+                "NUM_LOCALREPLICA: 4": "NUM_LOCALREPLICA: 1",
+            },
             "dataset/build_ipu.py": {"rebatched_worker_size=1024": "rebatched_worker_size=8"},
         },
         pictures=tuple(f"x/train/{n % 2}/{n}.png" for n in range(32)),
@@ -140,8 +143,8 @@ PROGRAMS = (
         "speech/fastpitch/pytorch",
         "--checkpoint-dir out --epochs 1 -lr 0.1 -bs 1 --generated-data --optimizer lamb "
         "--gradient-accumulation 4 --num-dataloader-workers 1",
-        ("inflect", "unidecode"),
-        ("dllogger", "parselmouth", "librosa.filters", "librosa.util"),
+        ("unidecode",),
+        ("dllogger", "inflect", "parselmouth", "librosa.filters", "librosa.util"),
         edits={
             "common/tb_dllogger.py": {
                 "from torch.utils.tensorboard import": "from wandb import",
@@ -154,5 +157,59 @@ PROGRAMS = (
         "train --train_dataset.use_generated_data=True",
         ("fire", "termcolor"),
         ("torchaudio.compliance.kaldi", "editdistance"),
+        edits={
+            "configs/train.yaml": {
+                "output_size 256": "output_size 32",
+                "linear_units: 2048": "linear_units: 64",
+                "max_length 1220": "max_length 120",
+                "vocab_size 4233": "vocab_size 97",
+                "num_blocks: 12": "num_blocks: 4",
+                "num_blocks: 6": "num_blocks: 1",
+                "encoders__2.": "encoders__1.",
+                "encoders__6.": "encoders__2.",
+                "encoders__11.": "encoders__3.",
+                "gradient_accumulation: 72": "gradient_accumulation: 8",
+                "num_workers: 16": "num_workers: 1",
+                "  batch_size: 4": "  batch_size: 1",
+            }
+        },
+    ),
+    _application(
+        "mnist_poptorch_code_only.py",
+        "tutorials/simple_applications/pytorch/mnist",
+        "--epochs 1",
+        enough=10**6,
+    ),
+    _application(
+        "mnist_pipeline.py",
+        "tutorials/tutorials/pytorch/pipelining",
+        "--epochs 1 --batch-size 4 --offload-optimiser",
+        enough=10**6,
+    ),
+    _application(
+        "mnist_pipeline.py",
+        "tutorials/tutorials/pytorch/pipelining",
+        "--epochs 1 --strategy sharded",
+        enough=10**6,
+    ),
+    _application(
+        "octconv_example.py",
+        "tutorials/feature_examples/pytorch/octconv",
+        "--epochs 1 --conv-mode multi-octave --batches-per-step 4 --batch-size 4",
+        enough=10**6,
+    ),
+    _application(
+        "popdist_training.py",
+        "tutorials/feature_examples/pytorch/popdist",
+        "--epochs 1 --batch-size 4 --num-replicas 2 --dataloader-workers 1",
+        enough=10**6,
+    ),
+    _application(
+        "walkthrough_code_only.py",
+        "tutorials/tutorials/pytorch/basics",
+        "",
+        (),
+        ("matplotlib.pyplot",),
+        enough=4,
     ),
 )

@@ -60,7 +60,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        return " ".join((self.path, *self.arguments)) if not self.folder else self.path
+        return " ".join((self.path, *self.arguments))
 
     @property
     def claim(self) -> str:

@@ -38,6 +38,25 @@ class FashionMNIST(MNIST):
     """The same pictures."""
 
 
+class CIFAR10(torch.utils.data.Dataset[tuple[Any, int]]):
+    """Small pictures in colour, random ones, and their classes."""
+
+    LENGTH = 512
+
+    def __init__(
+        self, root: str, train: bool, download: bool, transform: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return self.LENGTH
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        own = torch.Generator().manual_seed(index)
+        picture = torch.randint(256, (32, 32, 3), dtype=torch.uint8, generator=own)
+        return self._transform(picture), index % CLASSES
+
+
 class Compose:
     def __init__(self, steps: list[Callable[[Any], Any]]) -> None:
         self._steps = steps
@@ -69,7 +88,8 @@ class ConvertImageDtype:
 
 class ToTensor:
     def __call__(self, picture: Tensor) -> Tensor:
-        return picture.unsqueeze(0).float() / 255
+        channels = picture.unsqueeze(0) if picture.dim() == 2 else picture.permute(2, 0, 1)
+        return channels.float() / 255
 
 
 class Normalize:
@@ -124,7 +144,7 @@ _TRANSFORMS = (Compose, ConvertImageDtype, Normalize, Resize, ToTensor)
 def install() -> None:
     """Let `import torchvision` find these."""
     parts = {
-        "datasets": {"MNIST": MNIST, "FashionMNIST": FashionMNIST},
+        "datasets": {c.__name__: c for c in (MNIST, FashionMNIST, CIFAR10)},
         "transforms": {c.__name__: c for c in _TRANSFORMS},
         "models": {"mobilenet_v2": mobilenet_v2},
     }

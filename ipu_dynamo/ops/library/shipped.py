@@ -9,6 +9,7 @@ from torch import Tensor
 from ipu_dynamo.ops.library.ctc_loss import ctc_loss_op
 from ipu_dynamo.ops.library.suppression import suppress_boxes
 from ipu_dynamo.ops.library.wrong_inputs import WrongInputs
+from ipu_dynamo.ops.marks.step_end import write_at_step_end
 
 _LIBRARY = "ai.graphcore"
 
@@ -33,6 +34,16 @@ def identity(x: Tensor, **_: Any) -> Tensor:
 def leaky_relu(x: Tensor, alpha: float = 0.01, **_: Any) -> Tensor:
     """`x`, but `alpha` times `x` where it is negative."""
     return torch.nn.functional.leaky_relu(x, alpha)
+
+
+def moving_average(weight: Tensor, average: Tensor, share: Tensor, **_: Any) -> Tensor:
+    """`share` of an average and the rest of a weight, which the average becomes once in a step."""
+    with torch.no_grad():
+        wide = torch.promote_types(average.dtype, torch.float32)
+        kept = share.reshape(()).to(wide)
+        value = (kept * average.to(wide) + (1 - kept) * weight.to(wide)).to(average.dtype)
+        write_at_step_end(average, value)
+    return value
 
 
 def ctc_loss_and_gradient(
@@ -69,5 +80,6 @@ SHIPPED: dict[tuple[str, str, int], Callable[..., Tensor | Sequence[Tensor]]] = 
     (_LIBRARY, "Nms", 1): suppress_boxes,
     ("custom.ops", "LeakyRelu", 1): leaky_relu,
     ("com.acme", "LeakyRelu", 1): leaky_relu,
+    ("com.acme", "ExpMovAvg", 1): moving_average,
 }
 COLLECTIVES = frozenset({"ReplicatedAllGather", "ReplicatedAllReduceTP", "ReplicatedAllToAll"})

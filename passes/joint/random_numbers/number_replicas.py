@@ -1,10 +1,11 @@
-"""Let the index of a replica come to it from the host.
+"""Let the index of a replica, and the weight of a micro-batch, come from the host.
 
-Before   %i: i64[] = ipu.replica_index()
-After    an input %replica_index, which is 0, 1, ... on each replica
+Before   %i: i64[] = ipu.replica_index();  %w: f32[] = ipu.accumulation_weight()
+After    an input %replica_index, which is 0, 1, ... on each replica, and %accumulation_weight,
+         which is 1, 1/2, 1/3, ... at the micro-batches of a step
 Keeps    everything else.
 Source   design of this project: a program is the same for every replica, and what tells them apart
-         is an input.
+         is an input, as is what tells micro-batches apart.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,23 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import REPLICA_INDEX, Capture, Placeholder
+from ipu_dynamo.capture.capture import (
+    ACCUMULATION_WEIGHT,
+    REPLICA_INDEX,
+    Capture,
+    Placeholder,
+    PlaceholderKind,
+)
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import bodies_of
+from ipu_dynamo.ops.marks.step_end import accumulation_weight_op
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.levels import Level
+
+_INPUTS: tuple[tuple[OpOverload, str, PlaceholderKind], ...] = (
+    (torch.ops.ipu.replica_index.default, REPLICA_INDEX, "replica"),
+    (accumulation_weight_op, ACCUMULATION_WEIGHT, "accumulation"),
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +43,7 @@ class NumberReplicas:
     needed: ClassVar[str] = "every replica would be number 0"
 
     def __call__(self, capture: Capture) -> bool:
-        graph = capture.graph.graph
-        for node in graph.nodes:
+        for node in capture.graph.graph.nodes:
             if any(_within(node)):
                 raise CompileError(
                     "the body of a loop or branch asks for the index of its replica",
@@ -38,20 +51,27 @@ class NumberReplicas:
                     hint="call ipu_dynamo.replica_index() before it, and give that as replica=",
                     id="operator",
                 )
-        target = torch.ops.ipu.replica_index.default
-        nodes = list(graph.find_nodes(op="call_function", target=target))
-        if not nodes:
-            return False
-        placeholders = capture.placeholder_nodes
-        with graph.inserting_after(placeholders[-1] if placeholders else None):
-            index = graph.placeholder(REPLICA_INDEX)
-        index.meta["val"] = nodes[0].meta["val"]
-        capture.placeholders = (*capture.placeholders, Placeholder(REPLICA_INDEX, "replica"))
-        for node in nodes:
-            node.replace_all_uses_with(index)
-            graph.erase_node(node)
-        capture.graph.recompile()
-        return True
+        inputs = [_as_input(capture, *rule) for rule in _INPUTS]
+        if any(inputs):
+            capture.graph.recompile()
+        return any(inputs)
+
+
+def _as_input(capture: Capture, operator: OpOverload, name: str, kind: PlaceholderKind) -> bool:
+    """Replace an operator by an input, if the graph has it."""
+    graph = capture.graph.graph
+    nodes = list(graph.find_nodes(op="call_function", target=operator))
+    if not nodes:
+        return False
+    placeholders = capture.placeholder_nodes
+    with graph.inserting_after(placeholders[-1] if placeholders else None):
+        value = graph.placeholder(name)
+    value.meta["val"] = nodes[0].meta["val"]
+    capture.placeholders = (*capture.placeholders, Placeholder(name, kind))
+    for node in nodes:
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
+    return True
 
 
 def _within(node: fx.Node) -> Iterator[bool]:

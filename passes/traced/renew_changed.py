@@ -1,0 +1,83 @@
+"""Run a traced graph with a new tensor for what changes in place a value that autograd has kept.
+
+Before   %r = aten.relu(%h);  %d = aten.mul_(%r, %mask)      the gradient of relu reads %r
+After    %r = aten.relu(%h);  %c = aten.clone(%r);  %d = aten.mul_(%c, %mask), and so for readers
+Keeps    values: whoever reads %r, or a view of it, behind the change reads the changed one.
+Source   PopTorch, whose tensors have one value each: a change in place is a new tensor there.
+
+PyTorch refuses such a graph, so nothing is renewed where it does not.
+"""
+
+from collections.abc import Mapping
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ipu_dynamo.ops.graph_queries import is_view, writes, written_arguments
+from ipu_dynamo.passes.graph.builder import evaluate
+from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
+
+_REFUSED = "modified by an inplace operation"
+
+
+def has_changed(error: BaseException | None) -> bool:
+    """Whether PyTorch says that a value is not the one any more that a gradient reads."""
+    return error is not None and _REFUSED in str(error)
+
+
+class RenewingInterpreter(FlowInterpreter):
+    """Run a traced graph; where a value is changed in place, the old one stays as it is.
+
+    What the model is given, its buffers and inputs, changes in place as before.
+    """
+
+    def __init__(self, graph: fx.GraphModule, owners: Mapping[fx.Node, fx.Node]) -> None:
+        super().__init__(graph)
+        self.garbage_collect_values = False  # a tensor is renewed by what it is a view of
+        self._owners = owners
+
+    def run_node(self, n: fx.Node) -> Any:
+        for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
+            if owner.op != "placeholder":
+                self._renew(owner)
+        return super().run_node(n)
+
+    def _renew(self, owner: fx.Node) -> None:
+        """Let later nodes read a copy, and what looks at the memory of `owner` look at that."""
+        with torch.enable_grad():  # the copy follows the original, whatever is changed in it
+            self.env[owner] = self.env[owner].clone()
+            for node in self.module.graph.nodes:
+                if node in self.env and node is not owner and self._owners[node] is owner:
+                    self.env[node] = self._looked_at(node)
+
+    def _looked_at(self, node: fx.Node) -> Any:
+        if writes(node):
+            return self.env[written_arguments(node)[0]]
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        return getattr(self, node.op)(node.target, args, kwargs)
+
+
+def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For each node the one that has made its memory, which may be itself."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if written := written_arguments(node):
+            found[node] = found[written[0]]
+        elif is_view(node) and _shares(node):
+            found[node] = found[node.all_input_nodes[0]]
+        else:
+            found[node] = node
+    return found
+
+
+def _shares(view: fx.Node) -> bool:
+    """Whether what may be a view is one: `contiguous` copies where it has to."""
+    if view.target is getitem:
+        return True  # of several views
+    value = evaluate(view)
+    first = value[0] if isinstance(value, list | tuple) else value
+    seen: Tensor = view.all_input_nodes[0].meta["val"]
+    return StorageWeakRef(first.untyped_storage()) == StorageWeakRef(seen.untyped_storage())
