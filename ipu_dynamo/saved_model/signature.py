@@ -150,10 +150,12 @@ class Signature:
         }
 
     def _run(self, tensors: Mapping[str, Tensor], watch: Watch | None = None) -> dict[str, Tensor]:
-        if unknown := [name for name in tensors if name not in self.inputs]:
+        if not tensors.keys() <= self.inputs.keys():
+            (unknown, *_) = [name for name in tensors if name not in self.inputs]
             valid = ", ".join(map(repr, self.inputs))
-            raise ValueError(f"unknown input {unknown[0]!r}; valid are {valid}")
-        tensors = self._with_defaults(tensors)
+            raise ValueError(f"unknown input {unknown!r}; valid are {valid}")
+        if self.defaults:
+            tensors = self._with_defaults(tensors)
         with self._lock:
             self._open()
             flat: list[Any] = list(self._flat)
@@ -170,10 +172,8 @@ class Signature:
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""
-        if not self.defaults or not tensors:
-            return tensors
         missing = [name for name in self.defaults if name not in tensors]
-        if not missing:
+        if not missing or not tensors:
             return tensors
         rows = next(iter(tensors.values())).shape[:1]
         shapes = {name: self.defaults[name].shape for name in missing}
