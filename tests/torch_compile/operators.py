@@ -20,7 +20,7 @@ import ipu_dynamo
 from ipu_dynamo.torch_compile.backend import ipu
 from tests.torch_compile.database import database
 from tests.torch_compile.operator_lists import UNDEFINED_VALUES
-from tests.whole_step.database_runs import NotInEagerError, main
+from tests.whole_step.database_runs import NotInEagerError, main, tolerance
 
 # The database draws random numbers from a generator that it seeds inside the operator, which
 # Dynamo does not trace. Here the caller seeds.
@@ -137,25 +137,28 @@ def run(case: Case, call: Any) -> Outcome:
 
 def compare(found: Outcome, expected: Outcome, dtype: str, *, values: bool) -> None:
     """Assert that two outcomes are the same, within rounding."""
-    close = {"rtol": 2e-2, "atol": 2e-2} if dtype == "float16" else {}
     results, wanted = pytree.tree_leaves(found.results), pytree.tree_leaves(expected.results)
     assert [_kind(leaf) for leaf in results] == [_kind(leaf) for leaf in wanted]
     if values:
-        _assert_close(results, wanted, "results", **close)
-        _assert_close(found.inputs, expected.inputs, "inputs after the call", **close)
+        _assert_close(results, wanted, "results", dtype)
+        _assert_close(found.inputs, expected.inputs, "inputs after the call", dtype)
     unread = [gradient is None for gradient in expected.gradients]
     assert [gradient is None for gradient in found.gradients] == unread, "gradients that are None"
     pairs = zip(found.gradients, expected.gradients, strict=True)
     read = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
     ours, theirs = [ours for ours, _ in read], [theirs for _, theirs in read]
-    _assert_close(ours, theirs, "gradients", **close)
+    _assert_close(ours, theirs, "gradients", dtype)
 
 
-def _assert_close(found: list[Any], expected: list[Any], what: str, **close: float) -> None:
+def _assert_close(found: list[Any], expected: list[Any], what: str, dtype: str) -> None:
     for one, other in zip(found, expected, strict=True):
         if isinstance(other, Tensor):
             torch.testing.assert_close(
-                one, other, equal_nan=True, msg=lambda text: f"{what}: {text}", **close
+                one,
+                other,
+                equal_nan=True,
+                msg=lambda text: f"{what}: {text}",
+                **tolerance(dtype, other),
             )
         else:
             assert one == other, what
