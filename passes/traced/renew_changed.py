@@ -36,6 +36,7 @@ class RenewingInterpreter(FlowInterpreter):
 
     def __init__(self, graph: fx.GraphModule, owners: Mapping[fx.Node, fx.Node]) -> None:
         super().__init__(graph)
+        self._nodes = list(graph.graph.nodes)
         self.garbage_collect_values = False  # a tensor is renewed by what it is a view of
         self._owners = owners
 
@@ -49,7 +50,7 @@ class RenewingInterpreter(FlowInterpreter):
         """Let later nodes read a copy, and what looks at the memory of `owner` look at that."""
         with torch.enable_grad():  # the copy follows the original, whatever is changed in it
             self.env[owner] = self.env[owner].clone()
-            for node in self.module.graph.nodes:
+            for node in self._nodes:
                 if node in self.env and node is not owner and self._owners[node] is owner:
                     self.env[node] = self._looked_at(node)
 
@@ -78,6 +79,6 @@ def _shares(view: fx.Node) -> bool:
     if view.target is getitem:
         return True  # of several views
     value = evaluate(view)
-    first = value[0] if isinstance(value, list | tuple) else value
+    first: Tensor = value[0] if isinstance(value, list | tuple) else value
     seen: Tensor = view.all_input_nodes[0].meta["val"]
-    return StorageWeakRef(first.untyped_storage()) == StorageWeakRef(seen.untyped_storage())
+    return bool(StorageWeakRef(first.untyped_storage()) == StorageWeakRef(seen.untyped_storage()))

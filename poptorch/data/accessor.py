@@ -60,7 +60,7 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        strategy = _strategy(sharing_strategy)
+        strategy = strategy_of(sharing_strategy)
         _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
         self._source = source_of(dataset, rebatched_size)
         settings = Settings(
@@ -196,7 +196,7 @@ def _check(
     )
 
 
-def _strategy(given: Any) -> SharingStrategy:
+def strategy_of(given: Any) -> SharingStrategy:
     """The strategy that a value stands for: a member, its number, or its name, as files have it."""
     members = SharingStrategy.__members__
     known = given in members if isinstance(given, str) else given in list(SharingStrategy)

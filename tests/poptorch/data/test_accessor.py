@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import poptorch
 from poptorch import AsynchronousDataAccessor, DataLoaderMode, SharingStrategy
+from poptorch.data.accessor import strategy_of
 from tests.poptorch.data import datasets
 from tests.poptorch.data.datasets import (
     Draws,
@@ -331,3 +332,14 @@ def test_a_copy_of_the_program_leaves_the_accessor_alone():
         os._exit(0)
     os.waitpid(child, 0)
     assert values(accessor) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("strategy", ["SharedMemory", poptorch.SharingStrategy.SharedMemory, 0])
+def test_a_strategy_is_a_member_its_number_or_its_name(strategy):
+    assert strategy_of(strategy) is poptorch.SharingStrategy.SharedMemory
+
+
+@pytest.mark.parametrize("wrong", ["sharedmemory", "", 7, None])
+def test_another_strategy_is_refused(wrong):
+    with pytest.raises(AssertionError, match="SharingStrategy or the name of one"):
+        strategy_of(wrong)
