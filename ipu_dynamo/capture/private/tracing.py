@@ -30,6 +30,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporar
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
+from ipu_dynamo.capture.private.recording import shortened_recording
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
@@ -143,7 +144,7 @@ def trace_once(
         _allow_non_fake_inputs=True,
         record_stack_traces=True,
     )
-    with tracing_here(), mode:
+    with tracing_here(), shortened_recording(), mode:
         return tracer(*tensors)
 
 

@@ -4,11 +4,14 @@ Names of PyTorch are replaced meanwhile; they answer other threads that compile 
 Checked on PyTorch 2.13.0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
-from torch._inductor import sizevars
+import torch
+from torch._inductor import config, sizevars
+from torch._inductor.codegen import common
 
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.runtime.engines.private.vector_instructions import vector_sets_known
@@ -17,7 +20,12 @@ from ipu_dynamo.runtime.engines.private.vector_instructions import vector_sets_k
 @contextmanager
 def shortened_compiling() -> Iterator[None]:
     """Shorten what is compiled for a CPU meanwhile."""
-    with vector_sets_known(), polynomial_indices_kept():
+    with (
+        templates_on_demand(),  # first: what follows imports some
+        attention_patterns_on_demand(),
+        vector_sets_known(),
+        polynomial_indices_kept(),
+    ):
         yield
 
 
@@ -39,4 +47,67 @@ def polynomial_indices_kept() -> Iterator[None]:
 
     here = in_this_thread(simplified, original)
     with replaced(sizevars, "simplify_index_in_vec_range", here):
+        yield
+
+
+class _Template:
+    """A template of Jinja, which is compiled when it is first asked for something.
+
+    Args:
+        compile_: gives the template.
+    """
+
+    def __init__(self, compile_: Callable[[], Any]) -> None:
+        self._compiled = cache(compile_)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # whoever copies it looks for methods of its own
+            raise AttributeError(name)
+        return getattr(self._compiled(), name)
+
+
+@contextmanager
+def templates_on_demand() -> Iterator[None]:
+    """Let Inductor make templates that nobody renders without compiling them.
+
+    It makes two dozen of kernels for GPUs when it is imported, which takes half a second.
+    """
+    owner, name = common.KernelTemplate, "_template_from_string"
+    original = getattr(owner, name)
+
+    def template(source: str) -> Any:
+        return None if common.jinja2_env() is None else _Template(partial(original, source))
+
+    with replaced(owner, name, staticmethod(in_this_thread(template, original))):
+        yield
+
+
+@contextmanager
+def attention_patterns_on_demand() -> Iterator[None]:
+    """Let Inductor register patterns of attention for a graph that may have attention in it.
+
+    Each of them has a batched product in it, and to register them takes as long as to compile a
+    small graph. Who compiles next in this process finds that they are missing.
+    """
+    from torch._inductor import compile_fx
+    from torch._inductor.fx_passes import fuse_attention, joint_graph
+
+    run, register = vars(compile_fx)["joint_graph_passes"], fuse_attention._sfdp_init
+    all_registered: Any = joint_graph.lazy_init  # with a cache that says so
+
+    def joint_graph_passes(graph: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+        if config.joint_custom_pre_pass or graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.bmm.default
+        ):
+            return run(graph, *arguments, **named)
+        left_out = []
+        later = in_this_thread(lambda *devices, **_: left_out.append(devices), register)
+        with replaced(fuse_attention, "_sfdp_init", later):
+            try:
+                return run(graph, *arguments, **named)
+            finally:
+                if left_out:
+                    all_registered.cache_clear()
+
+    with replaced(compile_fx, "joint_graph_passes", in_this_thread(joint_graph_passes, run)):
         yield

@@ -7,12 +7,20 @@ import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._inductor import sizevars
+from torch._inductor import compile_fx, sizevars
+from torch._inductor.codegen.common import KernelTemplate
 from torch._inductor.cpu_vec_isa import VecISA
+from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, post_grad
+from torch._inductor.pattern_matcher import PatternMatcherPass, init_once_fakemode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from ipu_dynamo.runtime.engines.private.inductor import lower_artifact
-from ipu_dynamo.runtime.engines.private.inductor_compile_time import polynomial_indices_kept
+from ipu_dynamo.runtime.engines.private.inductor_compile_time import (
+    attention_patterns_on_demand,
+    polynomial_indices_kept,
+    templates_on_demand,
+)
 
 pytestmark = pytest.mark.inductor
 VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
@@ -72,3 +80,68 @@ def test_strides_are_the_same(parts, first, variable):
     expected = stride_at(index, variable, 16)
     with polynomial_indices_kept():
         assert stride_at(index, variable, 16) == expected
+
+
+def test_templates_are_compiled_when_they_are_rendered(monkeypatch):
+    before = vars(KernelTemplate)["_template_from_string"]
+    make = KernelTemplate._template_from_string
+    seen = []
+    counted = staticmethod(lambda source: seen.append(source) or make(source))
+    monkeypatch.setattr(KernelTemplate, "_template_from_string", counted)
+    with templates_on_demand():
+        template = KernelTemplate._template_from_string("{{x}} and {{x}}")
+        with ThreadPoolExecutor(1) as pool:  # another thread's is compiled
+            other = pool.submit(KernelTemplate._template_from_string, "{{x}}").result()
+    assert seen == ["{{x}}"]
+    assert template
+    assert template.render(x=1) == template.render(x=1) == "1 and 1"
+    assert other.render(x=1) == "1"
+    assert seen == ["{{x}}", "{{x}} and {{x}}"]
+    monkeypatch.undo()
+    assert vars(KernelTemplate)["_template_from_string"] is before
+
+
+def test_patterns_of_attention_wait_for_a_batched_product(monkeypatch):
+    registered = []
+    monkeypatch.setattr(fuse_attention, "_sfdp_init", lambda *devices: registered.append(devices))
+    cpu = torch.device("cpu")
+
+    def run(function, *examples):
+        compile_fx.joint_graph_passes(make_fx(function, tracing_mode="fake")(*examples), cpu)
+
+    def product(x, y):
+        return torch.bmm(x, y)
+
+    x = torch.ones(2, 3, 3)
+    joint_graph.lazy_init.cache_clear()
+    try:
+        with attention_patterns_on_demand():
+            run(torch.exp, x)
+            assert registered == []
+            run(product, x, x)
+            assert registered == [(cpu,)]
+            joint_graph.lazy_init.cache_clear()
+            run(torch.exp, x)
+        run(torch.exp, x)  # somebody else's finds that they are missing
+        assert registered == [(cpu,), (cpu,)]
+        run(torch.exp, x)
+        assert len(registered) == 2
+    finally:
+        joint_graph.lazy_init.cache_clear()
+
+
+def test_patterns_of_attention_have_batched_products(monkeypatch):
+    """And none ends with an operator that one registered after it ends with: order is no matter."""
+    ends = []
+    for register in (fuse_attention._sfdp_init, misc_patterns._misc_patterns_init):
+        patterns = PatternMatcherPass()
+        monkeypatch.setattr(joint_graph, "patterns", patterns)
+        monkeypatch.setattr(post_grad, "pass_patterns", [PatternMatcherPass() for _ in range(3)])
+        init_once_fakemode(register.__wrapped__)(torch.device("cpu"))
+        ends.append(patterns.patterns)
+    attention, others = ends
+    entries = [entry for entries in attention.values() for entry in entries]
+    assert len(entries) > 20
+    assert all("aten.bmm.default" in str(entry.pattern) for entry in entries)
+    assert others
+    assert not attention.keys() & others.keys()
