@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.first_call.peak import Peak
+from benchmarks.jax_peer.peer import is_installed
 from benchmarks.provenance import ROOT, provenance, state_of_checkout
 
 _HERE = Path(__file__).resolve().parent
@@ -32,18 +33,18 @@ class Case:
     """Args:
     training: whose first step is timed.
     after: what a process before it has compiled, with the same caches; None: they are empty.
-    inductor: whether Inductor alone is timed, too.
+    peers: whether Inductor and, where it is installed, JAX are timed, too.
     """
 
     training: str
     after: str | None = None
-    inductor: bool = True
+    peers: bool = True
 
 
 CASES = {
     "digits": Case("digits"),
     "second_program": Case("other", after="digits"),
-    "second_process": Case("digits", after="digits", inductor=False),
+    "second_process": Case("digits", after="digits", peers=False),
     "mlp": Case("mlp"),
     "language_model": Case("language_model"),
     "encoder_6": Case("encoder_6"),
@@ -83,8 +84,10 @@ def _contenders(case: Case, before: Path | None) -> dict[str, tuple[Path, str]]:
     contenders: dict[str, tuple[Path, str]] = {}
     if before:
         contenders["before"] = (before, "project")
-    if case.inductor:
+    if case.peers:
         contenders["inductor"] = (ROOT, "inductor")
+        if is_installed():
+            contenders["jax"] = (ROOT, "jax")
     return contenders | {"this": (ROOT, "project")}
 
 
@@ -97,6 +100,7 @@ def _measured(name: str, contenders: dict[str, tuple[Path, str]], rounds: int) -
         who: {key: statistics.median(run[key] for run in of) for key in of[0]}
         for who, of in runs.items()
     }
+    _check(name, {who: of["loss"] for who, of in medians.items()})
     ours = medians.get("this")
     print(f"{name}: medians of {rounds}")
     for who, of in medians.items():
@@ -107,6 +111,12 @@ def _measured(name: str, contenders: dict[str, tuple[Path, str]], rounds: int) -
             line += f", CPU {ours['cpu'] / of['cpu']:.2f}, peak {ours['peak'] / of['peak']:.2f}"
         print(line + f"   loss {of['loss']:.6f}", flush=True)
     return {who: {"medians": medians[who], "runs": runs[who]} for who in runs}
+
+
+def _check(name: str, losses: dict[str, float]) -> None:
+    """Refuse figures of contenders that did not compute the same."""
+    if max(losses.values()) - min(losses.values()) > 1e-3 * abs(max(losses.values())):
+        raise SystemExit(f"{name}: the losses of the first step differ: {losses}")
 
 
 def first_call(case: Case, root: Path, kind: str) -> Figures:

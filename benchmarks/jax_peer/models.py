@@ -11,6 +11,31 @@ def perceptron(p: Arrays, x: Any, y: Any) -> Any:
     return _cross_entropy(_linear(p, "classifier.2", h), y)
 
 
+def classifier(p: Arrays, x: Any, y: Any, *, layers: int) -> Any:
+    """The loss of linear layers with ReLU between them."""
+    for number in range(layers - 1):
+        x = jax().nn.relu(_linear(p, f"layers.{number}", x))
+    return _cross_entropy(_linear(p, f"layers.{layers - 1}", x), y)
+
+
+def digits(p: Arrays, x: Any, y: Any) -> Any:
+    """The loss of the network of the example."""
+    tanh, lax = jax().numpy.tanh, jax().lax
+    h = tanh(_convolution(p, "conv1", x, padding="SAME"))
+    h = tanh(_convolution(p, "conv2", h, padding="SAME"))
+    h = lax.reduce_window(h, 0.0, lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID") / 4
+    h = tanh(_linear(p, "hidden", h.reshape(len(h), -1)))
+    return _cross_entropy(_linear(p, "output", h), y)
+
+
+def stack(p: Arrays, x: Any, y: Any, *, layers: int, heads: int) -> Any:
+    """The mean square distance of what layers between two linear ones make from `y`."""
+    x = _linear(p, "first", x)
+    for number in range(layers):
+        x = _layer(p, f"layers.{number}", x, heads)
+    return ((_linear(p, "last", x) - y) ** 2).mean()
+
+
 def mnist(p: Arrays, x: Any, y: Any) -> Any:
     """The loss of PopTorch's first network."""
     relu = jax().nn.relu
@@ -73,8 +98,8 @@ def _norm(p: Arrays, name: str, x: Any) -> Any:
     return centred * scale * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def _convolution(p: Arrays, name: str, x: Any) -> Any:
-    result = jax().lax.conv(x, p[f"{name}.weight"], (1, 1), "VALID")
+def _convolution(p: Arrays, name: str, x: Any, padding: str = "VALID") -> Any:
+    result = jax().lax.conv(x, p[f"{name}.weight"], (1, 1), padding)
     return result + p[f"{name}.bias"][:, None, None]
 
 

@@ -108,9 +108,10 @@ def trained(work: Training) -> Checked:
     compiled = jax().jit(call, donate_argnums=(0, 1))
     current, losses = [weights, state(weights)], []
 
-    def run() -> None:
+    def run() -> Any:
         *current[:], loss = compiled(*current, stacked)
         losses[:] = [*losses[-1:], loss.block_until_ready()]
+        return loss
 
     def check() -> None:
         run()  # what the first call made of the weights counts, too
