@@ -17,15 +17,16 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ipu_dynamo.ops.graph_queries import is_view, writes, written_arguments
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
 
-_REFUSED = "modified by an inplace operation"
+_REFUSED = ("modified by an inplace operation", "returned an invalid gradient")
 
 
 def has_changed(error: BaseException | None) -> bool:
     """Whether PyTorch says that a value is not the one any more that a gradient reads."""
-    return error is not None and _REFUSED in str(error)
+    return error is not None and any(text in str(error) for text in _REFUSED)
 
 
 class RenewingInterpreter(FlowInterpreter):
@@ -41,9 +42,12 @@ class RenewingInterpreter(FlowInterpreter):
         self._owners = owners
 
     def run_node(self, n: fx.Node) -> Any:
-        for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
-            if owner.op != "placeholder":
-                self._renew(owner)
+        if _only_turns(n):
+            return self._turned(n)
+        else:
+            for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
+                if owner.op != "placeholder":
+                    self._renew(owner)
         return super().run_node(n)
 
     def _renew(self, owner: fx.Node) -> None:
@@ -55,10 +59,20 @@ class RenewingInterpreter(FlowInterpreter):
                     self.env[node] = self._looked_at(node)
 
     def _looked_at(self, node: fx.Node) -> Any:
+        if _only_turns(node):
+            return self._turned(node)
         if writes(node):
             return self.env[written_arguments(node)[0]]
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         return getattr(self, node.op)(node.target, args, kwargs)
+
+    def _turned(self, node: fx.Node) -> Any:
+        """What looks at the memory in another way, which autograd follows, in place of the view."""
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        name = str(node.target).split(".")[1].removesuffix("_")
+        view = getattr(torch.ops.aten, name)
+        self.env[written_arguments(node)[0]] = view(*args, **kwargs)
+        return self.env[written_arguments(node)[0]]
 
 
 def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -72,6 +86,11 @@ def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         else:
             found[node] = node
     return found
+
+
+def _only_turns(node: fx.Node) -> bool:
+    """Whether `node` looks at a tensor's memory in another way from then on, as `transpose_`."""
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
 def _shares(view: fx.Node) -> bool:

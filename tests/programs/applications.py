@@ -110,7 +110,7 @@ PROGRAMS = (
     _application(
         "train_ipu.py",
         "vision/dino/pytorch",
-        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 16 --arch vit_tiny "
+        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 64 --arch vit_tiny "
         "--replica 1 --num_workers 1 --ema_so x.so --data_path . --out_dim 64",
         _PICTURES,
         files=("x.so",),

@@ -94,7 +94,20 @@ def a_sum_into_what_softmax_kept(model, x, in_place):
     return model.last(r * r).exp().mean()
 
 
+def turned_in_place(model, x, in_place):
+    """What is turned in place stays turned, and reads what is written later."""
+    kept = x.exp()
+    h = kept.view(-1, 2, 3)
+    if in_place:
+        h.transpose_(1, 2)
+        kept.mul_(0.5)
+    else:
+        h = (kept * 0.5).view(-1, 2, 3).transpose(1, 2)
+    return model.last(h.transpose(1, 2).reshape(-1, 6)).square().mean()
+
+
 CASES = (
+    turned_in_place,
     scaled_and_shifted,
     through_views,
     behind_a_copy,
