@@ -99,7 +99,8 @@ class Extension(ExecutionMethods):
     def set_gradient_accumulation_options(
         self,
         gradient_accumulation_steps_per_replica: int | None = None,
-        gradient_accumulation_reduction_method: str | GradientAccumulationReductionMethod = "sum",
+        gradient_accumulation_reduction_method: str
+        | GradientAccumulationReductionMethod = change_settings.DEFAULT_REDUCTION,
         use_v2_gradient_accumulation_optimizer: bool = False,
         **gradient_accumulation_optimizer_kwargs: Any,
     ) -> None:
@@ -114,15 +115,13 @@ class Extension(ExecutionMethods):
             gradient_accumulation_optimizer_kwargs: see the guide's table; they replace those of an
                 earlier call.
         """
-        keywords = dict(gradient_accumulation_optimizer_kwargs)
-        method = keywords.pop("reduction_method", gradient_accumulation_reduction_method)
         state = state_of(self)
         state.change(
             **change_settings.gradient_accumulation(
                 gradient_accumulation_steps_per_replica,
-                method,
+                gradient_accumulation_reduction_method,
                 use_v2_gradient_accumulation_optimizer,
-                keywords,
+                gradient_accumulation_optimizer_kwargs,
                 state.notices,
             )
         )

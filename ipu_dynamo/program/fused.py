@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipu_dynamo.program.ir.function import Function
-from ipu_dynamo.program.ir.update_rules import Rule
+from ipu_dynamo.program.ir.update_rules import Rule, Traced
 
 Hyperparameters = Sequence[Sequence[float]]  # of each update group, in its rule's order
 Zeros = frozenset[tuple[int, str]]  # the hyperparameters that are zero and left out: group and name
@@ -24,7 +24,7 @@ class Fused:
         state: variables that the step changes.
         constants: variables that it only reads.
         received: names that the loop receives.
-        hyperparameters: hyperparameters that are not left out, by group and name: 0-dim float64.
+        hyperparameters: hyperparameters that are not left out, by group and name: 0-dim tensors.
         sent: the value of every output stream, by the stream's name.
         zeros: hyperparameters that are left out.
     """
@@ -49,6 +49,7 @@ def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zer
     return frozenset(
         (group, name)
         for group, rule in rules.items()
+        if not isinstance(rule, Traced)  # whose functions compute with all that they take
         for name, value in zip(rule.hyperparameters, hyperparameters[group], strict=True)
         if float(value) == 0.0 and name in LEFT_OUT
     )

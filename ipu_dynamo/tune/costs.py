@@ -9,6 +9,7 @@ passes above the host are theirs, as programs are the same on every machine.
 # Measured with networks of two to four layers, on one thread of an AVX-512 server.
 CALLING_AN_UPDATE = 4e-5  # seconds: numbers, launch, the beginning and the commit of a step
 CALLING_A_PARAMETER = 5e-7  # seconds more for each parameter of an update
+CALLING_A_TRACED_FUNCTION = 1e-5  # seconds: of an update that is traced, one for each parameter
 STORES_OF_A_GRADIENT = 2  # passes over its memory: written to its accumulator, read by the update
 COPIES_HOME = 2  # passes over what a fused step has changed, at the end of a call
 UPDATE_BYTES_PER_SECOND = 2e10  # of such passes

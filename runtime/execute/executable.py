@@ -16,7 +16,7 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.side_by_side import side_by_side
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
-from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
@@ -139,7 +139,7 @@ class Executable:
             devices=self.devices,
             memory=self.memory,
             guard_updates=guard_updates,
-            engine=engine,
+            engine=EagerEngine() if self.fused else engine,  # which then runs no function of it
             threads=threads,
             update_recipe=update_recipe,
             others=others,

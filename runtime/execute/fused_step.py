@@ -110,8 +110,13 @@ class FusedStep:
         if zeros not in self._functions:
             self._functions[zeros] = self._bind(self._host_for(zeros, values))
         self._now = self._functions[zeros]
-        wanted = self._now.fused.hyperparameters
-        self._hyperparameters = [torch.tensor(named[pair], dtype=torch.float64) for pair in wanted]
+        fused = self._now.fused
+        taken = fused.function.inputs
+        types = taken[len(taken) - len(fused.hyperparameters) :]
+        self._hyperparameters = [
+            torch.tensor(named[pair], dtype=type_.dtype)
+            for pair, type_ in zip(fused.hyperparameters, types, strict=True)
+        ]
         self._given = [tuple(group) for group in hyperparameters]
         return self._now
 

@@ -99,8 +99,7 @@ def results(model, x, y, batch_size, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pipelined_model_computes_what_plain_keras_does(name, monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+def test_a_pipelined_model_computes_what_plain_keras_does(name):
     make, stages, mapping = CASES[name]
     x, y = data(name)
     first = keras.tree.map_structure(lambda rows: rows[:1], x)

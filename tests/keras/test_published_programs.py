@@ -21,8 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`build:UserWarning")
 
 
 @pytest.fixture
-def strategy(monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+def strategy():
     config = ipu.config.IPUConfig()
     config.auto_select_ipus = 2
     ipu.utils.configure_ipu_system(config)
@@ -135,8 +134,7 @@ def test_a_published_program_reaches_what_plain_keras_does(make, strategy, capsy
     )
 
 
-def test_jit_compile_goes_to_the_machine_without_extensions(monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+def test_jit_compile_goes_to_the_machine_without_extensions():
     x, _ = data()
     strategy = ipu.ipu_strategy.IPUStrategy(enable_keras_extensions=False)
     before = ipu_dynamo.programs()

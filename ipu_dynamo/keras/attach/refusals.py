@@ -6,11 +6,26 @@ from typing import Any, Literal
 import keras
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.attach.thread_state import THREAD
 from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.keras_private import Functional, Sequential
 
 _ALWAYS = ("train_step", "make_train_function", "make_test_function", "make_predict_function")
 _PIPELINED = ("test_step", "predict_step")
+
+
+def refuse_in_callback(model: Any, method: str) -> None:
+    """Refuse to execute a model in an asynchronous callback of it.
+
+    Raises:
+        RuntimeError: this thread calls them, while a program changes the model's weights.
+    """
+    if THREAD.calls_back is model:
+        raise RuntimeError(
+            f"{method} of model {model.name} is called by an asynchronous callback, while a "
+            "program of the model runs: do it in a hook of epochs, or after "
+            "set_asynchronous_callbacks(False)"
+        )
 
 
 def check_execution(

@@ -11,12 +11,14 @@ class ThreadState(threading.local):
         strategies: those whose scopes are open, the innermost last.
         stage: the stage of the open `PipelineStage`, or None.
         stages_entered: how many `PipelineStage` blocks were entered so far.
+        calls_back: the model whose asynchronous callbacks this thread calls, or None.
     """
 
     def __init__(self) -> None:
         self.strategies: list[Any] = []
         self.stage: int | None = None
         self.stages_entered = 0
+        self.calls_back: Any = None
 
 
 THREAD = ThreadState()

@@ -6,6 +6,7 @@ from typing import Any
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.loop.results import joined_rows, reduced_logs, remember_logs
+from ipu_dynamo.keras.step.joined_results import StepResults
 from ipu_dynamo.keras.step.programs import CallShape, call_shape, program_for, replica_count
 from ipu_dynamo.keras.step.step_variables import Kind as Kind
 
@@ -57,6 +58,8 @@ class ExecutionFunction:
         """
         program = program_for(self.model, self.kind, batches[0], shape)
         steps = program.run(batches, on_step)
+        if self.kind == "predict" and isinstance(steps, StepResults):
+            return steps.whole()
         if self.kind == "predict":
             return joined_rows([output for replicas in steps for output in replicas])
         logs = reduced_logs(state_of(self.model).settings.metric_reduction, steps[-1])

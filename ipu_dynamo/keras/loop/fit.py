@@ -2,7 +2,8 @@
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,8 +13,9 @@ import keras
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
 from ipu_dynamo.keras.loop.evaluate import VALIDATION
 from ipu_dynamo.keras.loop.execution import make_function
+from ipu_dynamo.keras.loop.frame import prepared_data
 from ipu_dynamo.keras.loop.log_lines import advise_steps, tell_effective_batch
-from ipu_dynamo.keras.loop.prepare import Prepared, prepare
+from ipu_dynamo.keras.loop.prepare import Prepared
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
 from ipu_dynamo.keras.private.keras_private import metrics_or_logs, split_validation
 
@@ -77,7 +79,7 @@ def fit(
             "steps": validation_steps,
         }
         validation = Validation(arguments, validation_freq)
-    prepared = prepare(
+    data = prepared_data(
         model,
         "fit",
         argument="steps_per_epoch",
@@ -90,27 +92,44 @@ def fit(
         class_weight=class_weight,
     )
     epoch_range = range(initial_epoch, epochs)
-    # before the first step, so that data which does not fit stops nothing half-way
-    if validation and any(validation.due(model, epoch) for epoch in epoch_range):
-        vars(model)[VALIDATION] = _prepare_validation(model, validation)
-    try:
-        prepared.epochs.reset()
-        callbacks = callback_list(
-            model,
-            callbacks,
-            verbose=verbose,
-            epochs=epochs,
-            steps=prepared.plan.steps,
-            history=True,
-        )
-        with threads_ended(callbacks):
-            _train(model, prepared, validation, callbacks, epoch_range)
-    finally:
-        model.eval()
-        prepared.epochs.close()
-        if (validating := vars(model).pop(VALIDATION, None)) is not None:
-            validating.epochs.close()
+    with data as prepared, _validation_data(model, validation, epoch_range):
+        try:
+            prepared.epochs.reset()
+            callbacks = callback_list(
+                model,
+                callbacks,
+                verbose=verbose,
+                epochs=epochs,
+                steps=prepared.plan.steps,
+                history=True,
+            )
+            with threads_ended(callbacks):
+                _train(model, prepared, validation, callbacks, epoch_range)
+        finally:
+            model.eval()
     return model.history
+
+
+@contextmanager
+def _validation_data(
+    model: Any, validation: Validation | None, epoch_range: range
+) -> Iterator[None]:
+    """Have the data of validations ready, before the first step of training, so that data which
+    does not fit stops nothing half-way."""
+    if validation is None or not any(validation.due(model, epoch) for epoch in epoch_range):
+        yield
+        return
+    arguments = dict(validation.arguments)
+    number = arguments.pop("steps")
+    data = prepared_data(
+        model, "evaluate", argument="validation_steps", number=number, shuffle=False, **arguments
+    )
+    with data as prepared:
+        vars(model)[VALIDATION] = prepared
+        try:
+            yield
+        finally:
+            del vars(model)[VALIDATION]
 
 
 def _train(
@@ -149,14 +168,6 @@ def _train(
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epoch_range.stop > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
     callbacks.on_train_end(logs=epoch_logs)
-
-
-def _prepare_validation(model: Any, validation: Validation) -> Prepared:
-    arguments = dict(validation.arguments)
-    number = arguments.pop("steps")
-    return prepare(
-        model, "evaluate", argument="validation_steps", number=number, shuffle=False, **arguments
-    )
 
 
 def _capped(epochs: int) -> int:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ipu_dynamo.keras.attach.refusals import check_execution
+from ipu_dynamo.keras.attach.refusals import check_execution, refuse_in_callback
 from ipu_dynamo.keras.attach.thread_state import extensions_active
 from ipu_dynamo.keras.loop.evaluate import evaluate
 from ipu_dynamo.keras.loop.execution import is_execution_function, make_function
@@ -22,6 +22,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as a program of the IPUs if a strategy's scope is active."""
+        refuse_in_callback(self, "fit")
         if extensions_active():
             check_execution(self, "fit")
             return fit(self, *args, **kwargs)
@@ -29,6 +30,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, as a program of the IPUs if a strategy's scope is active."""
+        refuse_in_callback(self, "evaluate")
         if extensions_active():
             check_execution(self, "evaluate")
             return evaluate(self, *args, **kwargs)
@@ -36,6 +38,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict, as a program of the IPUs if a strategy's scope is active."""
+        refuse_in_callback(self, "predict")
         if extensions_active():
             check_execution(self, "predict")
             return predict(self, *args, **kwargs)
@@ -43,6 +46,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `fit`, where one batch is a whole execution."""
+        refuse_in_callback(self, "train_on_batch")
         if extensions_active():
             check_execution(self, "fit", method="train_on_batch")
             return train_on_batch(self, *args, **kwargs)
@@ -50,6 +54,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `evaluate`, where one batch is a whole execution."""
+        refuse_in_callback(self, "test_on_batch")
         if extensions_active():
             check_execution(self, "evaluate", method="test_on_batch")
             return evaluate_on_batch(self, *args, **kwargs)
@@ -57,6 +62,7 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step of `predict`, where one batch is a whole execution."""
+        refuse_in_callback(self, "predict_on_batch")
         if extensions_active():
             check_execution(self, "predict", method="predict_on_batch")
             return predict_on_batch(self, *args, **kwargs)

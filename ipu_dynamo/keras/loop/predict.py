@@ -6,11 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
-from ipu_dynamo.keras.loop.execution import make_function
+from ipu_dynamo.keras.loop.frame import prepared_data, single_pass
 from ipu_dynamo.keras.loop.log_lines import advise_steps
-from ipu_dynamo.keras.loop.prepare import Prepared, prepare
-from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
+from ipu_dynamo.keras.loop.run_epoch import run_epoch
 from ipu_dynamo.keras.private.keras_private import to_numpy
 
 
@@ -24,7 +22,8 @@ def predict(
 ) -> Any:
     """What `predict` of an extended model does; arguments as in Keras."""
     advise_steps(model)
-    prepared = prepare(
+    executions: deque[Any] = deque()
+    data = prepared_data(
         model,
         "predict",
         argument="steps",
@@ -33,29 +32,15 @@ def predict(
         batch_size=batch_size,
         shuffle=False,
     )
-    try:
-        executions = _predict(model, prepared, verbose, callbacks)
-    finally:
-        prepared.epochs.close()
+    with (
+        data as prepared,
+        single_pass(model, "predict", prepared, verbose=verbose, callbacks=callbacks) as work,
+    ):
+        work.callbacks.on_predict_begin()
+        run_epoch(work, executions)
+        work.callbacks.on_predict_end()
     if not executions:
         raise ValueError("the data has no batch to predict from")
     return keras.tree.map_structure(
         lambda *outputs: np.concatenate([to_numpy(output) for output in outputs]), *executions
     )
-
-
-def _predict(model: Any, prepared: Prepared, verbose: Any, callbacks: Any) -> deque[Any]:
-    """The outputs of each execution."""
-    epochs = prepared.epochs
-    callbacks = callback_list(
-        model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps
-    )
-    model.eval()
-    function = make_function(model, "predict")
-    model.stop_predicting = False
-    executions: deque[Any] = deque()
-    with threads_ended(callbacks):
-        callbacks.on_predict_begin()
-        run_epoch(Work(function, prepared.shape, epochs, callbacks), executions)
-        callbacks.on_predict_end()
-    return executions

@@ -61,7 +61,7 @@ def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data
 def _capped(number: int | None) -> int | None:
     """The number of batches, with the limit that users set for debugging."""
     limit = keras.config.max_steps_per_epoch()
-    if limit and (not number or limit < number):
+    if limit and (number is None or limit < number):
         warnings.warn(f"Limiting steps_per_epoch to {limit}", stacklevel=4)
         return int(limit)
     return number

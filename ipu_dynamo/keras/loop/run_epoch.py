@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.attach.thread_state import THREAD
 from ipu_dynamo.keras.loop.callback_list import BatchHooks
 from ipu_dynamo.keras.loop.data.batches import Batch
 from ipu_dynamo.keras.loop.data.epochs import Epochs
@@ -101,6 +102,7 @@ def _run_asynchronous(
     call_in_order(work.callbacks)
 
     def deliver(step: int, replicas: Sequence[Any]) -> None:
+        THREAD.calls_back = work.model
         for logs in _logs_of_step(settings, work.kind, replicas):
             hooks.begin(step)
             hooks.end(step, logs)

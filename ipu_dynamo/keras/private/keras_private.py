@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+import torch
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.model import Model as Model
 from keras.src.models.model import functional_init_arguments as functional_init_arguments
@@ -65,6 +67,42 @@ def is_array_adapter(adapter: Any) -> bool:
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     return isinstance(adapter, ArrayDataAdapter)
+
+
+class ArrayReader:
+    """Read many batches of arrays at once: what the loader of an `ArrayDataAdapter` does for each.
+
+    Its random draws are the loader's, in their order.
+
+    Args:
+        loader: of the adapter, for arrays of which `reads_at_once` holds.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._dataset, self._iterator = loader.dataset, iter(loader)
+
+    def next(self, count: int) -> tuple[list[int], Any]:
+        """The rows of each of the next batches, fewer at the end of the data, and all of them as
+        one."""
+        indices: list[list[int]] = []
+        with contextlib.suppress(StopIteration):
+            while len(indices) < count:
+                indices.append(self._iterator._next_index())
+        rows = [index for batch in indices for index in batch]
+        data = self._dataset.__getitems__(rows) if rows else None
+        return [len(batch) for batch in indices], data
+
+
+def reads_at_once(adapter: Any) -> bool:
+    """Whether rows of several batches are those of each, one behind the other: of dense arrays."""
+    if not is_array_adapter(adapter):
+        return False
+    leaves = [leaf for leaf in keras.tree.flatten(adapter._inputs) if leaf is not None]
+    return all(
+        type(leaf) is np.ndarray
+        or (isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+        for leaf in leaves
+    )
 
 
 def ends_partial(adapter: Any) -> PartialBatch | None:

@@ -11,13 +11,32 @@ from ipu_dynamo.keras.settings.enumerations import (
 )
 from ipu_dynamo.keras.settings.notices import notice
 
+
+class _Default(str):
+    """A default, which a call that writes the same text does not give."""
+
+
+DEFAULT_REDUCTION = _Default("sum")
 _SHARDINGS = ("replicated_optimizer_state_sharding", "replicated_weight_sharding")
 
 
 def gradient_accumulation(
     steps: Any, method: Any, use_v2: Any, keywords: Mapping[str, Any], notices: MutableSet[str]
 ) -> dict[str, Any]:
-    """The changes of `set_gradient_accumulation_options`."""
+    """The changes of `set_gradient_accumulation_options`.
+
+    Raises:
+        ValueError: an argument is wrong, or the method is given under both of its names.
+    """
+    keywords = dict(keywords)
+    if "reduction_method" in keywords:
+        other = keywords.pop("reduction_method")
+        if method is not DEFAULT_REDUCTION:
+            raise ValueError(
+                f"gradient_accumulation_reduction_method is {method!r} and reduction_method is "
+                f"{other!r}: they are two names of one argument, give one of them"
+            )
+        method = other
     checked = keyword_tables.ACCUMULATION.check(keywords)
     changes = {
         "reduction": reduction_method(method),

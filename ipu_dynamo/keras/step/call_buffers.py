@@ -1,11 +1,25 @@
 """Put the batches of a call together, into memory that is used again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from keras import tree
+from keras.utils import unpack_x_y_sample_weight
 from torch import Tensor
+
+
+class JoinedBatches(list[Any]):
+    """The batches of a call, which lie one behind the other in memory.
+
+    Args:
+        batches: in order, each `(x, y, sample_weight)`.
+        whole: all of them as one.
+    """
+
+    def __init__(self, batches: Iterable[Any], whole: Any) -> None:
+        super().__init__(batches)
+        self.whole = whole
 
 
 class CallBuffers:
@@ -29,9 +43,12 @@ class CallBuffers:
 
     def filled(self, batches: Sequence[Any]) -> Any:
         """The batches of a call as one, in order."""
+        if isinstance(batches, JoinedBatches):
+            return self._packed(leaves(batches.whole))
+        normal = [unpack_x_y_sample_weight(batch) for batch in batches]
         if self._count == 1:
-            return self._packed(leaves(batches[0]))
-        columns = zip(*map(leaves, batches), strict=True)
+            return self._packed(leaves(normal[0]))
+        columns = zip(*map(leaves, normal), strict=True)
         for buffer, column in zip(self._buffers, columns, strict=True):
             if buffer is not None:
                 torch.cat(column, out=buffer)

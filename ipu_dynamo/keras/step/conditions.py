@@ -22,6 +22,7 @@ from ipu_dynamo.keras.private.stateless_names import (
     is_variable,
     mapping_of,
 )
+from ipu_dynamo.keras.step.step_scope import StepScope
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 Branch = Callable[[], Any]
@@ -53,12 +54,19 @@ class _BranchScope(StatelessScope):  # type: ignore[misc]
         )
         if outer is not None:
             mapping_of(self).update(mapping_of(outer))
-        self.assigned: dict[int, Any] = {}
+        self._outer = outer
+        self.changed: dict[int, Any] = {}  # variables, by identity
+
+    def assigned(self, variable: Any, value: Any) -> Any:
+        """As in the scope of the step: no gradient goes through it, as in eager Keras."""
+        if isinstance(self._outer, StepScope | _BranchScope):
+            return self._outer.assigned(variable, value)
+        return value.detach()
 
     def add_update(self, update: Any) -> None:
         variable, value = update
-        self.assigned[id(variable)] = variable
-        super().add_update((variable, value.detach()))  # as eager Keras: no gradient through it
+        self.changed[id(variable)] = variable
+        super().add_update((variable, self.assigned(variable, value)))
 
 
 def _merged(
@@ -75,7 +83,7 @@ def _merged(
             hint="return it from both branches, and add it behind the condition",
         )
     where = predicate if predicate.dtype == torch.bool else predicate != 0
-    for variable in {**taken.assigned, **otherwise.assigned}.values():
+    for variable in {**taken.changed, **otherwise.changed}.values():
         if scope is None:
             raise CompileError(
                 f"a branch of keras.ops.cond assigns {variable.path}, which no step has",

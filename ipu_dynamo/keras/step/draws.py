@@ -17,6 +17,7 @@ from torch import Tensor
 from ipu_dynamo.capture.private.tracing import outside_function_modes, outside_modes
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.private.stateless_names import backend_core, backend_random, draw_seed
+from ipu_dynamo.keras.step.gamma_draws import UNIFORMS, gamma_numbers
 from ipu_dynamo.ops.library.keyed_random import (
     keyed_bernoulli,
     keyed_normal,
@@ -25,7 +26,7 @@ from ipu_dynamo.ops.library.keyed_random import (
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 GeneratorOfModel = Callable[[], Any]  # for draws without a seed
-_UNKNOWN = ("gamma", "binomial", "beta")
+_UNKNOWN = ("binomial",)
 
 
 @contextmanager
@@ -57,6 +58,8 @@ class _Draws:
             "categorical": self.categorical,
             "dropout": self.dropout,
             "shuffle": self.shuffle,
+            "gamma": self.gamma,
+            "beta": self.beta,
         }
 
     def replacing(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,6 +141,17 @@ class _Draws:
         kept = torch.broadcast_to(mask, inputs.shape)
         return torch.where(kept, inputs / (1.0 - rate), torch.zeros_like(inputs))
 
+    def gamma(self, shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> Any:
+        drawn = keyed_uniform(self.key(seed), (UNIFORMS, *shape))
+        return gamma_numbers(drawn, _shape_of(alpha, shape)).to(_dtype(dtype))
+
+    def beta(self, shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None) -> Any:
+        """The share of one of two numbers of gamma distributions."""
+        drawn = keyed_uniform(self.key(seed), (2 * UNIFORMS, *shape))
+        one = gamma_numbers(drawn[:UNIFORMS], _shape_of(alpha, shape))
+        other = gamma_numbers(drawn[UNIFORMS:], _shape_of(beta, shape))
+        return (one / (one + other)).to(_dtype(dtype))
+
     def shuffle(self, x: Any, axis: int = 0, seed: Any = None) -> Any:
         tensor = ops.convert_to_tensor(x)
         axis %= tensor.dim()
@@ -163,6 +177,12 @@ def _constant(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _number(value: Any) -> Any:
     """A bound: a Python number, or a tensor."""
     return value if isinstance(value, bool | int | float) else ops.convert_to_tensor(value)
+
+
+def _shape_of(value: Any, shape: Any) -> Tensor:
+    """The shape parameter of a distribution for each number; no gradient goes through draws."""
+    tensor: Tensor = ops.convert_to_tensor(value)
+    return torch.broadcast_to(tensor.detach().float(), tuple(shape))
 
 
 def _dtype(dtype: Any) -> torch.dtype:

@@ -15,11 +15,13 @@ class ModelMemory:
     """What replicas have for themselves, and the generators of draws that name none.
 
     Attributes:
+        assigned: by identity, the trained variables that a step has been seen to assign.
         generators: seed generators by stage, each made when a program needs it. No file holds them.
             Each stage has one, since its state lives where it draws.
     """
 
     def __init__(self) -> None:
+        self.assigned: dict[int, Any] = {}
         self.generators: dict[int, Any] = {}
         self._replicas: dict[int, ReplicaMemory] = {}
 

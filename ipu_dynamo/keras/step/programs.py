@@ -15,6 +15,7 @@ from ipu_dynamo.keras.private.stateless_names import (
 )
 from ipu_dynamo.keras.settings.notices import notice
 from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
+from ipu_dynamo.keras.step.assigned_weights import Receivers, receivers_of
 from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
 from ipu_dynamo.keras.step.joined_results import JoinedResults, Results
@@ -54,7 +55,7 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
         batch: `x`, or a tuple `(x, y, sample_weight)` of which some may be missing or None.
         shape: as `call_shape` gives it.
     """
-    batch = _normal(batch)
+    batch = keras.utils.unpack_x_y_sample_weight(batch)
     build_for(model, batch, compiled=kind != "predict")
     plan = stage_plan(model, batch[0], training=kind == "fit")
     if (plan is not None) != shape.pipelined:  # a subclass may tell of its stages in `call` only
@@ -90,10 +91,6 @@ def _notice_moving_statistics(model: Any) -> None:
         notice(state_of(model).notices, "moving statistics", text)
 
 
-def _normal(batch: Any) -> Any:
-    return keras.utils.unpack_x_y_sample_weight(batch)
-
-
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
@@ -125,7 +122,9 @@ class StepProgram:
         present = origin_of(self.model, self.kind, self._list_variables())
         return self._origin.is_same(present)
 
-    def run(self, batches: Sequence[Any], on_step: OnStep | None = None) -> list[Sequence[Results]]:
+    def run(
+        self, batches: Sequence[Any], on_step: OnStep | None = None
+    ) -> Sequence[Sequence[Results]]:
         """Run one execution.
 
         Args:
@@ -136,7 +135,7 @@ class StepProgram:
         Returns:
             For each step the results of every replica: logs by name, or outputs.
         """
-        inputs = self._buffers.filled([_normal(batch) for batch in batches])
+        inputs = self._buffers.filled(batches)
         send = None if on_step is None else self._sender(on_step)
         with self._exchanged():
             results = self._program(*inputs, on_send=send)
@@ -185,21 +184,30 @@ class StepProgram:
         return step_variables(self.model, self.kind, seeds=self._memory.seeds)
 
     def _compile(self, batch: Any) -> CompiledModel:
-        """Compile; again for each stage in which a draw without a seed needs a generator."""
-        rows = [batch] * (self.shape.steps * self.shape.replicas)
-        inputs = self._buffers.filled(rows)
+        """Compile; again for all that only a trace tells: a draw without a seed needs a generator
+        of its stage, and a weight that is assigned what tells the update of its value."""
+        inputs = self._buffers.filled([batch] * (self.shape.steps * self.shape.replicas))
         while True:
             module = self._module()
             program = self._core_program(module)
             try:
                 program.compile(*inputs)
             except Exception:
-                stage = module.without_generator
-                if stage is None or stage in self._memory.generators:
+                if not self._supplies(module):
                     raise
-                self._memory.make_generator(stage)
                 continue
             return program
+
+    def _supplies(self, module: StepModule) -> bool:
+        """Make what a trace has missed; whether there was anything."""
+        memory, stage, assigned = self._memory, module.without_generator, module.without_receiver
+        if stage is not None and stage not in memory.generators:
+            memory.make_generator(stage)
+            return True
+        if assigned is not None and id(assigned) not in memory.assigned:
+            memory.assigned[id(assigned)] = assigned
+            return True
+        return False
 
     def _module(self) -> StepModule:
         self._variables = self._list_variables()
@@ -215,14 +223,19 @@ class StepProgram:
             reduced=reduced_loss(self.model, self.shape),
             generators=self._memory.generators,
             plan=self._plan,
+            receivers=self._receivers(),
+            shape=self.shape,
         )
+
+    def _receivers(self) -> Receivers:
+        return receivers_of(self._variables, self._memory.assigned)
 
     def _core_program(self, module: StepModule) -> CompiledModel:
         model, shape, variables = self.model, self.shape, self._variables
         options = core_options(model, self.kind, shape, self._ipus, variables)
         if self.kind != "fit":
             return compile_inference(module, options)
-        update = traced_update(model.optimizer, variables)
+        update = traced_update(model.optimizer, variables, self._receivers())
         program = compile_training(
             module,
             update,

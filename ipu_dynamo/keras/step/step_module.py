@@ -27,32 +27,19 @@ from ipu_dynamo.keras.private.stateless_names import (
     without_gradient,
 )
 from ipu_dynamo.keras.stages.stage_plan import StagePlan
+from ipu_dynamo.keras.step.assigned_weights import (
+    Receivers,
+    check_assignment,
+    received,
+    zeros_like,
+)
+from ipu_dynamo.keras.step.machine_shape import CallShape
 from ipu_dynamo.keras.step.stage_walk import StageWalk
+from ipu_dynamo.keras.step.step_scope import StepScope
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
 from ipu_dynamo.keras.step.tracing import keras_traced
 
 Scaled = Callable[[Tensor], Tensor]
-
-
-class _StepScope(StatelessScope):  # type: ignore[misc]
-    """A scope in which an assignment is what it is in eager Keras: no gradient goes through it.
-
-    Attributes:
-        weights: identities of the variables that the step may only read.
-    """
-
-    weights: frozenset[int] = frozenset()
-
-    def add_update(self, update: Any) -> None:
-        variable, value = update
-        if id(variable) in self.weights:
-            raise CompileError(
-                f"the model assigns {variable.path} in a step, a trainable variable, which the "
-                "optimizer alone changes",
-                hint="make it with add_weight(trainable=False), or compute with the value and do "
-                "not assign it (keras.layers.SpectralNormalization does)",
-            )
-        super().add_update((variable, value.detach()))
 
 
 def _present(leaf: Any) -> Any:
@@ -75,10 +62,13 @@ class StepModule(nn.Module):
             micro-batches.
         generators: the seed generators of draws that name none, by stage; 0 without stages.
         plan: of the calls, if the model is pipelined.
+        receivers: of trained variables that the step assigns.
+        shape: of an execution, which may rule such assignments out.
 
     Attributes:
         without_generator: the stage of a draw without a seed, for which there is no generator;
             None: the last trace met none.
+        without_receiver: a variable of Keras that is assigned and has none; None: as above.
     """
 
     def __init__(
@@ -90,26 +80,29 @@ class StepModule(nn.Module):
         reduced: Scaled | None = None,
         generators: Mapping[int, Any] | None = None,
         plan: StagePlan | None = None,
+        receivers: Receivers | None = None,
+        shape: CallShape | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
         self.without_generator: int | None = None
+        self.without_receiver: Any = None
+        self._receivers, self._shape = dict(receivers or {}), shape
+        self._received: dict[StepVariable, Tensor] = {}
         self._variables = tuple(variable for variable, _ in variables)
         self._reduced, self._generators, self._plan = reduced, dict(generators or {}), plan
         self._walk: StageWalk | None = None
         self._keras = (model,)  # a tuple, past what PyTorch takes for a submodule
         for variable, tensor in variables:
             self._hold(variable, tensor)
+        for variable, name in self._receivers.items():
+            self._owner(name).register_parameter(name.split(".")[-1], zeros_like(variable.tensor))
         for function in described_functions(model):
             quote_source_of(function)
 
     def _hold(self, variable: StepVariable, tensor: Tensor) -> None:
-        *path, name = variable.name.split(".")
-        owner: nn.Module = self
-        for part in path:
-            if part not in owner._modules:
-                owner.add_module(f"{part}", nn.Module())
-            owner = owner._modules[part]  # type: ignore[assignment]
+        name = variable.name.split(".")[-1]
+        owner = self._owner(variable.name)
         if not variable.is_parameter:
             owner.register_buffer(name, tensor.detach())
             return
@@ -118,27 +111,41 @@ class StepModule(nn.Module):
             tensor = nn.Parameter(tensor.detach(), requires_grad=trains)
         owner.register_parameter(name, tensor)
 
+    def _owner(self, name: str) -> nn.Module:
+        """The module that holds what is called so, made where it is missing."""
+        owner: nn.Module = self
+        for part in name.split(".")[:-1]:
+            if part not in owner._modules:
+                owner.add_module(f"{part}", nn.Module())
+            owner = owner._modules[part]  # type: ignore[assignment]
+        return owner
+
     def held(self, variable: StepVariable) -> Tensor:
         """The tensor of a variable; a stand-in while the module is traced."""
-        path, _, name = variable.name.rpartition(".")
-        owner = self.get_submodule(path)
-        tensor = owner._parameters.get(name)
-        return owner._buffers[name] if tensor is None else tensor  # type: ignore[return-value]
+        return self._called(variable.name)
+
+    def _called(self, name: str) -> Tensor:
+        owner, last = self._owner(name), name.split(".")[-1]
+        tensor = owner._parameters.get(last)
+        return owner._buffers[last] if tensor is None else tensor  # type: ignore[return-value]
 
     def forward(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """The logs of one batch, or its outputs; of fit the loss to minimise, and the logs."""
         present = {v: self.held(v) for v in self._variables}
         mapping = {id(v.variable): tensor for v, tensor in present.items()}
+        weights = frozenset(id(v.variable) for v in present if v.is_parameter)
+        self._received = {}
         with keras_traced(self._own_generator):
-            scope = _StepScope(collect_losses=True, initialize_variables=False)
-            scope.weights = frozenset(id(v.variable) for v in present if v.is_parameter)
-            mapping_of(scope).update(mapping)
+            scope = StepScope(mapping, weights, self._assign_weight)
             write = partial(self._write, scope, present)
             self._walk = None if self._plan is None else self._new_walk(self._plan, write)
             with scope:
                 results = tree.map_structure(_present, self._step(x, y, sample_weight))
             write()
-        return results
+        if not self._received:
+            return results
+        loss, logs = results
+        return loss + sum(self._received.values()), logs
 
     def _new_walk(self, plan: StagePlan, write: Callable[[], None]) -> StageWalk:
         return StageWalk(plan, write)
@@ -192,6 +199,23 @@ class StepModule(nn.Module):
                 if new is not value and not variable.is_parameter:
                     self.held(variable).copy_(new.detach())
                     present[variable] = new
+        for variable, name in self._receivers.items():
+            new = mapping[id(variable.variable)]
+            if new is not present[variable]:
+                self._received[variable] = received(self._called(name), new)
+                present[variable] = new
+
+    def _assign_weight(self, variable: Any) -> Tensor:
+        """The parameter of a variable that the step assigns."""
+        (weight,) = (v for v in self._variables if v.variable is variable)
+        check_assignment(weight, self.kind, self._shape)
+        if weight not in self._receivers:
+            self.without_receiver = variable
+            raise CompileError(
+                f"the model assigns {variable.path}, a trainable variable",
+                hint="make it with add_weight(trainable=False)",
+            )
+        return self.held(weight)
 
     def _own_generator(self) -> Any:
         stage = 0 if self._walk is None else self._walk.stage

@@ -1,5 +1,6 @@
 """Run Keras' Python as a program needs it, in the thread that traces."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -50,6 +51,17 @@ def _whole_tracebacks() -> Any:
     name = "is_traceback_filtering_enabled"
     original = getattr(traceback_utils, name)
     return replaced(traceback_utils, name, in_this_thread(lambda: False, original))
+
+
+def running_layer() -> Any:
+    """The layer whose `call` is running in this thread; None: none is."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name == "call" and is_layer(owner):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 def _innermost_layer(trace: TracebackType | None) -> Any:

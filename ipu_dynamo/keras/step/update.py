@@ -15,21 +15,25 @@ from ipu_dynamo.keras.private.stateless_names import (
     tensor_of,
     trained_variables,
 )
+from ipu_dynamo.keras.step.assigned_weights import Receivers
 from ipu_dynamo.keras.step.conditions import conditions_merged
 from ipu_dynamo.keras.step.portable_methods import portable_methods
 from ipu_dynamo.keras.step.step_variables import Names, StepVariable
 from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
 
 
-def traced_update(optimizer: Any, variables: Sequence[StepVariable]) -> TracedUpdate:
+def traced_update(
+    optimizer: Any, variables: Sequence[StepVariable], receivers: Receivers | None = None
+) -> TracedUpdate:
     """The update of an optimiser, on the states that its variables hold.
 
     Args:
         variables: of the step.
+        receivers: of those that the step assigns.
     """
     return TracedUpdate(
         {name: tensor_of(v).detach() for name, v in optimizer_states(optimizer, variables).items()},
-        _Apply(optimizer, variables),
+        _Apply(optimizer, variables, receivers or {}),
     )
 
 
@@ -63,8 +67,11 @@ def optimizer_states(optimizer: Any, variables: Sequence[StepVariable]) -> dict[
 class _Apply:
     """What a `TracedUpdate` calls while it is traced."""
 
-    def __init__(self, optimizer: Any, variables: Sequence[StepVariable]) -> None:
+    def __init__(
+        self, optimizer: Any, variables: Sequence[StepVariable], receivers: Receivers
+    ) -> None:
         self._optimizer = optimizer
+        self._receivers = {variable.name: name for variable, name in receivers.items()}
         self._states = optimizer_states(optimizer, variables)
         names = {id(v.variable): v.name for v in variables if v.role in ("trained", "scale")}
         self._trained = trained_variables(optimizer)
@@ -93,13 +100,15 @@ class _Apply:
             weights[self._scales[id(v)]] if id(v) in self._scales else states[state_of[id(v)]]
             for v in optimizer.variables
         ]
+        weights = {**weights, **self._assigned(gradients)}
         present = [self._weight(v, name, weights) for v, name in self._pairs()]
         grads = [None if name is None else gradients.get(name) for name in self._names]
         with portable_methods(optimizer), conditions_merged():
             new_weights, new_values = optimizer.stateless_apply(values, grads, present)
         changed: dict[str, Tensor] = {}
         for (_, name), old, new in zip(self._pairs(), present, new_weights, strict=True):
-            if name is not None and name in weights and new is not old:
+            is_new = new is not old or self._receivers.get(name or "") in gradients
+            if name is not None and name in weights and is_new:
                 changed[name] = new
         new_states: dict[str, Tensor] = {}
         for variable, old, new in zip(optimizer.variables, values, new_values, strict=True):
@@ -110,6 +119,11 @@ class _Apply:
             else:
                 new_states[state_of[id(variable)]] = new
         return changed, new_states
+
+    def _assigned(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the step has assigned to weights, by their names."""
+        pairs = self._receivers.items()
+        return {name: gradients[of] for name, of in pairs if of in gradients}
 
     def _pairs(self) -> list[tuple[Any, str | None]]:
         return list(zip(self._trained, self._names, strict=True))

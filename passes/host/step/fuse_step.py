@@ -17,6 +17,15 @@ from torch import fx
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.passes.host.step.fuse_traced import (
+    TracedWriter,
+    factors_of,
+    hyperparameters_of,
+    read_by,
+    takes_as_they_are,
+    why_not_traced,
+    written_by,
+)
 from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
 from ipu_dynamo.passes.host.step.update_graphs import RULES, Writer, written
 from ipu_dynamo.passes.levels import Level
@@ -25,15 +34,17 @@ from ipu_dynamo.program import (
     Decision,
     Function,
     HostProgram,
+    JointUpdate,
     Program,
     Receive,
     Send,
     Update,
-    UpdateFactors,
+    UpdatePart,
     Variable,
     make_function,
 )
 from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
+from ipu_dynamo.program.ir.update_rules import Traced
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
 
@@ -55,19 +66,22 @@ def why_not_fused(program: Program) -> str | None:
     calls = [i for i in cut.loop if isinstance(i, Call)]
     if len(calls) != 1 or cut.micro_batches != 1:
         return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
-    if any(isinstance(i, UpdateFactors) for i in cut.before):
-        return "the update is traced from the optimiser's Python"
-    if cut.before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
+    factors = factors_of(cut.before)
+    before = [i for i in cut.before if i is not factors]
+    if before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
         return "variables or values are off the chip"
     updates = [i for i in cut.after if isinstance(i, Update)]
-    if not updates or len(updates) != len(cut.after):
+    kinds = Update if factors is None else Update | UpdatePart | JointUpdate
+    if not updates or not all(isinstance(i, kinds) for i in cut.after):
         return "a step does not end with updates alone"
     for update in updates:
-        if not isinstance(update.rule, RULES):
+        if not isinstance(update.rule, RULES if factors is None else Traced):
             return f"the rule {update.rule}"
         if update.rounding != "nearest" or update.loss_scale is not None:
             return "updates round at random, or are divided by a loss scale"
-    if not _all_float(program, updates):
+    if factors is not None and (reason := why_not_traced(program, factors)) is not None:
+        return reason
+    if not _types_fit(program, updates):
         return "not all weights and states are float32"
     if not _only_stores(_function(program)):
         return "the function writes a variable in another way than by one store"
@@ -79,11 +93,19 @@ def _function(program: Program) -> Function:
     return next(f for f in program.functions if f.name == call.function)
 
 
-def _all_float(program: Program, updates: Sequence[Update]) -> bool:
+def _types_fit(program: Program, updates: Sequence[Update]) -> bool:
+    """Whether an update computes in the types that weights, gradients and states have."""
     types = {variable.name: variable.type for variable in program.variables}
-    names = [n for u in updates for n in (*u.parameters, *u.gradients)]
-    names += [n for u in updates for _, states in u.states for n in states]
-    return all(types[name].dtype == torch.float32 for name in names)
+    for update in updates:
+        if update.function is not None:  # which says itself in which types it computes
+            if not takes_as_they_are(program, update, types):
+                return False
+            continue
+        states = [name for _, names in update.states for name in names]
+        names = (*update.parameters, *update.gradients, *states)
+        if any(types[name].dtype != torch.float32 for name in names):
+            return False
+    return True
 
 
 def _only_stores(function: Function) -> bool:
@@ -123,7 +145,9 @@ class _Fusing:
     def __init__(self, program: Program) -> None:
         (self.call,) = program.calls
         self.program, self.function = program, _function(program)
-        self.updates = [i for i in program.walk() if isinstance(i, Update)]
+        cut = sections(program)
+        self.after, self.factors = cut.after, factors_of(cut.before)
+        self.updates = [i for i in cut.after if isinstance(i, Update)]
         self.gradient_of = {  # of parameters and of their states
             name: gradient
             for update in self.updates
@@ -141,31 +165,41 @@ class _Fusing:
         accumulators = {g for u in self.updates for g in u.gradients}
         changed = {n for u in self.updates for n in (*u.parameters, *_states_of(u))}
         changed |= written_here - accumulators
+        if self.factors is not None:
+            changed |= {*written_by(self.after, self.factors)}
         state = tuple(name for name in variables if name in changed)
-        constants = tuple(n for n in inputs if n in variables and n not in changed | accumulators)
+        read = dict.fromkeys((*inputs, *read_by(self.after)))
+        constants = tuple(n for n in read if n in variables and n not in changed | accumulators)
         received = tuple(name for name in inputs if name not in variables)
         for name in (*state, *constants, *received):
             self.values[name] = self.take(name, inputs, variables)
-        hyperparameters = tuple(
-            dict.fromkeys(
-                (update.group, name)
-                for update in self.updates
-                for name in update.rule.hyperparameters
-                if (update.group, name) not in zeros
-            )
-        )
-        of_hyperparameters = {pair: self.number(*pair) for pair in hyperparameters}
+        hyperparameters = self.hyperparameters(zeros)
+        of_hyperparameters = {pair: self.number(*pair, of) for pair, of in hyperparameters.items()}
         old = dict(self.values)
         results, gradients = self.compute(inputs)
         for update in self.updates:
-            self.update(update, gradients, old, of_hyperparameters)
+            self.divide(update, gradients)
+        if self.factors is not None:
+            writer = TracedWriter(self.program, self.graph, old, gradients, of_hyperparameters)
+            self.values |= writer.write(self.factors, self.after)
+        else:
+            for update in self.updates:
+                self.update(update, gradients, old, of_hyperparameters)
         sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
         sent = tuple(sends[output.name] for output in self.program.outputs)
         outputs = [self.own(self.values[name], old[name]) for name in state]
         self.graph.output((*outputs, *(results[name] for name in sent)))
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         function = make_function(f"whole_{self.function.name}", module)
-        return Fused(function, state, constants, received, hyperparameters, sent, zeros)
+        return Fused(function, state, constants, received, tuple(hyperparameters), sent, zeros)
+
+    def hyperparameters(self, zeros: Zeros) -> dict[tuple[int, str], torch.dtype]:
+        """The hyperparameters that the updates take, by group and name, but `zeros`."""
+        if self.factors is not None:
+            taken = hyperparameters_of(self.program, self.factors)
+            return {pair: type_.dtype for pair, type_ in taken.items()}
+        named = [(u.group, name) for u in self.updates for name in u.rule.hyperparameters]
+        return dict.fromkeys((pair for pair in named if pair not in zeros), torch.float64)
 
     def take(
         self, name: str, inputs: Mapping[str, fx.Node], variables: Mapping[str, Variable]
@@ -175,16 +209,27 @@ class _Fusing:
         if name in inputs:
             node.meta["val"] = inputs[name].meta["val"]
             return node
-        like: torch.Tensor = inputs[self.gradient_of[name]].meta["val"]
-        scalar = not variables[name].type.shape
-        node.meta["val"] = like.new_empty(()) if scalar else torch.empty_like(like)
+        type_, gradient = variables[name].type, self.gradient_of.get(name)
+        like: torch.Tensor = inputs[gradient or self.updates[0].gradients[0]].meta["val"]
+        if gradient is not None and type_.shape == tuple(like.shape):
+            node.meta["val"] = torch.empty_like(like, dtype=type_.dtype)
+        else:
+            node.meta["val"] = like.new_empty(type_.shape, dtype=type_.dtype)
         return node
 
-    def number(self, group: int, name: str) -> fx.Node:
-        node = self.graph.placeholder(f"{name}_of_group{group}")
+    def number(self, group: int, name: str, dtype: torch.dtype) -> fx.Node:
+        """A placeholder for a hyperparameter."""
+        node = self.graph.placeholder(f"{name.replace('.', '_')}_of_group{group}")
         like = next(iter(self.values.values())).meta["val"]
-        node.meta["val"] = like.new_empty((), dtype=torch.float64)
+        node.meta["val"] = like.new_empty((), dtype=dtype)
         return node
+
+    def divide(self, update: Update, gradients: dict[str, fx.Node]) -> None:
+        """Let the gradients of an update be what its equations take."""
+        if update.divisor != 1:
+            writer = Writer(self.graph)
+            for total in update.gradients:
+                gradients[total] = writer.call(aten.div.Tensor, gradients[total], update.divisor)
 
     def compute(self, inputs: Mapping[str, fx.Node]) -> tuple[dict[str, Any], dict[str, fx.Node]]:
         """Copy the operators; return results and gradients by name, and renew `values`."""
@@ -230,8 +275,6 @@ class _Fusing:
             zip(update.parameters, update.gradients, strict=True)
         ):
             gradient = gradients[total]
-            if update.divisor != 1:
-                gradient = writer.call(aten.div.Tensor, gradient, update.divisor)
             names = {state: of[place] for state, of in update.states}
             states = {state: old[variable] for state, variable in names.items()}
             new, changed = written(

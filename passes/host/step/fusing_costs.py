@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from ipu_dynamo.passes.host.step.fuse_traced import calls_of
 from ipu_dynamo.program import Program, Update, Variable
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.costs import (
     CALLING_A_PARAMETER,
+    CALLING_A_TRACED_FUNCTION,
     CALLING_AN_UPDATE,
     COMPILING_AN_UPDATE,
     COPIES_HOME,
@@ -43,7 +45,8 @@ class FusingCosts:
 
 def fusing_costs(program: Program) -> FusingCosts:
     """The estimate for a program that could be fused."""
-    updates = [i for i in sections(program).after if isinstance(i, Update)]
+    after = sections(program).after
+    updates = [i for i in after if isinstance(i, Update)]
     variables = {variable.name: variable for variable in program.variables}
     weights = [name for update in updates for name in update.parameters]
     states = [name for update in updates for _, names in update.states for name in names]
@@ -51,6 +54,7 @@ def fusing_costs(program: Program) -> FusingCosts:
     new = _nbytes(variables, states)
     held = new + _nbytes(variables, weights)
     called = CALLING_AN_UPDATE * len(updates) + CALLING_A_PARAMETER * len(weights)
+    called += CALLING_A_TRACED_FUNCTION * calls_of(after)
     stored = STORES_OF_A_GRADIENT * gradients / UPDATE_BYTES_PER_SECOND
     home = COPIES_HOME * held / UPDATE_BYTES_PER_SECOND / sections(program).steps
     gained = called + stored - home - new / NEW_STATES_BYTES_PER_SECOND

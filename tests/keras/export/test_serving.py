@@ -17,11 +17,6 @@ BATCH = 4
 pytestmark = pytest.mark.filterwarnings("ignore:`build:UserWarning")
 
 
-@pytest.fixture(autouse=True)
-def _eager(monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
-
-
 def functional(batch_size=None):
     inputs = keras.Input((3,), batch_size=batch_size, name="point")
     hidden = D(4, activation="relu")(inputs)

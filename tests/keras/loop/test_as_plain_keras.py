@@ -13,11 +13,6 @@ from ipu_dynamo.keras import IPUStrategy
 BATCH, EPOCHS, ROWS = 2, 12, 48
 
 
-@pytest.fixture(autouse=True)
-def _eager(monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
-
-
 def data(rows, seed):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, 4)).astype("float32")

@@ -167,3 +167,23 @@ def test_async_safe_callbacks_keep_the_order_of_steps(machine):
     model.set_asynchronous_callbacks(True)
     fit(model, 24, callbacks=[Slow()], epochs=1)
     assert seen == list(range(24))
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "train_on_batch"])
+def test_an_asynchronous_callback_does_not_execute_its_model(machine, method):
+    model, other, (x, y) = small_model(4), small_model(4), arrays(8)
+
+    def execute(batch, logs):
+        other.predict(x, verbose=0)
+        getattr(model, method)(x)
+
+    model.set_asynchronous_callbacks(True)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=execute)
+    with pytest.raises(RuntimeError, match=rf"{method} of model .* asynchronous callback"):
+        fit(model, 8, callbacks=[callback], epochs=1)
+    model.set_asynchronous_callbacks(False)
+    in_epochs = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: model.predict(x, batch_size=1, verbose=0),
+        on_train_batch_end=lambda batch, logs: model.evaluate(x, y, batch_size=1, verbose=0),
+    )
+    fit(model, 8, callbacks=[in_epochs], epochs=1)

@@ -247,6 +247,5 @@ def break_rounds(rounds, seed=0, *, pipelined=False):
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_rounds_of_failures_on_the_machine(monkeypatch, pipelined):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+def test_rounds_of_failures_on_the_machine(pipelined):
     break_rounds(ROUNDS, pipelined=pipelined)

@@ -91,11 +91,6 @@ def model_of(kind, names, steps=1):
     return model
 
 
-@pytest.fixture(autouse=True)
-def _eager(monkeypatch):
-    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
-
-
 def test_every_class_is_met():
     met = {name for kind in KINDS for name in metric_classes() if works(name, kind)}
     assert met == metric_classes().keys()

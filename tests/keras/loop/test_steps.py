@@ -56,3 +56,9 @@ def test_steps_are_a_multiple_of_an_execution():
 def test_unsized_data_asks_for_the_number_of_steps():
     with pytest.raises(ValueError, match="you must specify the number of steps"):
         plan()
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_steps_is_positive(number):
+    with pytest.raises(ValueError, match=rf"steps_per_epoch is {number}: give at least 1"):
+        plan(number=number, size=4)

@@ -1,5 +1,6 @@
 """Check every setter: what it keeps, what it replaces, and what it refuses by name."""
 
+import inspect
 import logging
 
 import keras
@@ -48,6 +49,16 @@ def test_the_last_call_of_either_setter_sets_the_reduction(model):
     assert settings(model).reduction is methods.SUM
     model.set_gradient_accumulation_options(reduction_method="running_mean")
     assert settings(model).reduction is methods.RUNNING_MEAN
+
+
+def test_the_reduction_has_two_names_and_takes_one(model):
+    for said in ("mean", "sum"):
+        with pytest.raises(ValueError, match=rf"'{said}' and reduction_method is 'sum'"):
+            model.set_gradient_accumulation_options(
+                gradient_accumulation_reduction_method=said, reduction_method="sum"
+            )
+    signature = inspect.signature(model.set_gradient_accumulation_options)
+    assert signature.parameters["gradient_accumulation_reduction_method"].default == "sum"
 
 
 def test_keywords_replace_those_of_an_earlier_call(model):

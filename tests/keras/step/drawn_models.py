@@ -11,13 +11,19 @@ from ipu_dynamo.keras import IPUStrategy
 from ipu_dynamo.keras.step.machine_shape import stages_as_run
 
 L = keras.layers
-Form = Literal["sequential", "functional", "subclass", "nested"]
+Form = Literal["sequential", "functional", "subclass", "nested", "masked"]
 MAPPINGS = {
     1: [(0,)],
     2: [(0, 1), (0, 0), (1, 0)],
     3: [(0, 1, 2), (0, 1, 0), (2, 0, 1), (0, 0, 1), (0, 0, 0)],
 }
-FORMS: tuple[Form, ...] = ("sequential", "functional", "subclass", "nested")
+FORMS: tuple[Form, ...] = ("sequential", "functional", "subclass", "nested", "masked")
+WORDS = 5  # of the masked models, whose word 0 is masked
+METRICS = {
+    "accuracy": lambda name: keras.metrics.SparseCategoricalAccuracy(name),
+    "entropy": lambda name: keras.metrics.SparseCategoricalCrossentropy(name, from_logits=True),
+    "top 2": lambda name: keras.metrics.SparseTopKCategoricalAccuracy(2, name),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Case:
         sequential: stages take one micro-batch after the other.
         mapping: the IPU of each stage.
         updates: of a call.
-        weights: `sample`, `class`, both or none.
+        weighted_metrics: those of `metrics` that take the sample weights, too.
     """
 
     form: Form
@@ -44,6 +50,8 @@ class Case:
     sample_weights: bool
     class_weights: bool
     regularised: bool
+    metrics: tuple[str, ...]
+    weighted_metrics: tuple[str, ...]
     seed: int
 
     @property
@@ -79,6 +87,8 @@ def cases(draw: Any, *, forms: tuple[Form, ...] = FORMS, pipelined: bool | None 
         sample_weights=draw(st.booleans()),
         class_weights=draw(st.booleans()),
         regularised=draw(st.booleans()),
+        metrics=tuple(draw(st.sets(st.sampled_from(sorted(METRICS))))),
+        weighted_metrics=tuple(draw(st.sets(st.sampled_from(sorted(METRICS))))),
         seed=draw(st.integers(0, 99)),
     )
 
@@ -103,16 +113,16 @@ def make_model(case: Case, *, rate: float = 0.1) -> Any:
     keras.utils.set_random_seed(case.seed)
     regularizer = keras.regularizers.L2(0.02) if case.regularised else None
     model = _FORMS[case.form](regularizer)
+    losses: Any = _classes()
+    metrics: Any = [METRICS[name](name) for name in case.metrics]
+    weighted: Any = [METRICS[name](f"weighted {name}") for name in case.weighted_metrics]
     if case.form == "functional":
-        losses: Any = [_classes(), "mse"]
-        metrics: Any = [["accuracy"], ["mae"]]
-    else:
-        losses, metrics = _classes(), ["accuracy"]
+        losses, metrics, weighted = [losses, "mse"], [metrics, ["mae"]], [weighted, ["mse"]]
     model.compile(
         keras.optimizers.SGD(rate, momentum=0.9, nesterov=True),
         losses,
         metrics=metrics,
-        weighted_metrics=None,
+        weighted_metrics=weighted,
     )
     if case.form == "subclass":
         model(np.zeros((1, 4), "float32"))
@@ -146,6 +156,10 @@ def data(case: Case, *, rows: int = 2) -> tuple[Any, Any, Any]:
     x = rng.standard_normal((count, 4)).astype("float32")
     classes = rng.integers(0, 3, count).astype("int32")
     weights = rng.random(count).astype("float32") if case.sample_weights else None
+    if case.form == "masked":  # one word of each row is: a loss is divided by how many are not
+        words = rng.integers(1, WORDS, (count, 4)).astype("int32")
+        words[np.arange(count), rng.integers(0, 4, count)] = 0
+        return words, rng.integers(0, 3, (count, 4)).astype("int32"), weights
     if case.form != "functional":
         return x, classes, weights
     other = rng.standard_normal((count, 2)).astype("float32")
@@ -155,7 +169,8 @@ def data(case: Case, *, rows: int = 2) -> tuple[Any, Any, Any]:
 
 def fit_arguments(case: Case) -> dict[str, Any]:
     """Class weights, where Keras takes them: of one output, and without sample weights."""
-    if case.class_weights and not case.sample_weights and case.form != "functional":
+    simple = case.form not in ("functional", "masked")
+    if case.class_weights and not case.sample_weights and simple:
         return {"class_weight": {0: 0.5, 1: 2.0, 2: 1.0}}
     return {}
 
@@ -199,6 +214,17 @@ def _sequential(regularizer: Any) -> Any:
     )
 
 
+def _masked(regularizer: Any) -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            L.Embedding(WORDS, 5, mask_zero=True, embeddings_regularizer=regularizer),
+            L.Dense(5, activation="tanh"),
+            L.Dense(3),
+        ]
+    )
+
+
 def _functional(regularizer: Any) -> Any:
     """Two inputs, two branches, a skip, two outputs."""
     first, second = keras.Input((4,), name="first"), keras.Input((2,), name="second")
@@ -229,4 +255,5 @@ _FORMS = {
     "functional": _functional,
     "subclass": Subclass,
     "nested": _nested,
+    "masked": _masked,
 }

@@ -38,7 +38,9 @@ def trained(**options: Any) -> tuple[Any, list[Any]]:
 
 @pytest.fixture(scope="module")
 def plain():
-    return trained()
+    with pytest.MonkeyPatch.context() as patch:  # before the fixture of each test
+        patch.setenv("IPU_DYNAMO_ENGINE", "eager")
+        return trained()
 
 
 def _off_chip(program, kind):

@@ -56,7 +56,9 @@ def test_equals_plain_keras_on_the_whole_batch(case: Case) -> None:
     _close(*flat, tolerance)
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize(
+    "pipelined", [False, pytest.param(True, marks=pytest.mark.inductor)], ids=["alone", "pipelined"]
+)
 def test_masks_count_in_losses_and_metrics(pipelined: bool) -> None:
     words = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [2, 2, 1, 0], [1, 1, 1, 3]] * 6)
     targets = np.random.default_rng(0).normal(size=(24, 4, 2)).astype("float32")

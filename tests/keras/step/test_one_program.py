@@ -81,6 +81,7 @@ def test_a_learning_rate_that_is_assigned_acts_without_compiling(model):
     assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.inductor
 def test_programs_work_in_the_memory_of_keras(model):
     addresses = [v.value.data_ptr() for v in model.variables]
     model.fit(X, Y, batch_size=4, verbose=0, validation_data=(X, Y))
@@ -93,7 +94,8 @@ def test_programs_work_in_the_memory_of_keras(model):
     assert not np.allclose(expected, changed)
 
 
-def test_states_of_the_optimizer_that_the_host_assigns_act(model):
+@pytest.mark.parametrize("engine", [pytest.param("inductor", marks=pytest.mark.inductor), "eager"])
+def test_states_of_the_optimizer_that_the_host_assigns_act(model, engine):
     twin = keras.models.clone_model(model)
     twin.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=4)
     twin.set_weights(model.get_weights())
@@ -110,6 +112,8 @@ def test_states_of_the_optimizer_that_the_host_assigns_act(model):
     twin.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     for a, b in zip(twin.get_weights(), fresh.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+    (run,) = state_of(twin).programs.values()
+    assert bool(run.compiled.executable.fused) == (engine == "inductor")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,13 @@ def test_updates_are_those_of_plain_keras(name, flag):
     assert max(apart.values()) <= 1e-5, apart
 
 
+@pytest.mark.inductor
+@pytest.mark.parametrize(("name", "flag"), [("Adam", "ema"), ("Nadam", "loss_scale")])
+def test_compiled_updates_are_those_of_plain_keras(name, flag):
+    apart = differences(*train_both(name, flag))
+    assert max(apart.values()) <= 1e-5, apart
+
+
 @pytest.mark.parametrize(("name", "schedule"), _mark(ALL_SCHEDULES, SOME_SCHEDULES))
 def test_schedules_are_those_of_plain_keras(name, schedule):
     plain, model = train_both(name, "plain", SCHEDULES[schedule])

@@ -77,6 +77,7 @@ def test_calls_stages_and_compiling_again_change_no_bit(replicas):
     assert same(runs[0], runs[2])
 
 
+@pytest.mark.inductor
 def test_workers_change_no_bit(monkeypatch):
     from ipu_dynamo.keras.step import programs
 
@@ -171,6 +172,9 @@ def test_a_number_as_seed_is_a_constant_that_keras_draws():
             0,
             2,
         ),
+        (lambda g: keras.random.gamma((4000,), 0.4, seed=g), 0.4, 0.4**0.5, 0, 12),
+        (lambda g: keras.random.gamma((4000,), 3.0, seed=g), 3.0, 3.0**0.5, 0, 20),
+        (lambda g: keras.random.beta((4000,), 2.0, 0.5, seed=g), 0.8, 0.2138, 0, 1),
         (
             lambda g: keras.random.dropout(keras.ops.ones((4000,)), 0.25, seed=g),
             1.0,
@@ -218,9 +222,9 @@ def test_shuffle_permutes_along_its_axis():
 
 
 def test_a_draw_that_no_program_can_make_says_so():
-    class Gamma(L.Layer):
+    class Binomial(L.Layer):
         def call(self, x):
-            return x * keras.random.gamma((1,), 2.0)
+            return x * keras.random.binomial((1,), 4.0, 0.5)
 
-    with IPUStrategy().scope(), pytest.raises(Exception, match=r"keras\.random\.gamma"):
-        keras.Sequential([keras.Input((2,)), Gamma()]).predict(np.zeros((1, 2), "float32"))
+    with IPUStrategy().scope(), pytest.raises(Exception, match=r"keras\.random\.binomial"):
+        keras.Sequential([keras.Input((2,)), Binomial()]).predict(np.zeros((1, 2), "float32"))

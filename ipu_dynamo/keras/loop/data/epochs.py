@@ -8,15 +8,27 @@ import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ipu_dynamo.keras.loop.data.batches import Batch, OneForm, normalised, partial_batch
+from ipu_dynamo.keras.loop.data.batches import Batch, OneForm, partial_batch
 from ipu_dynamo.keras.loop.data.infeed import Infeed
+from ipu_dynamo.keras.loop.data.sources import Source, source_of
 from ipu_dynamo.keras.loop.data.steps import StepPlan
-from ipu_dynamo.keras.private.keras_private import ends_partial, is_array_adapter, stop_enqueuer
+from ipu_dynamo.keras.private.keras_private import ends_partial, stop_enqueuer
 
 _RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or generator "
     "can generate at least `steps_per_epoch * epochs` batches."
 )
+
+
+class _Counting:
+    """Checks batches against the form of a call, counting them from a number on."""
+
+    def __init__(self, form: OneForm, number: int) -> None:
+        self._form, self._number = form, number
+
+    def __call__(self, batch: Batch) -> None:
+        self._form.check(batch, self._number)
+        self._number += 1
 
 
 class Epochs:
@@ -36,10 +48,9 @@ class Epochs:
     def __init__(self, adapter: Any, plan: StepPlan) -> None:
         self.plan = plan
         self._adapter = adapter
-        self._copy = not is_array_adapter(adapter)  # whose batches are fresh memory
         self._form = OneForm()
         self._size: int | None = adapter.num_batches
-        self._current: Iterator[Any] | None = None
+        self._current: Source | None = None
         self._seen = 0  # batches of the current pass over the data
         self._ended: str | None = None  # why the epoch has fewer batches than planned
         last = ends_partial(adapter)
@@ -79,30 +90,25 @@ class Epochs:
         stop_enqueuer(self._adapter)
 
     def _begin(self) -> None:
-        self._current, self._seen = iter(self._adapter.get_torch_dataloader()), 0
+        self._current, self._seen = source_of(self._adapter), 0
 
     def _groups(self) -> Iterator[list[Batch]]:
         """The epoch's batches, as many at once as an execution takes; for the infeed's thread."""
         assert self._current is not None
-        batches: list[Batch] = []
-        for number in range(self.plan.batches):
-            if self._size is not None and self._seen >= self._size:
-                self._ended = "size"
-                break
-            try:
-                data = next(self._current)
-            except StopIteration:
-                self._ended = "source"
-                break
-            self._seen += 1
-            batch = normalised(data, copy=self._copy)
-            self._form.check(batch, number)
-            batches.append(batch)
-            if len(batches) == self.plan.batches_per_execution:
+        plan, number = self.plan, 0
+        while number < plan.batches:
+            wanted = plan.batches_per_execution
+            left = wanted if self._size is None else min(wanted, self._size - self._seen)
+            batches = self._current.take(left, _Counting(self._form, number))
+            self._seen += len(batches)
+            number += len(batches)
+            if len(batches) == wanted:
                 yield batches
-                batches = []
-        if batches:
-            raise ValueError(_within_an_execution(number, self.plan))
+                continue
+            self._ended = "size" if len(batches) == left else "source"
+            if batches:
+                raise ValueError(_within_an_execution(number, plan))
+            break
 
     def _finish(self) -> None:
         """Get ready for the next epoch, as Keras does."""

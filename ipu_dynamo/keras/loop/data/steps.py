@@ -47,7 +47,9 @@ def plan_steps(
     Raises:
         ValueError: there is no number, no whole step, or no whole number of executions.
     """
-    batches = number or size
+    if number is not None and number < 1:
+        raise ValueError(f"{argument} is {number}: give at least 1, or leave it out for all data")
+    batches = size if number is None else number
     if batches is None:
         raise ValueError(
             f"the data does not say how many batches it has, so you must specify the number of "
@@ -78,7 +80,7 @@ def plan_steps(
             f"steps in an epoch, which is {steps}: choose another {argument}, batch_size or "
             "steps_per_execution"
         )
-    return StepPlan(steps, per_execution, replicas, goes_on=bool(number))
+    return StepPlan(steps, per_execution, replicas, goes_on=number is not None)
 
 
 def _count(number: int, singular: str, plural: str) -> str:
