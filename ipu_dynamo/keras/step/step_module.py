@@ -47,6 +47,10 @@ def _present(leaf: Any) -> Any:
     return leaf.value.clone() if is_variable(leaf) else leaf
 
 
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
 class StepModule(nn.Module):
     """The step of a model on one batch, for the core to trace.
 
@@ -168,7 +172,9 @@ class StepModule(nn.Module):
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         track_loss(model, loss.detach(), rows)
         seen = tree.map_structure(without_gradient, y_pred)
-        logs = model.compute_metrics(x, y, seen, sample_weight)
+        # metrics write masks into sample weights, of which the gradient needs what the loss had
+        weights = tree.map_structure(_copied, sample_weight)
+        logs = model.compute_metrics(x, y, seen, weights)
         if not training:
             return logs
         scaled = model.optimizer.scale_loss(loss)

@@ -6,7 +6,10 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT, is_fake, pytree
 from ipu_dynamo.errors import CompileError, raised_at
 from ipu_dynamo.keras.private.stateless_names import is_layer, traceback_utils
 from ipu_dynamo.keras.step.conditions import conditions_merged
@@ -30,6 +33,7 @@ def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
         stack.enter_context(draws_keyed(own_generator))
         stack.enter_context(operators_value_free())
         stack.enter_context(_whole_tracebacks())
+        stack.enter_context(_NumbersAsConstants())
         try:
             yield
         except DATA_DEPENDENT as error:
@@ -44,6 +48,22 @@ def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
                 "out of the model",
                 id="value",
             ) from error
+
+
+class _NumbersAsConstants(TorchFunctionMode):
+    """Take the numbers that objects hold as tensors, as a regulariser its factor, for the constants
+    that they are meant to be: a warning is for tensors with dimensions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _lifted, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _lifted(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() or is_fake(tensor) or type(tensor) is not torch.Tensor:
+        return tensor
+    lifted: torch.Tensor = torch.ops.aten.lift_fresh_copy(tensor)
+    return lifted
 
 
 def _whole_tracebacks() -> Any:

@@ -1,4 +1,4 @@
-"""Check that arrays are read for a whole execution at once, as the loader of Keras gives batches."""
+"""Check that arrays are read for a whole execution at once, as the loader of Keras has them."""
 
 import numpy as np
 import pytest

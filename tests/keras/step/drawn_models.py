@@ -159,6 +159,8 @@ def data(case: Case, *, rows: int = 2) -> tuple[Any, Any, Any]:
     if case.form == "masked":  # one word of each row is: a loss is divided by how many are not
         words = rng.integers(1, WORDS, (count, 4)).astype("int32")
         words[np.arange(count), rng.integers(0, 4, count)] = 0
+        if weights is not None:  # of each word, as metrics with a mask take them
+            weights = rng.random((count, 4)).astype("float32")
         return words, rng.integers(0, 3, (count, 4)).astype("int32"), weights
     if case.form != "functional":
         return x, classes, weights

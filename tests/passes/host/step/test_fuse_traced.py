@@ -42,8 +42,9 @@ def compare(options, calls=3):
     return run
 
 
-def test_trains_as_its_function_in_python():
-    run = compare(FUSED)
+@pytest.mark.parametrize("loss_scale", [1.0, 8.0])
+def test_trains_as_its_function_in_python(loss_scale):
+    run = compare({**FUSED, "loss_scale": loss_scale})
     assert run.functions_compiled == 1  # a rate that changes is no other function
 
 
