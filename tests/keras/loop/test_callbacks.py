@@ -171,7 +171,7 @@ def test_async_safe_callbacks_keep_the_order_of_steps(machine):
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "train_on_batch"])
 def test_an_asynchronous_callback_does_not_execute_its_model(machine, method):
-    model, other, (x, y) = small_model(4), small_model(4), arrays(8)
+    model, other, (x, y) = small_model(4), small_model(), arrays(8)
 
     def execute(batch, logs):
         other.predict(x, verbose=0)
