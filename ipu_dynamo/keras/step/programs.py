@@ -109,7 +109,9 @@ class StepProgram:
         self._versions: list[int] = []
         self._program = self._compile(batch)
         self._origin = origin_of(model, kind, self._variables)
-        shapes = [output.type.shape for output in self._program.program.outputs]
+        # an input that a layer or a metric writes in place is an output, too, by its own name
+        outputs = [o for o in self._program.program.outputs if o.name.isdigit()]
+        shapes = [output.type.shape for output in outputs]
         self._results = JoinedResults(shapes, shape.replicas, behind_loss=kind == "fit")
 
     @property
