@@ -38,6 +38,9 @@ class Case:
 
 CASES = {
     "mlp": Case(training_step.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call"),
+    "mlp_784": Case(
+        training_step.mlp_784, "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call"
+    ),
     "mnist": Case(
         training_step.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"
     ),

@@ -15,6 +15,7 @@ from benchmarks.jax_peer.peer import Training, trained, with_jax
 from benchmarks.layers import Layer
 from benchmarks.measure import Maker, Step
 from benchmarks.pipeline import HEADS, LENGTH, WIDTH
+from benchmarks.products import products_alone
 
 LAYERS, VOCABULARY, ACCUMULATION = 4, 8192, 8
 
@@ -46,6 +47,7 @@ def one_core() -> Mapping[str, Maker]:
         "eager": lambda: _loop(model, compiled=False, optimizer_too=False),
         "torch.compile": lambda: _loop(model, compiled=True, optimizer_too=False),
         "torch.compile, optimiser too": lambda: _loop(model, compiled=True, optimizer_too=True),
+        "products alone": lambda: products_alone(_compiled(model), *_tokens()),
         "compile_training": lambda: _whole(model),
     }
     loss = partial(in_jax.language_model, layers=LAYERS, heads=HEADS)
@@ -113,9 +115,12 @@ def _loop(model: nn.Module, *, compiled: bool, optimizer_too: bool) -> Step:
 
 
 def _whole(model: nn.Module, **options: Any) -> Step:
-    own = copy.deepcopy(model)
     tokens, targets = _tokens()
-    optimizer = _adamw(own)
-    given = ipu_dynamo.Options(gradient_accumulation=ACCUMULATION, **options)
-    step = ipu_dynamo.compile_training(own, optimizer, given)
+    step = _compiled(model, **options)
     return lambda: step(tokens, targets)
+
+
+def _compiled(model: nn.Module, **options: Any) -> ipu_dynamo.CompiledModel:
+    own = copy.deepcopy(model)
+    given = ipu_dynamo.Options(gradient_accumulation=ACCUMULATION, **options)
+    return ipu_dynamo.compile_training(own, _adamw(own), given)

@@ -48,6 +48,7 @@ from ipu_dynamo.passes.host.recipes.expand_rounding import ExpandRounding
 from ipu_dynamo.passes.host.recipes.make_recipes import MakeRecipes
 from ipu_dynamo.passes.host.recipes.prepack_weights import PrepackWeights
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass
+from ipu_dynamo.passes.host.recipes.replay_steps import ReplaySteps
 from ipu_dynamo.passes.host.recipes.skip_compiling import SkipCompiling
 from ipu_dynamo.passes.host.recipes.unfold_convolutions import UnfoldConvolutions
 from ipu_dynamo.passes.host.step.choose_threads import ChooseThreads
@@ -320,6 +321,7 @@ def _recipe_passes(machine: Machine) -> list[RecipePass]:
         ChooseMatmuls(figures),
         SkipCompiling(),
         CutLoops(),
+        ReplaySteps(),
     ]
 
 

@@ -36,6 +36,7 @@ class Recipe:
         bodies: how those become callables that `lowered` runs in loops and branches, by their
             functions' names.
         settings: what Inductor is told.
+        replays: whoever calls it in a loop records what it calls, and repeats that.
         key: of its machine code, once an engine knows it; None: nothing is compiled, or nobody
             else may take it.
     """
@@ -50,6 +51,7 @@ class Recipe:
     parts: "Parts | None" = None
     bodies: tuple["Recipe", ...] = ()
     settings: tuple[tuple[str, bool | int], ...] = ()
+    replays: bool = False
     key: str | None = None
 
     def __str__(self) -> str:
@@ -59,6 +61,7 @@ class Recipe:
         facts += [f"writes {', '.join(map(str, self.written))}"] if self.written else []
         facts += [f"packs {', '.join(str(p.source) for p in self.packed)}"] if self.packed else []
         facts += ["releases arguments"] if self.releases else []
+        facts += ["recorded, to be repeated"] if self.replays else []
         facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
         facts += [f"runs {', '.join(b.function.name for b in self.bodies)}"] if self.bodies else []
         facts += [f"key {self.key[:8]}"] if self.key else []

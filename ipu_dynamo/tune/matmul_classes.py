@@ -48,24 +48,33 @@ _EXAMPLES: dict[Size, tuple[int, int, int]] = {
 MEASURED = tuple(MatmulClass(form, size) for size in _EXAMPLES for form in get_args(Form)[:3])
 
 
+MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, accumulate_matmul})
+
+
+def operations(node: fx.Node) -> int:
+    """Those of a matmul: a multiplication and an addition are two."""
+    a, b = (value.meta["val"] for value in factors(node))
+    return int(2 * a.numel() * b.shape[-1])
+
+
 def class_of(node: fx.Node) -> MatmulClass | None:
     """The class of a matmul that another library could compute, or None."""
     if not _is_plain_matmul(node):
         return None
     a, b = (value.meta["val"] for value in factors(node))
     ways = _is_transposed(a), _is_transposed(b)
-    operations = 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
-    if None in ways or operations == 0 or a.shape[0] == 0:
+    count = 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
+    if None in ways or count == 0 or a.shape[0] == 0:
         return None
     left, right = "a.t()" if ways[0] else "a", "b.t()" if ways[1] else "b"
     form: Form = f"{left} @ {right}"  # type: ignore[assignment]
-    if operations < _TINY:
+    if count < _TINY:
         return MatmulClass(form, "tiny")
     if a.dim() == 3:
         return MatmulClass(form, "batched")
     if min(*a.shape, *b.shape) < _THIN:
         return MatmulClass(form, "thin")
-    size: Size = "small" if operations < _SMALL else "medium" if operations < _MEDIUM else "large"
+    size: Size = "small" if count < _SMALL else "medium" if count < _MEDIUM else "large"
     return MatmulClass(form, size)
 
 

@@ -1,6 +1,6 @@
 """Say how an executable runs its program."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ipu_dynamo.program import Copy, HostProgram
 from ipu_dynamo.program.host_plan import HostPlan
@@ -10,6 +10,7 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.replay.replay import Replay
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
@@ -38,7 +39,8 @@ def plan_of(
         new = f"variables become what r{first} and those behind it hold, which is the commit"
         return HostPlan(
             engine.name, kinds, threads, now.host.decisions, _recipes(now.binding),
-            _names(now.binding), (("fused step", (*lines, new)),), (), (), (), "",
+            _names(now.binding), (("fused step", (*lines, new, *_repeated(now.replay))),),
+            (), (), (), "",
         )  # fmt: skip
     ran = form.binding.program
     loop = sections(ran).loop
@@ -61,6 +63,15 @@ def plan_of(
         tuple(zip(titles, map(tuple, texts), strict=True)), (*others, *copied),
         tuple(map(str, cut.after)), tuple(undone), str(schedule),
     )  # fmt: skip
+
+
+def _repeated(replay: Replay | str | None) -> Iterator[str]:
+    """How the steps of a call follow one another, where they are to be repeated."""
+    if isinstance(replay, Replay):
+        tape = replay.tape
+        yield f"repeated without Python: {tape.kernels} kernels and {tape.matmuls} matmuls a step"
+    elif replay is not None:
+        yield f"called by Python: {replay}"
 
 
 def _recipes(binding: Binding) -> tuple[Recipe, ...]:

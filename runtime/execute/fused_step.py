@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -10,20 +9,30 @@ from torch import Tensor
 
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, Update
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
-from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
+from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.replay.replay import (
+    Repetition,
+    Replay,
+    ReplayError,
+    replay_of,
+)
+from ipu_dynamo.runtime.engines.replay.tape import Signature
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
+from ipu_dynamo.runtime.execute.host_io.own_tensors import own_tensors
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
+from ipu_dynamo.runtime.execute.step_watch import StepWatch
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 
+SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 FuseAgain = Callable[[Hyperparameters], HostProgram]
 
 
@@ -38,6 +47,8 @@ class FusedFunction:
         constants: those of the variables that do not.
         blank: for the registers behind the hyperparameters.
         instructions, binding: what `task` does, and with what.
+        places: of what is received, among what all receives bring.
+        replay: repeats what `task` calls, or why nothing does.
     """
 
     host: HostProgram
@@ -51,6 +62,8 @@ class FusedFunction:
     blank: list[None]
     instructions: tuple[Plain, ...]
     binding: Binding
+    places: list[int]
+    replay: Replay | str | None
 
 
 class FusedStep:
@@ -140,44 +153,75 @@ class FusedStep:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
         now = self.prepare(hyperparameters)
-        storage, task = self._storage, now.task
-        homes = now.homes
-        frame: list[Any] = [*homes, *now.constants, *self._hyperparameters, *now.blank]
-        if timeline is not None:
-            task = _recorded(task, timeline, now.call)
-        received, sent, times = streams.received, streams.sent, streams.times
-        size, first = len(homes), now.first_new
-        end = first + size
-        registers = now.binding.registers
-
-        def read(name: str, replica: int) -> Tensor:
-            if name not in registers:
-                return storage.tensor(name, replica)
-            value: Tensor = frame[registers[name]]
-            return value
-
+        watch = StepWatch(
+            self._storage, now.call, now.binding.registers, streams, timeline, records, complete
+        )
+        received = [streams.received[place] for place in now.places]
+        fixed = [*now.homes, *now.constants]
+        first = [*fixed, *(of[0] for of in received), *self._hyperparameters]
         try:
-            for step in range(steps):
-                if records is not None:
-                    records.note("before", step, read)
-                if times is not None:
-                    times.received[step] = perf_counter(), perf_counter()
-                task(frame, step, received, sent)
-                frame[:size] = values = frame[first:end]
-                storage.rebind(homes, values)
-                if times is not None:
-                    times.sent[step] = perf_counter(), perf_counter()
-                if records is not None:
-                    records.note("after", step, read)
-                if complete is not None:
-                    complete(step)
+            if isinstance(now.replay, Replay) and now.replay.fits(first):
+                self._repeat(now, now.replay, steps, received, streams, watch)
+            else:
+                self._run(now, steps, streams, watch)
         finally:
             try:
-                storage.write_home()
+                self._storage.write_home()
             except BaseException:  # an interrupt: the next one has to wait
                 with self._signals:
-                    storage.write_home()
+                    self._storage.write_home()
                 raise
+
+    def _run(self, now: FusedFunction, steps: int, streams: HostStreams, watch: StepWatch) -> None:
+        """Call the function once for each step."""
+        storage, task, homes = self._storage, now.task, now.homes
+        frame: list[Any] = [*homes, *now.constants, *self._hyperparameters, *now.blank]
+        size, first = len(homes), now.first_new
+        end = first + size
+        received, sent = streams.received, streams.sent
+        for step in range(steps):
+            if watch.looks:
+                watch.before(step, frame)
+            task(frame, step, received, sent)
+            frame[:size] = values = frame[first:end]
+            storage.rebind(homes, values)
+            if watch.looks:
+                watch.after(step, frame)
+
+    def _repeat(
+        self,
+        now: FusedFunction,
+        replay: Replay,
+        steps: int,
+        received: Sequence[Sequence[Tensor]],
+        streams: HostStreams,
+        watch: StepWatch,
+    ) -> None:
+        """Repeat what the function calls, without Python between the steps."""
+        homes, numbers = now.homes, self._hyperparameters
+        sent = [
+            own_tensors(like, kept)
+            for like, kept in zip(replay.results[len(homes) :], self._kept, strict=True)
+        ]
+        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
+        self._storage.follow(homes, steps_made)
+        while (step := steps_made.steps) < steps:
+            if watch.looks:
+                watch.before(step, [*steps_made.values, *now.constants])
+            try:
+                steps_made.advance(step + 1 if watch.looks else steps, SECONDS)
+            except ReplayError as error:
+                values = steps_made.values
+                frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
+                now.task(frame, steps_made.steps, streams.received, streams.sent)  # it raises
+                raise now.binding.failed(0, error, None, steps_made.steps) from error
+            finally:
+                for stream, made, kept in zip(streams.sent, sent, self._kept, strict=True):
+                    for number in range(step, steps_made.steps):
+                        if kept[number]:
+                            stream[number] = made[number]
+            if watch.looks:
+                watch.after(step, [*steps_made.values, *now.constants])
 
     def _host_for(self, zeros: Zeros, hyperparameters: Hyperparameters) -> HostProgram:
         """What to run with these hyperparameters."""
@@ -225,9 +269,11 @@ class FusedStep:
             for names in (fused.state, fused.constants)
         )
         blank = [None] * (len(registers) - first)
+        places = [binding.received[name] for name in fused.received]
         return FusedFunction(
-            host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding
-        )
+            host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding,
+            places, _replay(fused, recipe, stage),
+        )  # fmt: skip
 
     def _failure(
         self, names: Sequence[str]
@@ -247,12 +293,16 @@ class FusedStep:
         return failed
 
 
-def _recorded(task: Task, timeline: Timeline, call: Call) -> Task:
-    """`task`, which is the whole of a step, with a span for each of its runs."""
-
-    def run(frame: list[Any], step: int, received: Any, sent: Any) -> None:
-        start = perf_counter()
-        task(frame, step, received, sent)
-        timeline.add(0, call, ScheduledTask(step, 0, 0, 0), start, perf_counter())
-
-    return run
+def _replay(fused: Fused, recipe: Recipe, stage: Stage) -> Replay | str | None:
+    """What repeats a step, or why nothing does; None: it is not to be repeated."""
+    if not recipe.replays:
+        return None
+    placeholders = recipe.lowered.graph.graph.find_nodes(op="placeholder")
+    signature = Signature(
+        len(fused.state),
+        len(fused.constants),
+        len(fused.received),
+        len(fused.hyperparameters),
+        len(fused.sent),
+    )
+    return replay_of(stage, [node.meta["val"] for node in placeholders], signature)

@@ -1,12 +1,31 @@
 """Hold the tensors of a program's variables: their one owner."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Program
+
+
+class Steps(Protocol):
+    """Steps that are being made, each of which gives variables new values."""
+
+    @property
+    def steps(self) -> int:
+        """How many are complete."""
+
+    @property
+    def values(self) -> Sequence[Tensor]:
+        """What the variables hold after these."""
+
+
+class _MadeSteps:
+    """One step more than before."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self.steps, self.values = 1, values
 
 
 class Storage:
@@ -39,9 +58,9 @@ class Storage:
             if not variable.replicated and variable.kind != "accumulator"
         ]
         self.frames = [self._frame(replica) for replica in range(program.replicas)]
-        # Homes and values that are to be written there, and how often variables were rebound: one
-        # tuple, so that an interrupt comes before a step's end or after it.
-        self._bound: tuple[tuple[Sequence[Tensor], Sequence[Tensor]] | None, int] = None, 0
+        # Homes, the steps whose values are to be written there, and how often variables were
+        # rebound before: one tuple, so that an interrupt comes before a step's end or after it.
+        self._bound: tuple[tuple[Sequence[Tensor], Steps] | None, int] = None, 0
         # As torch counts writes; None: a call was interrupted, what was written since is its own.
         self._versions: list[int] | None = self._own_versions()
 
@@ -96,12 +115,17 @@ class Storage:
 
     def rebind(self, homes: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Say that `values` are what variables with these homes hold now."""
-        self._bound = (homes, values), self._bound[1] + 1
+        self._bound = (homes, _MadeSteps(values)), self.times_rebound
+
+    def follow(self, homes: Sequence[Tensor], steps: Steps) -> None:
+        """Say that variables with these homes hold what `steps` gives them, now and later."""
+        self._bound = (homes, steps), self.times_rebound
 
     @property
     def times_rebound(self) -> int:
         """How often variables were rebound."""
-        return self._bound[1]
+        pending, times = self._bound
+        return times if pending is None else times + pending[1].steps
 
     @property
     def settled(self) -> bool:
@@ -112,5 +136,7 @@ class Storage:
         """Write current values home."""
         pending, times = self._bound
         if pending is not None:
-            foreach_copy_(*pending)
-            self._bound = None, times
+            homes, steps = pending
+            if steps.steps:
+                foreach_copy_(homes, steps.values)
+            self._bound = None, times + steps.steps

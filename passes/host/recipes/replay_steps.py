@@ -1,0 +1,48 @@
+"""Repeat a fused step of few elements without Python: kernels and matmuls one after the other.
+
+Before   Recipe(@whole_step0)
+After    Recipe(@whole_step0, replays=True): the runtime records what its code calls, and repeats it
+Keeps    values but for the order of sums in matmuls. Where the code calls something else than
+         kernels and small matmuls, it runs as without this pass; the printed plan says why.
+Source   our own; CUDA graphs do this for devices.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import fx
+
+from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
+from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.tune.costs import SMALL_MATMUL
+from ipu_dynamo.tune.matmul_classes import MATMULS, operations
+
+
+def largest_matmul(graph: fx.Graph) -> int:
+    """Operations of the largest matmul of a graph."""
+    return max((operations(node) for node in graph.nodes if node.target in MATMULS), default=0)
+
+
+@dataclass(frozen=True)
+class ReplaySteps(RecipePass):
+    """The pass. `forced`: False, if steps are not to be repeated whatever that gains."""
+
+    name: ClassVar[str] = "ReplaySteps"
+    choices: ClassVar[tuple[bool, ...]] = (False,)
+
+    forced: bool | None = None
+
+    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+        fused = host.fused if host is not None else None
+        if fused is None or recipe.function is not fused.function:
+            return recipe, ()
+        largest = largest_matmul(recipe.lowered.graph.graph)
+        if self.forced is False:
+            repeats, reason = False, "it is forced"
+        else:
+            repeats = largest < SMALL_MATMUL
+            reason = f"{largest} operations in its largest matmul"
+        choice = "repeated" if repeats else "called"
+        decision = Decision(self.name, choice, reason, recipe.function.name)
+        return replace(recipe, replays=repeats), [decision]
