@@ -311,3 +311,20 @@ def test_few_bytes_of_a_file_make_no_large_constant():
     tensor.float_val.append(1.5)
     with pytest.raises(ValueError, match="c: damaged: 2 values for 268435456 elements"):
         constant_tensor(tensor, "c")
+
+
+def test_operators_on_strings_are_refused_where_an_output_needs_them(tmp_path):
+    shutil.copytree(FIXTURES / "mlp", tmp_path / "m")
+    path = tmp_path / "m" / "saved_model.pb"
+    program = parse_message("SavedModel", path.read_bytes(), str(path))
+    meta = program.meta_graphs[0]
+    output = next(s for s in meta.signatures if s.key == "serving_default").value.outputs[0]
+    meta.graph.node.add(name="as_text", op="AsString", input=[output.value.name])
+    path.write_bytes(program.SerializeToString())
+    assert load(tmp_path / "m")  # no output needs it
+    meta.graph.node.add(name="back", op="StringToNumber", input=["as_text:0"])
+    output.value.name = "back:0"
+    path.write_bytes(program.SerializeToString())
+    named = r"not supported: AsString \('as_text'\), StringToNumber \('back'\)"
+    with pytest.raises(NotImplementedError, match=named):
+        load(tmp_path / "m")
