@@ -419,8 +419,8 @@ def test_dump_shows_both_passes(tmp_path, monkeypatch):
     assert {part: (found[0], found[-1]) for part, found in names.items()} == {
         "000_captured": ("captured", "AnnotateStages"),
         "001_joint": ("joint", "SplitDirections"),
-        "002_forward": ("flat", "CutLoops"),
-        "003_backward": ("flat", "CutLoops"),
+        "002_forward": ("flat", "ReplaySteps"),
+        "003_backward": ("flat", "ReplaySteps"),
     }
 
 

@@ -102,9 +102,9 @@ def joint(model, monkeypatch, *, stacks, training=True, options=None):
     counts = []
     original = differentiate._Replay
 
-    def replay(graph, training):
+    def replay(graph, training, **settings):
         counts.append(sum(node.op == "call_function" for node in graph.graph.nodes))
-        return original(graph, training)
+        return original(graph, training, **settings)
 
     with monkeypatch.context() as patch:
         patch.setattr(differentiate, "_Replay", replay)
