@@ -18,7 +18,7 @@ from ipu_dynamo.runtime.engines.stage_key import this_machine
 from ipu_dynamo.tune.artifact_store import StageStore, open_store, replace_file
 
 log = logging.getLogger(__name__)
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared")
+_FLAGS = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared")
 
 
 def native_library() -> ctypes.CDLL | None:
