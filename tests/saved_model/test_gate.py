@@ -365,7 +365,7 @@ def check_mutations(count):
 
 
 def test_changed_programs_are_refused_or_run():
-    check_mutations(40)
+    check_mutations(100)
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def check(folder, count):
 
 def test_changed_files_are_refused_or_read(tmp_path):
     pytest.importorskip("google.protobuf")
-    check(tmp_path, 25)
+    check(tmp_path, 100)
 
 
 @pytest.mark.slow
