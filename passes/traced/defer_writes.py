@@ -1,8 +1,9 @@
 """Write variables once in a step, behind its last micro-batch, where a model asks for that.
 
 Before   ipu.write_at_step_end(%m, %v);  %y = aten.mm(%x, %m)
-After    %w = ipu.accumulation_weight();  %l = aten.lt(%w, 0.4);  %n = aten.where(%l, %v, %m)
-         %y = aten.mm(%x, %m);  aten.copy_(%m, %n)                       three micro-batches a step
+After    %y = aten.mm(%x, %m)                                            three micro-batches a step
+         %w = ipu.accumulation_weight();  %l = aten.lt(%w, 0.4);  %n = aten.where(%l, %v, %m)
+         aten.copy_(%m, %n)
 Keeps    every other operator. Who reads %m in a step reads what it was before the step.
 Source   the operator ExpMovAvg of published programs for PopTorch: a teacher follows its student
          from update to update, and not from micro-batch to micro-batch.
@@ -15,6 +16,8 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op, write_at_step_end_op
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
@@ -48,11 +51,38 @@ class DeferWrites:
 
     def _defer(self, graph: fx.Graph, write: fx.Node, output: fx.Node) -> None:
         variable, value = write.args
-        with graph.inserting_before(write):
+        assert isinstance(variable, fx.Node)
+        _refuse_other_shape(write)
+        with graph.inserting_before(output):
+            for result in output.all_input_nodes:  # it is returned as it was
+                if _looks_at(result, variable):
+                    same = call(graph, aten.clone.default, result, origin=result)
+                    output.replace_input_with(result, same)
             weight = call(graph, accumulation_weight_op, origin=write)
             # between the weights of the last micro-batch and the one before
             last = call(graph, aten.lt.Scalar, weight, 1 / (self.accumulation - 0.5), origin=write)
             new = call(graph, aten.where.self, last, value, variable, origin=write)
-        with graph.inserting_before(output):
             call(graph, aten.copy_.default, variable, new, origin=write)
         graph.erase_node(write)
+
+
+def _looks_at(node: fx.Node, variable: fx.Node) -> bool:
+    """Whether a value is a variable, or may be a view of one."""
+    while node is not variable and node.all_input_nodes and is_view(node):
+        node = node.all_input_nodes[0]
+    return node is variable
+
+
+def _refuse_other_shape(write: fx.Node) -> None:
+    variable, value = (node.meta["val"] for node in write.args if isinstance(node, fx.Node))
+    try:
+        fits = torch.broadcast_shapes(variable.shape, value.shape) == variable.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise CompileError(
+            f"a variable of shape {list(variable.shape)} cannot follow a value of shape"
+            f" {list(value.shape)}",
+            node=write,
+            hint="give the value the variable's shape",
+        )

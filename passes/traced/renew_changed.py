@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ipu_dynamo.ops.graph_queries import is_view, writes, written_arguments
+from ipu_dynamo.ops.graph_queries import writes, written_arguments
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
@@ -40,6 +40,7 @@ class RenewingInterpreter(FlowInterpreter):
         self._nodes = list(graph.graph.nodes)
         self.garbage_collect_values = False  # a tensor is renewed by what it is a view of
         self._owners = owners
+        self._unturned: dict[fx.Node, Any] = {}  # what was turned in place, as it was before
 
     def run_node(self, n: fx.Node) -> Any:
         if _only_turns(n):
@@ -53,7 +54,7 @@ class RenewingInterpreter(FlowInterpreter):
     def _renew(self, owner: fx.Node) -> None:
         """Let later nodes read a copy, and what looks at the memory of `owner` look at that."""
         with torch.enable_grad():  # the copy follows the original, whatever is changed in it
-            self.env[owner] = self.env[owner].clone()
+            self.env[owner] = self._unturned.pop(owner, self.env[owner]).clone()
             for node in self._nodes:
                 if node in self.env and node is not owner and self._owners[node] is owner:
                     self.env[node] = self._looked_at(node)
@@ -71,8 +72,10 @@ class RenewingInterpreter(FlowInterpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         name = str(node.target).split(".")[1].removesuffix("_")
         view = getattr(torch.ops.aten, name)
-        self.env[written_arguments(node)[0]] = view(*args, **kwargs)
-        return self.env[written_arguments(node)[0]]
+        (written,) = written_arguments(node)
+        self._unturned.setdefault(written, self.env[written])
+        self.env[written] = view(*args, **kwargs)
+        return self.env[written]
 
 
 def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -81,10 +84,8 @@ def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     for node in graph.nodes:
         if written := written_arguments(node):
             found[node] = found[written[0]]
-        elif is_view(node) and _shares(node):
-            found[node] = found[node.all_input_nodes[0]]
         else:
-            found[node] = node
+            found[node] = next((found[source] for source in _shared(node)), node)
     return found
 
 
@@ -93,11 +94,26 @@ def _only_turns(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
 
 
-def _shares(view: fx.Node) -> bool:
-    """Whether what may be a view is one: `contiguous` copies where it has to."""
-    if view.target is getitem:
-        return True  # of several views
-    value = evaluate(view)
-    first: Tensor = value[0] if isinstance(value, list | tuple) else value
-    seen: Tensor = view.all_input_nodes[0].meta["val"]
-    return bool(StorageWeakRef(first.untyped_storage()) == StorageWeakRef(seen.untyped_storage()))
+def _shared(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose memory a result looks at.
+
+    Found by running it, as not every schema says so: `einsum` and dropout in evaluation return what
+    they are given, and `contiguous` copies where it has to.
+    """
+    if node.target is getitem:
+        (source,) = node.all_input_nodes
+        return [source] if _shared(source) else []
+    if not isinstance(node.target, OpOverload):
+        return []
+    value = evaluate(node)
+    results = value if isinstance(value, list | tuple) else [value]
+    memory = {_memory(result) for result in results if isinstance(result, Tensor)}
+    return [
+        source
+        for source in node.all_input_nodes
+        if isinstance(source.meta.get("val"), Tensor) and _memory(source.meta["val"]) in memory
+    ]
+
+
+def _memory(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

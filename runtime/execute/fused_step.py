@@ -127,7 +127,7 @@ class FusedStep:
         taken = fused.function.inputs
         types = taken[len(taken) - len(fused.hyperparameters) :]
         self._hyperparameters = [
-            torch.tensor(named[pair], dtype=type_.dtype)
+            torch.tensor(named[pair], dtype=type_.dtype, device="cpu")
             for pair, type_ in zip(fused.hyperparameters, types, strict=True)
         ]
         self._last = [tuple(group) for group in hyperparameters]

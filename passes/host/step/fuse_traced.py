@@ -41,6 +41,9 @@ def why_not_traced(program: Program, factors: UpdateFactors) -> str | None:
 
     Of each step it has to be known before that this is the update that was traced for its numbers.
     """
+    trained = {i.group for i in program.walk() if isinstance(i, Update)}
+    if any(group not in trained for group, *_ in factors.hyperparameters):
+        return "the traced update takes numbers of a group in which nothing is trained"
     graph = _function(program, factors.function).graph
     numbers = graph.graph.find_nodes(op="placeholder")[: len(factors.hyperparameters)]
     if any(n.users and not n.meta["val"].dtype.is_floating_point for n in numbers):
@@ -150,8 +153,17 @@ class TracedWriter:
         numbers: Sequence[str],
         known: Mapping[str, fx.Node],
     ) -> list[fx.Node]:
-        own = [self.old[parameter], self.gradients[gradient]]
-        return [*own, *(self.old[name] for name in states), *(known[name] for name in numbers)]
+        weight, value = self.old[parameter], self.gradients[gradient]
+        if weight.meta["val"].stride() != value.meta["val"].stride():  # the update may view it
+            writer = Writer(self.graph)
+            like = writer.call(aten.empty_like.default, weight)
+            value = writer.call(aten.copy.default, like, value)
+        return [
+            weight,
+            value,
+            *(self.old[name] for name in states),
+            *(known[name] for name in numbers),
+        ]
 
     def _called(self, name: str, arguments: Sequence[fx.Node]) -> list[fx.Node]:
         """Copy the operators of a function; its results."""

@@ -6,7 +6,7 @@ the same ones in every run. Checked on PyTorch 2.13.0.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -39,9 +39,10 @@ def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
     Raises:
         NotRecordedError: it is something else, or calls something else.
     """
-    scope = getattr(getattr(stage, "__func__", None), "__globals__", None)
-    if scope is None:
+    code = getattr(stage, "__func__", None)
+    if not isinstance(code, FunctionType):
         raise NotRecordedError("results are rearranged behind the compiled code")
+    scope = code.__globals__
     calls: list[KernelCall | MatmulCall] = []
     kernels = {name: _function(value) for name, value in scope.items()}
     proxies = {
@@ -52,17 +53,17 @@ def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
         for value in scope.values()
         if isinstance(value, Tensor)
     }
-    originals = {name: scope[name] for name in proxies}
-    scope.update(proxies)
+    # A copy of its own: other threads may run the code meanwhile, whose calls are not of this run.
+    noting = FunctionType(
+        code.__code__, scope | proxies, code.__name__, code.__defaults__, code.__closure__
+    )
     try:
         with torch.no_grad(), _Watching(calls):
-            results = stage(list(arguments))
+            results = MethodType(noting, stage.__self__)(list(arguments))  # type: ignore[attr-defined]
     except NotRecordedError:
         raise
     except Exception as error:
         raise NotRecordedError(f"a trial raised {type(error).__name__}: {error}") from error
-    finally:
-        scope.update(originals)
     return Recorded(tuple(calls), tuple(results), constants)
 
 
@@ -87,7 +88,10 @@ def _noting(
     kernel: Callable[..., None], calls: list[KernelCall | MatmulCall]
 ) -> Callable[..., None]:
     library, symbol = origin_of(kernel)
-    function = getattr(ctypes.CDLL(str(library)), symbol)
+    try:
+        function = getattr(ctypes.CDLL(str(library)), symbol)
+    except (OSError, AttributeError) as error:
+        raise NotRecordedError(f"a kernel's library does not load: {error}") from error
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
 

@@ -10,7 +10,7 @@ def own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:
     """A tensor for every step: those that are kept have memory of their own."""
     count, shape = sum(kept), like.shape
     if count > 1 and like.is_contiguous():
-        own = iter(torch.empty((count, *shape), dtype=like.dtype).unbind(0))
+        own = iter(torch.empty((count, *shape), dtype=like.dtype, device="cpu").unbind(0))
     else:
         own = iter([_empty(like) for _ in range(count)])
     dropped = _empty(like) if count < len(kept) else None
@@ -18,4 +18,4 @@ def own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:
 
 
 def _empty(like: Tensor) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from ipu_dynamo import Block, Options, compile_inference, compile_training, custom_operator
+from ipu_dynamo import (
+    Block,
+    CompileError,
+    Options,
+    compile_inference,
+    compile_training,
+    custom_operator,
+)
 
 SHARE, ROWS = 0.75, 2
 
@@ -104,3 +111,52 @@ def test_inference_writes_at_every_call():
     run = compile_inference(Model(), Options(engine="eager"))
     x, half = torch.ones(1, 2), torch.tensor([0.5])
     assert [run(x, half).tolist() for _ in range(3)] == [[0, 0], [0.5, 0.5], [0.75, 0.75]]
+
+
+class Changing(nn.Module):
+    """A teacher that `case` uses after it was told to follow."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case, self.layer = case, nn.Linear(2, 2)
+        self.register_buffer("value", torch.zeros(2))
+
+    def forward(self, x):
+        custom_operator([x[0], self.value, torch.tensor(0.0)], "ExpMovAvg", "com.acme", 1)
+        return nn.functional.mse_loss(self.layer(x), x), self.case(self.value)
+
+
+@pytest.mark.parametrize(
+    "case", [lambda v: v, lambda v: v.view(1, 2), lambda v: v.unsqueeze(0).expand(3, 2)]
+)
+def test_what_is_returned_of_it_is_what_it_was(case):
+    model = Changing(case)
+    options = Options(engine="eager", gradient_accumulation=2, output_mode="all")
+    run = compile_training(model, torch.optim.SGD(model.layer.parameters(), lr=0.1), options)
+    x = torch.arange(4.0).view(2, 2)
+    assert not run(x)[1].any()
+    again = run(x)[1].reshape(-1, 2)
+    assert torch.equal(again, torch.tensor([2.0, 3.0]).expand_as(again))
+
+
+def test_later_changes_of_it_last_until_it_is_written():
+    model = Changing(lambda value: value.add_(1) * 1)
+    options = Options(engine="eager", gradient_accumulation=3, output_mode="all")
+    run = compile_training(model, torch.optim.SGD(model.layer.parameters(), lr=0.1), options)
+    x = torch.arange(6.0).view(3, 2)
+    assert run(x)[1].reshape(3, 2).tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert model.value.tolist() == [4, 5]
+
+
+def test_a_value_of_another_shape_is_refused_with_its_line():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("value", torch.zeros(2))
+
+        def forward(self, x):
+            custom_operator([x, self.value, torch.tensor(0.0)], "ExpMovAvg", "com.acme", 1)
+            return x + 1
+
+    with pytest.raises(CompileError, match=r"shape \[2\] cannot follow.*\[3, 2\]"):
+        compile_inference(Wrong(), Options(engine="eager"))(torch.ones(3, 2))

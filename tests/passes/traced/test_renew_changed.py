@@ -106,7 +106,34 @@ def turned_in_place(model, x, in_place):
     return model.last(h.transpose(1, 2).reshape(-1, 6)).square().mean()
 
 
+def turned_itself(model, x, in_place):
+    """What has made the memory is turned, and not a view of it."""
+    h = x.exp()
+    column = h[:, 0]
+    if in_place:
+        h.t_()
+        h.mul_(0.5)
+    else:
+        h = h.t() * 0.5
+        column = h[0]
+    return model.last(h).square().mean() + column.sum()
+
+
+def through_what_returns_its_argument(model, x, in_place):
+    """No schema says that these look at the memory of what they are given."""
+    h = x.relu()
+    turned, same = torch.einsum("ij->ji", h), F.dropout2d(h, 0.5, False)
+    if in_place:
+        h *= torch.arange(6) * 0.1
+    else:
+        h = h * (torch.arange(6) * 0.1)
+        turned, same = h.t(), h
+    return model.last(h).square().mean() + turned[0].sum() + model.last(same * same).mean()
+
+
 CASES = (
+    turned_itself,
+    through_what_returns_its_argument,
     turned_in_place,
     scaled_and_shifted,
     through_views,

@@ -200,3 +200,15 @@ def test_what_cannot_be_repeated_is_called_and_says_why():
     assert "computes something" in step.executable.fused.now.replay
     assert "called by Python: " in str(step.executable.host_program)
     step(torch.randn(6, 4))
+
+
+def test_the_default_device_of_a_call_does_not_matter():
+    model, other = Net(), Net()
+    step, plain = (compiled(m, "momentum", 3) for m in (model, other))
+    for run in (step, plain):
+        run(*data(3))
+    rows, y = data(3)
+    with torch.device("meta"):
+        step(rows, y)
+    plain(*data(3))
+    assert_same_bits(dict(model.state_dict()), dict(other.state_dict()))

@@ -172,3 +172,47 @@ def test_each_function_of_the_update_counts_in_what_is_gained():
     gained = fusing_costs(program).gained
     # three parameters, in parts and pieces, what is computed together, and numbers
     assert gained > 7e-5
+
+
+class Signs(torch.optim.Optimizer):
+    """It looks at a gradient as a vector."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad.flatten().sign().view(p.shape) * group["lr"])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_group_may_have_nothing_to_train_and_gradients_any_layout(frozen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Conv2d(3, 2, 2)).double()
+    model[0].requires_grad_(not frozen)
+    plain = copy.deepcopy(model)
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return identity_loss(self.model(x).square(), "mean")
+
+    def optimizer(of):
+        return Signs([{"params": of[0].parameters(), "lr": 0.01}, {"params": of[2].parameters()}])
+
+    x = torch.randn(6, 2, 4, 4, dtype=torch.float64).to(memory_format=torch.channels_last)
+    theirs = optimizer(plain)
+    for one in x.split(2):
+        theirs.zero_grad()
+        plain(one).square().mean().backward()
+        theirs.step()
+    options = {"engine": "eager", "device_iterations": 3}
+    run = compile_training(Loss(), optimizer(model), options)
+    run(x)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(plain.named_parameters()))
