@@ -38,9 +38,6 @@ WORTH_MEMORY = 1.02  # a packed weight takes as much memory as the weight
 LARGE_CONVOLUTION = 50_000_000  # operations (a multiplication and an addition are two)
 # Operations of a matmul, below which a step is repeated without Python, by matmuls of our own.
 SMALL_MATMUL = 8_000_000
-# Convolutions are unfolded although that takes so much longer, if then a step can be repeated,
-# whose matmuls take less time than those which were measured.
-WORTH_REPEATING = 1.5
 MOST_PATCHES = 1_000_000  # elements of the patches, which take memory while the matmul runs
 MOST_PLACES = 25  # of a kernel, each with operators of its own in the gradient of the image
 ROWS_OF_A_BLOCK = 128  # at least, of a loss: with fewer, matmuls wait for the weight from memory

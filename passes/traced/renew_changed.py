@@ -45,10 +45,9 @@ class RenewingInterpreter(FlowInterpreter):
     def run_node(self, n: fx.Node) -> Any:
         if _only_turns(n):
             return self._turned(n)
-        else:
-            for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
-                if owner.op != "placeholder":
-                    self._renew(owner)
+        for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
+            if owner.op != "placeholder":
+                self._renew(owner)
         return super().run_node(n)
 
     def _renew(self, owner: fx.Node) -> None:
@@ -80,13 +79,13 @@ class RenewingInterpreter(FlowInterpreter):
 
 def owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node the one that has made its memory, which may be itself."""
-    found: dict[fx.Node, fx.Node] = {}
+    owner_of: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if written := written_arguments(node):
-            found[node] = found[written[0]]
+            owner_of[node] = owner_of[written[0]]
         else:
-            found[node] = next((found[source] for source in _shared(node)), node)
-    return found
+            owner_of[node] = next((owner_of[source] for source in _shared(node)), node)
+    return owner_of
 
 
 def _only_turns(node: fx.Node) -> bool:

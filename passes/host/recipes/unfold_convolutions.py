@@ -31,7 +31,6 @@ from ipu_dynamo.tune.costs import (
     MOST_PATCHES,
     MOST_PLACES,
     WORTH_CHANGING,
-    WORTH_REPEATING,
 )
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_choice import MatmulChoice, matmul_choice
@@ -57,7 +56,6 @@ def plan(
     *,
     choice: MatmulChoice | None = None,
     forced: bool | None = None,
-    worth: float = WORTH_CHANGING,
 ) -> dict[fx.Node, ConvolutionUse]:
     """Decide how the small convolutions of a graph are computed. Reads the graph only.
 
@@ -65,7 +63,6 @@ def plan(
         choice: of matmuls; where one library is forced, it computes convolutions, too. None: the
             one in force.
         forced: matmuls compute all, or none, whatever they take.
-        worth: times that of matmuls, the time of PyTorch's own code from which matmuls compute.
     """
     if forced is None and (choice or matmul_choice()).forced is not None:
         return {}
@@ -77,7 +74,7 @@ def plan(
         if forced is not None:
             uses[node] = ConvolutionUse(of, forced, {})
         elif seconds := times(of):
-            matmuls = seconds["matmuls"] * worth <= seconds["torch"]
+            matmuls = seconds["matmuls"] * WORTH_CHANGING <= seconds["torch"]
             uses[node] = ConvolutionUse(of, matmuls, seconds)
     return uses
 
@@ -185,13 +182,6 @@ def _backward(
     return written(graph, node, compute, [gradient, x, weight], of)
 
 
-def _others(graph: fx.Graph, uses: Mapping[fx.Node, ConvolutionUse]) -> bool:
-    """Whether a graph has convolutions that matmuls do not compute."""
-    convolutions = {aten.convolution.default, aten.convolution_backward.default}
-    nodes = [node for node in graph.nodes if node.target in convolutions]
-    return any(node not in uses or not uses[node].matmuls for node in nodes)
-
-
 @dataclass(frozen=True)
 class UnfoldConvolutions(RecipePass):
     """The pass.
@@ -211,12 +201,7 @@ class UnfoldConvolutions(RecipePass):
         function, figures = recipe.lowered, self.figures
         times = convolution_times if figures is None else figures.of_convolution
         choice = None if figures is None else figures.choice()
-        graph = function.graph.graph
-        uses = plan(graph, times, choice=choice, forced=self.forced)
-        if host is not None and host.fused and recipe.function is host.fused.function:
-            more = plan(graph, times, choice=choice, forced=self.forced, worth=1 / WORTH_REPEATING)
-            if not _others(graph, more):
-                uses = more
+        uses = plan(function.graph.graph, times, choice=choice, forced=self.forced)
         decisions = [
             Decision(
                 self.name,
