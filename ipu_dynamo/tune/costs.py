@@ -16,6 +16,9 @@ UPDATE_BYTES_PER_SECOND = 2e10  # of such passes
 # States are written to new memory in a fused step, which takes longer than in place: faults of
 # pages. Of weights the passes above have it.
 NEW_STATES_BYTES_PER_SECOND = 1e10
+# Passes over a small parameter that is updated in a row with others: its gradient is read and
+# written into the row, the parameter read and written on the way in and on the way back.
+COPIES_INTO_A_ROW = 6
 COMPILING_AN_UPDATE = 0.2  # seconds, for each parameter that a fused step updates
 STEPS_OF_A_TRAINING = 100_000  # that what compiling takes is shared by
 MOST_COPIES = 1 << 28  # bytes of weights and states that a fused step may hold twice

@@ -9,7 +9,7 @@ from torch import Tensor
 from ipu_dynamo.program import Function, JointUpdate, Program, TensorType, Update, UpdatePart
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
-from ipu_dynamo.runtime.update.rows import SMALL
+from ipu_dynamo.runtime.update.rows import gains_in_a_row
 from ipu_dynamo.runtime.update.traced_update import (
     CompleteGradient,
     JoinedUpdate,
@@ -130,7 +130,7 @@ class TracedEnd:
                 alike.setdefault(tuple(map(id, one.numbers)), []).append(one)
         for group in alike.values():
             weight, run = group[0].weight, None
-            if len(group) >= _FEW and weight.numel() <= SMALL:
+            if len(group) >= _FEW and gains_in_a_row(weight):
                 elements = sum(one.weight.numel() for one in group)
                 run = self._run.joined(function, weight.device, elements)
             if run is None:

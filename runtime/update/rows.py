@@ -5,7 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SMALL = 8192  # elements of a parameter: to copy them takes less time than a call of its own
+from ipu_dynamo.tune.costs import (
+    CALLING_A_TRACED_FUNCTION,
+    COPIES_INTO_A_ROW,
+    UPDATE_BYTES_PER_SECOND,
+)
+
+
+def gains_in_a_row(parameter: Tensor) -> bool:
+    """Whether copying a parameter into a row, and back, takes less time than a call of its own."""
+    copied = COPIES_INTO_A_ROW * parameter.nbytes
+    return copied < CALLING_A_TRACED_FUNCTION * UPDATE_BYTES_PER_SECOND
 
 
 def zeros_in_a_row(likes: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -15,7 +15,7 @@ from ipu_dynamo.program import (
     Update,
     UpdateFactors,
 )
-from ipu_dynamo.runtime.update.rows import SMALL, zeros_in_a_row
+from ipu_dynamo.runtime.update.rows import gains_in_a_row, zeros_in_a_row
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
 
@@ -167,7 +167,7 @@ def _small_in_a_row(likes: Sequence[Tensor], types: Sequence[TensorType]) -> dic
     rows: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, (like, type_) in enumerate(zip(likes, types, strict=True)):
         fits = type_.shape == tuple(like.shape) and like.is_contiguous()
-        if fits and 0 < like.numel() <= SMALL:
+        if fits and like.numel() and gains_in_a_row(like):
             rows.setdefault((type_.dtype, like.device), []).append(place)
     return {
         place: zeros
