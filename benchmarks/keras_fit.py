@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.measure import Clock, Timing, clock, side_by_side
 from ipu_dynamo.keras import IPUStrategy
-from ipu_dynamo.keras.step import programs
+from ipu_dynamo.keras.calls import programs
 
 L = keras.layers
 BATCH, STEPS = 32, 64

@@ -91,10 +91,10 @@ from ipu_dynamo.passes.traced.call_recurrent_layers import CallRecurrentLayers
 from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
-from ipu_dynamo.passes.traced.defer_writes import DeferWrites
 from ipu_dynamo.passes.traced.differentiate import Differentiate
-from ipu_dynamo.passes.traced.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants
+from ipu_dynamo.passes.traced.loss.identity_loss import IdentityLoss
+from ipu_dynamo.passes.traced.loss.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.name_values import NameValues
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.passes.traced.overlap_io import OverlapIO
@@ -103,10 +103,10 @@ from ipu_dynamo.passes.traced.remove_idle_dropout import RemoveIdleDropout
 from ipu_dynamo.passes.traced.stages.auto_partition import AutoPartition
 from ipu_dynamo.passes.traced.stages.placement import Placement
 from ipu_dynamo.passes.traced.stages.read_block_markers import ReadBlockMarkers
-from ipu_dynamo.passes.traced.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
-from ipu_dynamo.passes.traced.write_under_mask import WriteUnderMask
+from ipu_dynamo.passes.traced.writes.defer_writes import DeferWrites
+from ipu_dynamo.passes.traced.writes.write_under_mask import WriteUnderMask
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import Recipe
 

@@ -37,8 +37,8 @@ from ipu_dynamo.passes.traced.describe_joint import describe
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
 from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import lengthen
 from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import left_out, shorten
-from ipu_dynamo.passes.traced.renew_changed import RenewingInterpreter, has_changed, owners
-from ipu_dynamo.passes.traced.write_under_mask import refuse_rows
+from ipu_dynamo.passes.traced.writes.renew_changed import RenewingInterpreter, has_changed, owners
+from ipu_dynamo.passes.traced.writes.write_under_mask import refuse_rows
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.calls.joined_results import StepResults
+from ipu_dynamo.keras.calls.programs import CallShape, call_shape, program_for, replica_count
 from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.loop.results import joined_rows, reduced_logs, remember_logs
-from ipu_dynamo.keras.step.joined_results import StepResults
-from ipu_dynamo.keras.step.programs import CallShape, call_shape, program_for, replica_count
 from ipu_dynamo.keras.step.step_variables import Kind as Kind
 
 OnStep = Callable[[int, Sequence[Any]], None]

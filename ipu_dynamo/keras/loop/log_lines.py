@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
+from ipu_dynamo.keras.calls.programs import CallShape
 from ipu_dynamo.keras.loop.data.batches import Batch
 from ipu_dynamo.keras.loop.data.steps import StepPlan
-from ipu_dynamo.keras.step.programs import CallShape
 
 log = logging.getLogger("ipu_dynamo.keras")
 ADVISED = "_ipu_dynamo_advised"  # in the instance's __dict__

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from ipu_dynamo.keras.calls.programs import call_shape, micro_batches_needed, replica_count
 from ipu_dynamo.keras.loop.data.batches import normalised
 from ipu_dynamo.keras.loop.execution import (
     ExecutionFunction,
@@ -17,7 +18,6 @@ from ipu_dynamo.keras.private.keras_private import (
     to_numpy,
     weights_of_classes,
 )
-from ipu_dynamo.keras.step.programs import call_shape, micro_batches_needed, replica_count
 
 
 def train_on_batch(

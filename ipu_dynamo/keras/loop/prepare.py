@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
+from ipu_dynamo.keras.calls.programs import CallShape, call_shape, replica_count
 from ipu_dynamo.keras.loop.data.epochs import Epochs
 from ipu_dynamo.keras.loop.data.first_batch import FirstBatch, build_for_data
 from ipu_dynamo.keras.loop.data.steps import StepPlan, plan_steps
 from ipu_dynamo.keras.loop.execution import Kind
 from ipu_dynamo.keras.private.keras_private import make_adapter, stop_enqueuer
-from ipu_dynamo.keras.step.programs import CallShape, call_shape, replica_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import THREAD
+from ipu_dynamo.keras.calls.programs import CallShape
 from ipu_dynamo.keras.loop.callback_list import BatchHooks
 from ipu_dynamo.keras.loop.data.batches import Batch
 from ipu_dynamo.keras.loop.data.epochs import Epochs
@@ -18,7 +19,6 @@ from ipu_dynamo.keras.loop.results import reduced_logs
 from ipu_dynamo.keras.private.keras_private import call_in_order
 from ipu_dynamo.keras.settings.enumerations import ReplicatedMetricReductionMethod
 from ipu_dynamo.keras.settings.model_settings import Settings
-from ipu_dynamo.keras.step.programs import CallShape
 
 Begun = Callable[[Batch], None]
 Executions = Generator[tuple[int, list[Batch]]]

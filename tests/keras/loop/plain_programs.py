@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.calls.programs import CallShape
 from ipu_dynamo.keras.loop import execution, on_batch, prepare
-from ipu_dynamo.keras.step.programs import CallShape
 
 
 @dataclass

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from ipu_dynamo.keras.calls.call_buffers import CallBuffers, JoinedBatches, leaves
 from ipu_dynamo.keras.loop.data.sources import source_of
 from ipu_dynamo.keras.private.keras_private import make_adapter
-from ipu_dynamo.keras.step.call_buffers import CallBuffers, JoinedBatches, leaves
 
 X = np.arange(60.0).reshape(20, 3)
 ARRAYS = {

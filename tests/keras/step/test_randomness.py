@@ -79,7 +79,7 @@ def test_calls_stages_and_compiling_again_change_no_bit(replicas):
 
 @pytest.mark.inductor
 def test_workers_change_no_bit(monkeypatch):
-    from ipu_dynamo.keras.step import programs
+    from ipu_dynamo.keras.calls import programs
 
     original, runs = programs.core_options, []
     for workers in (1, 2):

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import keras
 from torch import Tensor
 
+from ipu_dynamo.keras.calls.call_buffers import JoinedBatches
 from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.private.keras_private import ArrayReader, is_array_adapter, reads_at_once
-from ipu_dynamo.keras.step.call_buffers import JoinedBatches
 
 Check = Callable[[Batch], None]
 

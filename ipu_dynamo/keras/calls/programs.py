@@ -8,6 +8,11 @@ import keras
 from keras.layers import BatchNormalization
 
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.calls.call_buffers import CallBuffers, leaves
+from ipu_dynamo.keras.calls.core_options import accumulator_dtypes, core_options, reduced_loss
+from ipu_dynamo.keras.calls.joined_results import JoinedResults, Results
+from ipu_dynamo.keras.calls.model_memory import ModelMemory, memory_of
+from ipu_dynamo.keras.calls.program_origin import origin_of
 from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.stateless_names import (
     build_for,
@@ -16,9 +21,6 @@ from ipu_dynamo.keras.private.stateless_names import (
 from ipu_dynamo.keras.settings.notices import notice
 from ipu_dynamo.keras.stages.stage_plan import StagePlan, stage_plan
 from ipu_dynamo.keras.step.assigned_weights import Receivers, receivers_of
-from ipu_dynamo.keras.step.call_buffers import CallBuffers, leaves
-from ipu_dynamo.keras.step.core_options import accumulator_dtypes, core_options, reduced_loss
-from ipu_dynamo.keras.step.joined_results import JoinedResults, Results
 from ipu_dynamo.keras.step.machine_shape import (
     CallShape as CallShape,
 )
@@ -34,8 +36,6 @@ from ipu_dynamo.keras.step.machine_shape import (
 from ipu_dynamo.keras.step.machine_shape import (
     stage_ipus,
 )
-from ipu_dynamo.keras.step.model_memory import ModelMemory, memory_of
-from ipu_dynamo.keras.step.program_origin import origin_of
 from ipu_dynamo.keras.step.step_module import StepModule
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variables
 from ipu_dynamo.keras.step.update import optimizer_states, traced_update

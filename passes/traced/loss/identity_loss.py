@@ -18,7 +18,7 @@ from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.marks.markers import identity_loss_op
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.traced.results_past_the_loss import past_the_loss
+from ipu_dynamo.passes.traced.loss.results_past_the_loss import past_the_loss
 
 aten = torch.ops.aten
 LOSSES = frozenset(

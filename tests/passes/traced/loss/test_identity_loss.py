@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from ipu_dynamo import CompileError, identity_loss
 from ipu_dynamo.capture.trace import read_arguments, trace
-from ipu_dynamo.passes.traced.identity_loss import LOSSES, IdentityLoss
+from ipu_dynamo.passes.traced.loss.identity_loss import LOSSES, IdentityLoss
 
 X, Y = torch.rand(4, 3), torch.rand(4, 3)
 LABELS = torch.tensor([0, 2, 1, 0])

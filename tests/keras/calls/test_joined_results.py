@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ipu_dynamo.keras.step.joined_results import JoinedResults
+from ipu_dynamo.keras.calls.joined_results import JoinedResults
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -1,0 +1,1 @@
+"""Find what training minimises, and make it one number."""

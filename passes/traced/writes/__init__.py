@@ -1,0 +1,1 @@
+"""Say when and where a model's changes of tensors in place take effect."""
