@@ -1,5 +1,6 @@
 """Hold what Hugging Face programs say of the machine: `IPUConfig`, its fields and its modes."""
 
+import copy
 import logging
 from difflib import get_close_matches
 from inspect import Parameter, Signature
@@ -271,7 +272,7 @@ class IPUConfig(Stored):
             else getattr(self, name)
             for name, one in fields_of(IPUConfig).items()
         }
-        config = IPUConfig(**values)
+        config = IPUConfig(**copy.deepcopy(values))
         config.mode = self.mode
         if pod_type is not None:
             for twin in ("", _TWIN):
@@ -351,6 +352,21 @@ IPUConfig.__signature__ = Signature(  # type: ignore[attr-defined]
         for name, one in fields_of(IPUConfig).items()
     ]
 )
+
+
+def own_config(config: Any) -> IPUConfig:
+    """An IPUConfig of this package from one, or from Optimum Graphcore's, with its mode.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if isinstance(config, IPUConfig):
+        return config
+    if type(config).__name__ != IPUConfig.__name__ or not hasattr(config, "to_dict"):
+        raise TypeError(f"an IPUConfig is needed, got {config!r}, a {type(config).__name__}")
+    own: IPUConfig = IPUConfig.from_dict(config.to_dict())
+    own.mode = getattr(config, "mode", own.mode)
+    return own
 
 
 def _unless_by_pod(value: Any) -> Any:

@@ -3,15 +3,13 @@
 import copy
 from collections.abc import Sized
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ipu_dynamo.optimum.config import IPUConfig, own_config
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 
-if TYPE_CHECKING:
-    from ipu_dynamo.optimum.config import IPUConfig
 
-
-def layer_counts(config: "IPUConfig", layers: int) -> list[int]:
+def layer_counts(config: IPUConfig, layers: int) -> list[int]:
     """How many layers each IPU has, by the fields of the configuration's mode.
 
     Args:
@@ -21,7 +19,7 @@ def layer_counts(config: "IPUConfig", layers: int) -> list[int]:
     Raises:
         IncompatibleIPUConfigError: they do not add up, or the list is no list of counts.
     """
-    config = config._plain()
+    config = own_config(config)._plain()
     counts, ipus = config._layers_per_ipu, config._ipus_per_replica
     name = config._get_managed_attr_mode_name("layers_per_ipu")
     ipus_name = config._get_managed_attr_mode_name("ipus_per_replica")
@@ -30,9 +28,9 @@ def layer_counts(config: "IPUConfig", layers: int) -> list[int]:
             f'{name}="auto" depends on what layers cost, and their number does not say that: use '
             "plan_layers, or parallelize"
         )
-    if not isinstance(counts, list) or not all(type(n) is int and n >= -1 for n in counts):
+    if not isinstance(counts, list) or not all(isinstance(n, int) and n >= -1 for n in counts):
         raise IncompatibleIPUConfigError(f"{name}={counts!r} is no list of counts from -1")
-    if type(ipus) is not int or ipus < 1:
+    if not isinstance(ipus, int) or ipus < 1:
         raise IncompatibleIPUConfigError(f"{ipus_name}={ipus!r} is no number of IPUs")
     if ipus == 1:
         return [layers]
@@ -62,7 +60,7 @@ def layer_counts(config: "IPUConfig", layers: int) -> list[int]:
     return list(counts)
 
 
-def get_layer_ipu(config: "IPUConfig", target_number_of_layers: int | Sized | None = None) -> Any:
+def get_layer_ipu(config: IPUConfig, target_number_of_layers: int | Sized | None = None) -> Any:
     """The IPU of each layer: with counts [1, 2] it is [0, 1, 1].
 
     Args:
@@ -74,7 +72,7 @@ def get_layer_ipu(config: "IPUConfig", target_number_of_layers: int | Sized | No
         IncompatibleIPUConfigError: the entries do not add up to this number.
     """
     if target_number_of_layers is None:
-        counts = config._plain()._layers_per_ipu
+        counts = own_config(config)._plain()._layers_per_ipu
         if counts == "auto" or -1 in counts:
             raise IncompatibleIPUConfigError(
                 f"{counts!r} says nothing without a number of layers; pass it, or use plan_layers"
@@ -87,8 +85,8 @@ def get_layer_ipu(config: "IPUConfig", target_number_of_layers: int | Sized | No
 
 
 def split_encoder_decoder_ipu_config(
-    ipu_config: "IPUConfig", num_encoder_layers: int, num_decoder_layers: int
-) -> tuple["IPUConfig", "IPUConfig"]:
+    ipu_config: IPUConfig, num_encoder_layers: int, num_decoder_layers: int
+) -> tuple[IPUConfig, IPUConfig]:
     """One configuration for the encoder's IPUs, and one for the decoder's.
 
     The cut is where the encoder's layers end, after 1, 2, 4, ... IPUs: the latest of these.
@@ -97,11 +95,12 @@ def split_encoder_decoder_ipu_config(
         IncompatibleIPUConfigError: there are fewer than two IPUs, or no such cut.
         ValueError: parts of the embedding on the decoder's IPUs, or of the head on the encoder's.
     """
-    config = ipu_config._plain()
+    config = own_config(ipu_config)._plain()
     ipus = config._ipus_per_replica
     if ipus < 2:
+        name = config._get_managed_attr_mode_name("ipus_per_replica")
         raise IncompatibleIPUConfigError(
-            "Need ipus_per_replica to be at least 2 to split ipu_config into encoder and decoder "
+            f"Need {name} to be at least 2 to split ipu_config into encoder and decoder "
             f"configs, got {ipus}"
         )
     counts = layer_counts(config, num_encoder_layers + num_decoder_layers)
@@ -111,8 +110,9 @@ def split_encoder_decoder_ipu_config(
         if total == num_encoder_layers and ipu.bit_count() == 1
     ]
     if not cuts:
+        name = config._get_managed_attr_mode_name("layers_per_ipu")
         raise IncompatibleIPUConfigError(
-            "Unable to find a valid split of ipu_config.layers_per_ipu: no 1, 2, 4, ... IPUs of "
+            f"Unable to find a valid split of ipu_config.{name}: no 1, 2, 4, ... IPUs of "
             f"{counts} have the {num_encoder_layers} layers of the encoder, with "
             f"{num_decoder_layers} of the decoder after them"
         )
@@ -133,11 +133,11 @@ def split_encoder_decoder_ipu_config(
 
 
 def _split_parts(
-    config: "IPUConfig",
+    config: IPUConfig,
     kind: str,
     own: slice,
-    owner: "IPUConfig",
-    other: "IPUConfig",
+    owner: IPUConfig,
+    other: IPUConfig,
     where: str,
 ) -> None:
     """Give the parts of a layer to the half that has to have all of them."""

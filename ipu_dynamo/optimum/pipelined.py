@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ipu_dynamo.blocks import remove_blocks
 from ipu_dynamo.optimum.checkpoint import CheckpointOutputs
-from ipu_dynamo.optimum.config import IPUConfig
+from ipu_dynamo.optimum.config import IPUConfig, own_config
 from ipu_dynamo.optimum.placement import place_model
 from ipu_dynamo.optimum.placement.traced_layers import Sample
 from ipu_dynamo.optimum.serialized.serialized_embedding import SerializedEmbedding
@@ -20,19 +21,22 @@ _pipelined: dict[type, type] = {}
 class PipelineMixin:
     """What a model's class has that places itself on IPUs by an `IPUConfig`.
 
-    A class names it beside the plain class, and extends `parallelize` and `deparallelize`:
+    A class names it beside the plain class, and extends `parallelize` and `deparallelize`. Handles
+    of hooks that `self._hooks` has are removed with the blocks:
 
         class PipelinedNet(Net, PipelineMixin):
             def parallelize(self):
                 super().parallelize()
                 for layer, ipu in zip(self.layers, get_layer_ipu(self.ipu_config, self.layers)):
                     BeginBlock(layer, ipu_id=ipu)
+                    self._hooks.append(recomputation_checkpoint(layer))
                 return self
 
     Source: Optimum Graphcore's documentation, "PipelineMixin".
     """
 
     _ipu_config: IPUConfig
+    _hooks: list[RemovableHandle]  # of subclasses, which add theirs: deparallelize removes them
 
     @classmethod
     def from_transformers(cls, model: Any, ipu_config: Any) -> Self:
@@ -92,7 +96,7 @@ class PipelineMixin:
 
     @ipu_config.setter
     def ipu_config(self, config: Any) -> None:
-        self._ipu_config = place_model.own_config(config)
+        self._ipu_config = own_config(config)
 
     def parallelize(self, **kwargs: Any) -> Self:
         """Check that there is a configuration, and forget what was marked before.
@@ -100,12 +104,16 @@ class PipelineMixin:
         Subclasses go on from there.
         """
         self.ipu_config  # noqa: B018 (raises)
-        return PipelineMixin.deparallelize(self)
+        PipelineMixin.deparallelize(self)
+        self._hooks = []
+        return self
 
     def deparallelize(self) -> Self:
-        """Remove all blocks, and marks of what is recomputed."""
+        """Remove all blocks, marks of what is recomputed, and the hooks of subclasses."""
         assert isinstance(self, nn.Module)
         remove_blocks(self)
+        for handle in vars(self).pop("_hooks", ()):
+            handle.remove()
         for module in self.modules():
             for key, hook in list(module._forward_hooks.items()):
                 if isinstance(hook, CheckpointOutputs):

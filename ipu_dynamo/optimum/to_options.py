@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
+
 if TYPE_CHECKING:
     import poptorch
     from ipu_dynamo.optimum.config import IPUConfig
@@ -38,6 +40,7 @@ def to_options(config: "IPUConfig", *, inference: bool, compile_only: bool) -> "
 
     Raises:
         RuntimeError: the machine is configured as another generation, and is not only compiled for.
+        IncompatibleIPUConfigError: fewer memory proportions than IPUs.
 
     Source: Optimum Graphcore 0.7.1, `IPUConfig._to_options`.
     """
@@ -91,11 +94,22 @@ def to_options(config: "IPUConfig", *, inference: bool, compile_only: bool) -> "
 
 
 def memory_shares(config: "IPUConfig", twin: str) -> list[float]:
-    """The memory proportion of each IPU of a replica; one alone is repeated."""
+    """The memory proportion of each IPU of a replica; one alone is repeated.
+
+    Raises:
+        IncompatibleIPUConfigError: a list that was assigned later has too few.
+    """
     proportion = getattr(config, f"{twin}matmul_proportion")
     ipus = getattr(config, f"{twin}ipus_per_replica")
     shares = proportion if isinstance(proportion, list) else [proportion]
-    return [float(share) for share in (shares * ipus if len(shares) == 1 else shares)]
+    if len(shares) == 1:
+        shares = shares * ipus
+    if len(shares) < ipus:
+        raise IncompatibleIPUConfigError(
+            f"{twin}matmul_proportion={shares} has {len(shares)} entries, and "
+            f"{twin}ipus_per_replica={ipus} IPUs need one each"
+        )
+    return [float(share) for share in shares[:ipus]]
 
 
 def _strategy(config: "IPUConfig", *, inference: bool) -> Any:

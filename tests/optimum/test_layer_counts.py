@@ -117,5 +117,30 @@ def test_encoder_and_decoder_together_are_the_whole(encoder, decoder, ipus):
 
 
 def test_one_ipu_cannot_be_split():
-    with pytest.raises(IncompatibleIPUConfigError, match="Need ipus_per_replica to be at least 2"):
-        split_encoder_decoder_ipu_config(IPUConfig(), 2, 2)
+    for config, twin in ((IPUConfig(), ""), (IPUConfig().eval(), "inference_")):
+        words = f"^Need {twin}ipus_per_replica to be at least 2 .*, got 1$"
+        with pytest.raises(IncompatibleIPUConfigError, match=words):
+            split_encoder_decoder_ipu_config(config, 2, 2)
+
+
+@pytest.mark.parametrize("twin", ["", "inference_"])
+def test_a_split_that_cannot_be_says_by_which_field(twin):
+    config = IPUConfig(layers_per_ipu=[1, 3])
+    config.mode = "inference" if twin else "training"
+    words = rf"valid split of ipu_config.{twin}layers_per_ipu: .*\[1, 3\] have the 2 layers"
+    with pytest.raises(IncompatibleIPUConfigError, match=words):
+        split_encoder_decoder_ipu_config(config, 2, 2)
+
+
+def test_truth_values_are_numbers_of_layers():
+    assert get_layer_ipu(IPUConfig(layers_per_ipu=[True, 2]), 3) == [0, 1, 1]
+    assert get_layer_ipu(IPUConfig(ipus_per_replica=True), 2) == [0, 0]
+
+
+def test_the_original_configuration_is_read_and_a_list_is_none():
+    original = type("IPUConfig", (), {"to_dict": lambda self: {"layers_per_ipu": [1, 2]}})()
+    assert get_layer_ipu(original, 3) == [0, 1, 1]
+    encoder, decoder = split_encoder_decoder_ipu_config(original, 1, 2)
+    assert (encoder.layers_per_ipu, decoder.layers_per_ipu) == ([1], [2])
+    with pytest.raises(TypeError, match=r"an IPUConfig is needed, got \[1, 2\], a list"):
+        get_layer_ipu([1, 2])

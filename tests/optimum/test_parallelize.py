@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
-from ipu_dynamo import blocks
+from ipu_dynamo import Options, blocks, compile_inference, compile_training
 from ipu_dynamo.optimum import (
     IncompatibleIPUConfigError,
     IPUConfig,
@@ -273,6 +273,75 @@ def test_a_layer_is_named_once():
     with pytest.raises(ValueError, match=r"name early.0, and outer.0 that it is in"):
         parallelize(model, config_of(), layers=["early", "outer"])
     assert not begun(model)
+
+
+class Around(nn.Module):
+    """A model whose layers stand in its lists, and run in its forward pass, as a test says."""
+
+    def __init__(self, lists, runs=1):
+        super().__init__()
+        self.lists, self.runs = nn.ModuleDict(lists), runs
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(self.runs):
+            for layer in self.lists["a"]:
+                x = layer(x)
+        return self.head(x).pow(2).mean()
+
+
+def test_a_layer_that_stands_twice_is_on_one_ipu():
+    layers = nn.ModuleList(Block() for _ in range(4))
+    again = Around({"a": layers, "b": nn.ModuleList(layers)})
+    again._no_split_modules = ("Block",)
+    same = Around({"a": nn.ModuleList([layers[0]] * 4)})
+    for model, words in (
+        (again, "lists.a.0 on IPU 0 and lists.b.0 on IPU 1 are one layer"),
+        (same, "lists.a.0 on IPU 0 and lists.a.2 on IPU 1 are one layer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parallelize(model, config_of())
+        assert not begun(model)
+    assert begun(parallelize(same, config_of(layers_per_ipu=[0, 4]))) == {"lists.a.0": 1}
+
+
+def test_a_list_has_several_paths():
+    layers = nn.ModuleList(Block() for _ in range(2))
+    model = parallelize(Around({"a": layers, "b": layers}), config_of(), layers="lists.b")
+    assert begun(model) == {"lists.a.0": 0, "lists.a.1": 1}  # and the head stays where they end
+
+
+def test_layers_that_run_again_are_stages_again(monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    torch.manual_seed(1)
+    model = Around({"a": nn.ModuleList(Block() for _ in range(2))}, runs=2)
+    plain, x = copy.deepcopy(model), torch.randn(7, 4)
+    config = config_of(gradient_accumulation_steps=7)
+    parallelize(model, config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compile_training(model, optimizer, config.to_core_options(), loss=0)
+    step(x)
+    assert {v.ipu for v in step.program.variables if "lists.a.1" in v.name} == {1}
+    sum(plain(row) / 7 for row in x.split(1)).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_layers_that_are_not_called_are_named(monkeypatch, caplog):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+
+    class Reads(Around):
+        def forward(self, x):
+            for layer in self.lists["a"]:
+                x = layer.linear(x)
+            return self.head(x)
+
+    model = parallelize(Reads({"a": nn.ModuleList(Block() for _ in range(2))}), config_of())
+    model(torch.ones(2, 4))
+    assert not caplog.records
+    compile_inference(model, Options())(torch.ones(2, 4))
+    (text,) = [r.getMessage() for r in caplog.records if "Reads" in r.getMessage()]
+    assert text.startswith("Reads does not call lists.a.0, lists.a.1: they begin no block")
 
 
 @pytest.mark.parametrize("fields", FIELDS[1:], ids=str)

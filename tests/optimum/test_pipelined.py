@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch
 from ipu_dynamo import BeginBlock
 from ipu_dynamo.optimum import (
     IPUConfig,
@@ -69,6 +70,29 @@ def test_a_registered_class_places_itself():
     assert model.deparallelize() is model
     assert not begun(model)
     assert not any(layer._forward_hooks for layer in model.layers)
+
+
+def test_hooks_of_a_class_are_removed():
+    class Hooked(Net, PipelineMixin):  # as Optimum Graphcore's guide to new models has it
+        def parallelize(self):
+            super().parallelize()
+            for index, layer in enumerate(self.layers):
+                self._hooks.append(recomputation_checkpoint(layer))
+                self._hooks.append(layer.register_forward_hook(lambda *_: None))
+                self.layers[index] = poptorch.BeginBlock(layer, f"Encoder{index}", ipu_id=index)
+            return self
+
+    model = Hooked.from_model(Net(), CONFIG)
+    before = list(vars(model))
+    for _ in range(2):
+        model.parallelize()
+        assert all(len(layer._forward_hooks) == 2 for layer in model.layers)
+        assert begun(model) == {"layers.0": 0, "layers.1": 1}
+    twin = copy.deepcopy(model)
+    for one in (twin, model):
+        one.deparallelize()
+        assert not any(layer._forward_hooks for layer in one.layers)
+        assert list(vars(one)) == before
 
 
 def test_a_pipelined_model_is_copied_with_another_configuration():

@@ -145,6 +145,13 @@ def test_a_plan_that_fails_leaves_auto_in_the_configuration(counted):
     assert config.layers_per_ipu == "auto"
 
 
+def test_the_numbers_of_a_default_leave_those_of_pods(counted):
+    layers = {"default": "auto", "pod16": [1, 3]}
+    config = IPUConfig(layers_per_ipu=layers, ipus_per_replica=2)
+    parallelize(Slow(), config, sample=(torch.randn(2, 4),))
+    assert config.layers_per_ipu == {"default": [2, 2], "pod16": [1, 3]}
+
+
 def test_a_tied_head_counts_where_its_table_is(counted):
     sample = SMALL["gpt2"].batch(1)
     config = IPUConfig()

@@ -64,6 +64,28 @@ def test_what_follows_from_a_dictionary_waits_for_the_type():
         wrong.for_pod_type("pod16")
 
 
+def test_a_factor_on_one_pod_and_splits_on_another():
+    factor, splits = "embedding_serialization_factor", "serialized_embedding_splits_per_ipu"
+    values = {factor: {"pod4": None, "pod16": 4}, splits: {"pod4": [1, 1], "pod16": None}}
+    config = IPUConfig(ipus_per_replica=2, **values)
+    small, large = map(config.for_pod_type, ("pod4", "pod16"))
+    assert (getattr(small, factor), getattr(small, splits)) == (None, [1, 1])
+    assert (getattr(large, factor), getattr(large, splits)) == (4, None)
+    both = IPUConfig(ipus_per_replica=2, **{factor: {"pod4": 2}, splits: [1, 1]})
+    with pytest.raises(ValueError, match=f"^Only one of `{factor}=2` and `{splits}="):
+        both.for_pod_type("pod4")
+    with pytest.raises(ValueError, match=rf"{splits}=\[1\] should use the same number of IPUs"):
+        IPUConfig(ipus_per_replica=2, **{factor: {"pod4": 2}, splits: [1]})
+
+
+def test_a_specialised_configuration_has_values_of_its_own():
+    config = IPUConfig(layers_per_ipu=[1, 1], parallelize_kwargs={"a": [1]})
+    special = config.for_pod_type("pod4")
+    special.layers_per_ipu.append(2)
+    special.parallelize_kwargs["a"].append(2)
+    assert (config.layers_per_ipu, config.parallelize_kwargs) == ([1, 1], {"a": [1]})
+
+
 def test_types_that_are_not_there():
     config = IPUConfig(replication_factor={"pod4": 1, "pod128": 8})
     for use in (config.to_options, config.to_core_options, config.batch_size_factor):

@@ -6,7 +6,7 @@ from hypothesis import given
 
 import popart
 import poptorch
-from ipu_dynamo.optimum import IPUConfig, to_options
+from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig, to_options
 from poptorch.options.adopt import adopt
 from poptorch.translate import core_options
 from tests.optimum.test_pod_types import configs
@@ -119,6 +119,17 @@ def test_other_generations_are_refused_unless_it_only_compiles(version, monkeypa
     monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu21")
     monkeypatch.setenv("IPU_DYNAMO_HARDWARE", "0")
     assert not IPUConfig().to_options().exists("ipu_version")
+
+
+def test_proportions_that_are_assigned_later_are_one_for_each_ipu():
+    one = IPUConfig(ipus_per_replica=2)
+    one.update_from_string("matmul_proportion=[0.08 0.2 0.25 0.25]")
+    assert one.to_options().toDict()["available_memory_proportion"] == {0: 0.08, 1: 0.2}
+    one.inference_ipus_per_replica = 4
+    one.inference_matmul_proportion = [0.1, 0.2]
+    words = r"inference_matmul_proportion=\[0.1, 0.2\] has 2 .*inference_ipus_per_replica=4 IPUs"
+    with pytest.raises(IncompatibleIPUConfigError, match=words):
+        one.to_options(for_inference=True)
 
 
 def test_the_mode_stays_and_options_are_new():

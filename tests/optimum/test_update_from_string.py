@@ -32,6 +32,13 @@ def test_texts_become_the_declared_types(text, values):
         assert (now, type(now)) == (value, type(value))
 
 
+def test_the_last_of_two_counts(caplog):
+    config = IPUConfig()
+    config.update_from_string("gradient_accumulation_steps=4,seed=1,gradient_accumulation_steps=8")
+    assert (config.gradient_accumulation_steps, config.seed) == (8, 1)
+    assert "sets gradient_accumulation_steps twice, and the last one counts: 8" in caplog.text
+
+
 def test_a_dictionary_by_pod_type_is_replaced():
     config = IPUConfig(replication_factor={"pod4": 1, "pod16": 4})
     config.update_from_string("replication_factor=2")
@@ -53,7 +60,7 @@ def test_a_dictionary_by_pod_type_is_replaced():
         ("replication_factor=0", "`replication_factor` must be >= 1, got 0"),
         ("output_mode=last", "`output_mode` must be one of"),
         ("seed=1,2", "'2' in"),
-        ("seed=1,seed=2", "sets seed twice"),
+        ("seed=x,seed=2", "seed cannot be 'x'"),
         ("matmul_proportion=[0.1 inf]", "`matmul_proportion` must have finite numbers"),
         ("seed=1=2", "'seed=1=2'"),
         ("seed", "'seed'"),

@@ -17,14 +17,12 @@ class Begin:
     """A block begins where a module is called.
 
     Args:
-        name: of the block; the module's path.
-        each_call: every call is a block of its own, so that the model may come back.
+        name: of the block; the module's path. A model may come back to it: that is another one.
     """
 
     name: str
     module: nn.Module
     ipu: int
-    each_call: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class _Walk:
                     f"{owner.path} on IPU {owner.ipu} and {path} on IPU {ipu} share the parameter "
                     f"{name}: put them on one IPU by layers_per_ipu"
                 )
-        self._begin(path, module, ipu, each_call=False)
+        self._begin(path, module, ipu)
         self._own(path, list(module.parameters()), ipu, in_layers=True)
 
     def other(self, path: str, module: nn.Module) -> None:
@@ -90,14 +88,13 @@ class _Walk:
         )
         if split:
             for ipu, part in first_parts(list(next(iter(module.children())).children()), split):
-                self._begin(f"{path} from {ipu}", part, ipu, each_call=True)
+                self._begin(f"{path} from {ipu}", part, ipu)
         elif module in (self.choice.table, self.choice.head) and self.choice.tied_ipu is not None:
-            self._begin(path, module, self.choice.tied_ipu, each_call=True)
+            self._begin(path, module, self.choice.tied_ipu)
         elif self.before_layers and not self.choice.embedding_splits:
-            ipu = min([0, *self._earlier(parameters, 0)])
-            self._begin(path, module, ipu, each_call=True)
+            self._begin(path, module, 0)
         elif earlier := self._earlier(parameters, self.open_ipu):
-            self._begin(path, module, min(earlier), each_call=True)
+            self._begin(path, module, min(earlier))
         self._own(path, parameters, self.open_ipu, in_layers=False)
 
     def _earlier(self, parameters: Sequence[nn.Parameter], ipu: int) -> list[int]:
@@ -105,8 +102,8 @@ class _Walk:
         owners = (self.owners.get(id(parameter)) for parameter in parameters)
         return [owner.ipu for owner in owners if owner is not None and owner.ipu < ipu]
 
-    def _begin(self, path: str, module: nn.Module, ipu: int, *, each_call: bool) -> None:
-        self.begins.append(Begin(path, module, ipu, each_call))
+    def _begin(self, path: str, module: nn.Module, ipu: int) -> None:
+        self.begins.append(Begin(path, module, ipu))
         self.open_ipu = ipu
 
     def _own(
@@ -146,15 +143,14 @@ def place(
         choice: what is in parts.
 
     Raises:
-        ValueError: a layer shares a parameter with something on another IPU.
+        ValueError: a layer is on two IPUs, or shares a parameter with something on another one.
     """
-    numbered = [layer for one in lists for layer in one.layers]
-    ipu_of = dict(zip(numbered, ipus, strict=True))
-    heads = {one.path for one in lists}
+    ipu_of = _ipu_of_each(lists, ipus)
+    heads = {model.get_submodule(one.path) for one in lists}
     walk = _Walk(choice)
     inside: set[nn.Module] = set()
     for path, module in model.named_modules():
-        if path in heads:
+        if module in heads:
             walk.before_layers = False
         if module in inside:
             continue
@@ -166,6 +162,22 @@ def place(
             if _is_unit(module):
                 inside.update(module.modules())
     return walk.placed()
+
+
+def _ipu_of_each(lists: Sequence[LayerList], ipus: Sequence[int]) -> dict[nn.Module, int]:
+    """The IPU of each layer; one that stands in the lists twice has one."""
+    places: dict[nn.Module, tuple[str, int]] = {}
+    layers = (
+        (path, layer) for one in lists for path, layer in zip(one.paths, one.layers, strict=True)
+    )
+    for (path, layer), ipu in zip(layers, ipus, strict=True):
+        other, place = places.setdefault(layer, (path, ipu))
+        if place != ipu:
+            raise ValueError(
+                f"{other} on IPU {place} and {path} on IPU {ipu} are one layer: put it on one IPU "
+                'by layers_per_ipu, or name other lists, as in layers="a.b"'
+            )
+    return {layer: ipu for layer, (_, ipu) in places.items()}
 
 
 def _is_unit(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ipu_dynamo.optimum.config import IPUConfig
+from ipu_dynamo.optimum.config import IPUConfig, own_config
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls, layer_seconds
@@ -54,7 +54,7 @@ def plan_layers(
     lists = find_layer_lists(model, layers)
     if layers is None and len(lists) > 1:
         lists = in_order_of_calls(model, lists, sample)
-    config = ipu_config._plain()
+    config = own_config(ipu_config)._plain()
     given = config._layers_per_ipu
     fixed = given if isinstance(given, list) and len(given) == n else [-1] * n
     return _plan(model, lists, sample, config, fixed)

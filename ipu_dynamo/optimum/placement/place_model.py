@@ -12,13 +12,15 @@ from torch.utils.hooks import RemovableHandle
 
 from ipu_dynamo import blocks
 from ipu_dynamo.optimum.checkpoint import recomputation_checkpoint
-from ipu_dynamo.optimum.config import IPUConfig
+from ipu_dynamo.optimum.config import IPUConfig, own_config
 from ipu_dynamo.optimum.layer_counts import get_layer_ipu
 from ipu_dynamo.optimum.placement.block_placement import Part, Placed, place
+from ipu_dynamo.optimum.placement.counted_calls import Calls, StartAtEachCall, WarnOfUncalled
 from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.placement.layer_plans import plan_for
 from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls
 from ipu_dynamo.optimum.serialized.serialize import Swaps, choose, put_in, take_out
+from ipu_dynamo.optimum.values.pod_types import DEFAULT
 
 log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -44,33 +46,6 @@ class _Changes:
 
 # Kept beside the models: none of them has an attribute more.
 _parallelized: "WeakKeyDictionary[nn.Module, _Changes]" = WeakKeyDictionary()
-
-
-class _Calls:
-    """Counts the calls of modules in one forward pass. The hook that begins the count."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.counts.clear()
-
-    def next(self, name: str) -> int:
-        """How often `name` has been called in this pass, with this call."""
-        self.counts[name] = self.counts.get(name, 0) + 1
-        return self.counts[name]
-
-
-class _StartAtEachCall(blocks.BlockStart):
-    """Begins another block at each call: a pipeline that comes back to an IPU goes on there."""
-
-    def __init__(self, name: str, ipu: int, calls: _Calls) -> None:
-        super().__init__(name, ipu)
-        self._calls = calls
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        call = self._calls.next(self.name)
-        blocks.begin(self.name if call == 1 else f"{self.name}/{call}", self.ipu_id)
 
 
 def parallelize(
@@ -121,9 +96,15 @@ def parallelize(
         raise
     _parallelized[model] = changes
     if auto:
-        own._layers_per_ipu = config._layers_per_ipu
+        _write_back(own, config._layers_per_ipu)
     log.info("%s\n%s", type(model).__name__, table(placed.parts))
     return model
+
+
+def _write_back(config: IPUConfig, counts: list[int]) -> None:
+    """Put planned integers where "auto" stood, which may be the "default" of types of POD."""
+    given = config._layers_per_ipu
+    config._layers_per_ipu = {**given, DEFAULT: counts} if isinstance(given, dict) else counts
 
 
 def _apply(
@@ -134,7 +115,7 @@ def _apply(
     choice = choose(model, config)
     put_in(model, choice, changes.swaps)
     placed = place(model, lists, ipus, choice)
-    calls = _Calls()
+    calls = Calls()
     changes.handles.append(model.register_forward_pre_hook(calls))
     for begin in placed.begins:
         if blocks.begins_block(begin.module):
@@ -142,10 +123,10 @@ def _apply(
                 f"{begin.name} begins a block already: remove that first "
                 "(ipu_dynamo.blocks.remove_blocks)"
             )
-        hook: blocks.BlockStart = blocks.BlockStart(begin.name, begin.ipu)
-        if begin.each_call:
-            hook = _StartAtEachCall(begin.name, begin.ipu, calls)
+        hook = StartAtEachCall(begin.name, begin.ipu, calls)
         changes.handles.append(begin.module.register_forward_pre_hook(hook))
+    layers = [begin.name for begin in placed.begins if begin.module in set(numbered)]
+    changes.handles.append(model.register_forward_hook(WarnOfUncalled(layers, calls)))
     if config.recompute_checkpoint_every_layer:
         changes.handles += [recomputation_checkpoint(layer) for layer in numbered]
     return placed
@@ -167,7 +148,7 @@ def deparallelize(model: _Model) -> _Model:
 
 def _check_no_copy(model: nn.Module) -> None:
     """Refuse the copy of a parallelized model: its hooks are there, what they replaced is not."""
-    if any(isinstance(hook, _Calls) for hook in model._forward_pre_hooks.values()):
+    if any(isinstance(hook, Calls) for hook in model._forward_pre_hooks.values()):
         raise RuntimeError(
             f"this {type(model).__name__} is a copy of a parallelized model, which cannot be "
             "undone or placed anew: copy a model before parallelize, or after deparallelize"
@@ -177,21 +158,6 @@ def _check_no_copy(model: nn.Module) -> None:
 def is_parallelized(model: nn.Module) -> bool:
     """Whether `parallelize` has placed this model, and nothing has undone it."""
     return model in _parallelized
-
-
-def own_config(config: Any) -> IPUConfig:
-    """An IPUConfig of this package from one, or from Optimum Graphcore's, with its mode.
-
-    Raises:
-        TypeError: anything else.
-    """
-    if isinstance(config, IPUConfig):
-        return config
-    if type(config).__name__ != IPUConfig.__name__ or not hasattr(config, "to_dict"):
-        raise TypeError(f"an IPUConfig is needed, got {config!r}, a {type(config).__name__}")
-    own: IPUConfig = IPUConfig.from_dict(config.to_dict())
-    own.mode = getattr(config, "mode", own.mode)
-    return own
 
 
 def table(parts: Sequence[Part]) -> str:

@@ -40,11 +40,11 @@ def check_coherence(config: "IPUConfig") -> None:
         for kind in ("embedding", "projection"):
             factor = f"{twin}{kind}_serialization_factor"
             splits = f"{twin}serialized_{kind}_splits_per_ipu"
-            parts = getattr(config, splits)
-            if getattr(config, factor) is not None and parts is not None:
+            count, parts = getattr(config, factor), getattr(config, splits)
+            some_by_pod = isinstance(count, dict) or isinstance(parts, dict)
+            if count is not None and parts is not None and not some_by_pod:
                 raise ValueError(
-                    f"Only one of `{factor}={getattr(config, factor)}` and `{splits}={parts}` can "
-                    "be given"
+                    f"Only one of `{factor}={count}` and `{splits}={parts}` can be given"
                 )
             if isinstance(parts, list) and not by_pod and len(parts) != ipus:
                 raise ValueError(str(_lengths(splits, parts, ipus_name, ipus)))

@@ -1,11 +1,13 @@
 """Read the text of `IPUConfig.update_from_string`, all of it before anything is set."""
 
+import logging
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ipu_dynamo.optimum.values.fields import Field, type_text
 
+log = logging.getLogger(__name__)
 _TRUE = frozenset({"true", "1", "y", "yes"})
 _FALSE = frozenset({"false", "0", "n", "no"})
 
@@ -14,11 +16,11 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
     """The values that a text gives to fields, checked.
 
     Args:
-        text: pairs `key=value`, with commas between; a list is `[a b c]`.
+        text: pairs `key=value`, with commas between; a list is `[a b c]`. Of a key that stands
+            twice the last one counts, so that a program may append to what its user gives.
 
     Raises:
-        ValueError: grammar, an unknown key, one that is set twice, or a text that its field
-            cannot have.
+        ValueError: grammar, an unknown key, or a text that its field cannot have.
     """
     values = {}
     for pair in text.split(","):
@@ -27,10 +29,10 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
             raise ValueError(f"{pair!r} in {text!r} is no pair key=value")
         if name not in fields:
             raise ValueError(f"an IPUConfig has no field {name!r}, which {text!r} sets")
-        if name in values:
-            raise ValueError(f"{text!r} sets {name} twice")
         value = _value(name, written, fields[name])
         fields[name].check(value)
+        if name in values:
+            log.warning("%r sets %s twice, and the last one counts: %r", text, name, value)
         values[name] = value
     return values
 
