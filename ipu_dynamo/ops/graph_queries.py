@@ -11,6 +11,11 @@ from torch import fx
 
 from ipu_dynamo.ops.private.graphs import OpOverload
 
+aten = torch.ops.aten
+UNFILLED = frozenset(  # a copy follows; until then their memory holds anything
+    {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
+)
+
 
 def is_view_operator(target: object) -> bool:
     """Whether an operator gives its first argument's memory, seen in another way."""

@@ -18,6 +18,7 @@ from tests.programs.sources import NotFetched, Sources
 
 _ROOT = Path(__file__).parents[2]
 _SHOWN, _WIDTH = 12, 300  # last lines of a program that fails, and their length
+_FILE_NAME = 200  # characters: command lines are longer than names of files may be
 # torchvision's own kernels are for another build of PyTorch; its Python needs their names
 _NO_KERNELS = """import torch
 
@@ -25,7 +26,8 @@ for name in ("nms", "qnms"):
     boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     torch.library.define(f"torchvision::{name}", boxes)
 """
-_TORCHVISION = "from tests.programs.torchvision_stand_in import install\n\ninstall()\n"
+_OLD_FILES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # PyTorch's default when they were written
+_STAND_IN = "from tests.programs.{}_stand_in import install\n\ninstall()\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = time.perf_counter() - begun
         if chosen.logs is not None and problem:
             chosen.logs.mkdir(parents=True, exist_ok=True)
-            (chosen.logs / f"{program.name.replace('/', '_')}.log").write_text(problem)
+            name = program.name.replace("/", "_")[:_FILE_NAME]
+            (chosen.logs / f"{name}.log").write_text(problem)
         print(
             f"{'FAILS' if problem else 'holds'}  {program.name}: {program.claim} ({seconds:.0f} s)"
         )
@@ -88,14 +91,15 @@ def run(program: Program, sources: Sources, timeout: float) -> str:
         if any(package.startswith("torchvision") for package in program.packages):
             (stand_ins / "sitecustomize.py").write_text(_NO_KERNELS)
         else:
-            (stand_ins / "torchvision.py").write_text(_TORCHVISION)
+            (stand_ins / "torchvision.py").write_text(_STAND_IN.format("torchvision"))
+        (stand_ins / "torch_scatter.py").write_text(_STAND_IN.format("torch_scatter"))
         found = _ROOT, stand_ins, packages(program.packages), os.environ.get("PYTHONPATH")
         path = os.pathsep.join(str(part) for part in found if part)
         try:
             result = subprocess.run(
                 [sys.executable, "-P", "-m", "tests.programs.child", program.name, str(file)],
                 cwd=work,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **_OLD_FILES, "PYTHONPATH": path},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -4,9 +4,10 @@ They are run as a user does, by their command lines, with small sizes. The name 
 claim.
 """
 
+from collections.abc import Callable
 from shlex import split
 
-from tests.programs import steps
+from tests.programs import downloads, steps
 from tests.programs.program import Check, Names, Program
 from tests.programs.tutorials import EXAMPLES
 
@@ -21,6 +22,17 @@ _OLD_TRANSFORMERS = (
     "certifi",
     "charset-normalizer",
 )
+_TABLES = ("pandas", "python-dateutil", "pytz", "six")
+_LIGHTNING = (
+    "pytorch-lightning==1.9.0",
+    "torchmetrics==0.11.0",
+    "lightning-utilities==0.8.0",
+    "setuptools==69.5.1",  # pkg_resources
+    "numpy==1.26.4",  # numpy.Inf
+    "torchvision==0.28.0",
+    "pillow",
+)
+_GEOMETRIC = ("torch-geometric==2.3.1", "psutil", "pyparsing", *_TABLES)
 _PICTURES = ("torchvision==0.28.0", "pillow", "timm==0.5.4", "yacs", "simplejpeg", "randaugment")
 
 
@@ -40,6 +52,8 @@ def _application(
     edits: dict[str, dict[str, str]] | None = None,
     files: tuple[str, ...] = (),
     pictures: tuple[str, ...] = (),
+    prepare: Callable[[], None] | None = None,
+    sizes: dict[str, str] | None = None,
 ) -> Program:
     return Program(
         EXAMPLES,
@@ -53,6 +67,8 @@ def _application(
         edits=edits or {},
         files=dict.fromkeys(files, ""),
         pictures=pictures,
+        prepare=prepare,
+        sizes=sizes or {},
     )
 
 
@@ -135,7 +151,7 @@ PROGRAMS = (
         "multimodal/CLIP/pytorch",
         "--host_generate_data True --batch_size 2 --gradient_accumulation 15 --epochs 1 "
         "--dataloader_workers 1 --vision_width 64 --transformer_width 64 --embed_dim 32",
-        (*_PICTURES, "ftfy", "wcwidth", "pandas", "python-dateutil", "pytz", "six"),
+        (*_PICTURES, "ftfy", "wcwidth", *_TABLES),
         enough=2,
     ),
     _application(
@@ -210,5 +226,69 @@ PROGRAMS = (
         (),
         ("matplotlib.pyplot",),
         enough=4,
+    ),
+    _application(
+        "train.py",
+        "multimodal/mini_dalle/pytorch",
+        "--config L16_CLIP_vocab --generated-data --byteio True --checkpoint-output-dir '' "
+        "--vqgan_model_path vqgan.ckpt --vqgan_config_path vqgan.yaml --dataloader-workers 1 "
+        "--hidden-size 64 --num-hidden-layers 2 --num-attention-heads 2 --dim-head 32 "
+        "--layers-per-ipu 0 1 1 0 --gradient-accumulation 8 --epochs 1 --lr-scheduler constant",
+        (
+            *_LIGHTNING,
+            "ftfy",
+            "wcwidth",
+            "einops==0.4.1",
+            "omegaconf==2.1.2",
+            "antlr4-python3-runtime==4.8",
+            "axial-positional-embedding==0.2.1",
+            "taming-transformers-rom1504==0.0.6",
+        ),
+        ("youtokentome",),
+        prepare=downloads.image_codes,
+    ),
+    _application(
+        "run.py",
+        "multimodal/frozen_in_time/pytorch",
+        "--config_name configs/unit_test.json --trainer.init_val False "
+        "--arch.args.text_params.model ./distilbert-base-uncased "
+        "--arch.args.video_params.pretrained False",
+        (*_OLD_TRANSFORMERS, *_PICTURES, *_TABLES, "einops==0.4.1", "fire", "termcolor"),
+        ("av", "cv2", "decord"),
+        prepare=downloads.text_model,
+        enough=2,
+    ),
+    _application(
+        "train.py",
+        "tutorials/simple_applications/pytorch_lightning/shakespeare-rnn",
+        "--ipus 2 --epochs 1",
+        (*_LIGHTNING, "text-unidecode"),
+        prepare=downloads.play,
+        sizes={"deviceIterations(500)": "deviceIterations(5)"},
+        enough=2,
+    ),
+    _application(
+        "simple_lightning_ipu.py",
+        "vision/cnns/pytorch-lightning/tutorials",
+        "",
+        _LIGHTNING,
+        prepare=downloads.clothes,
+        enough=10,
+    ),
+    _application(
+        "train.py",
+        "gnn/tgn/pytorch",
+        "--epochs 1 --batch-size 10 --nodes-size 100 --edges-size 400 --device-iterations 4",
+        _GEOMETRIC,
+        prepare=downloads.page_edits,
+        enough=2,
+    ),
+    _application(
+        "run_nbfnet.py",
+        "gnn/nbfnet/pytorch_geometric",
+        "--config configs/IndFB15k-237_v1.yaml",
+        _GEOMETRIC,
+        prepare=downloads.knowledge_graph,
+        enough=2,
     ),
 )

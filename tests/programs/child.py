@@ -44,6 +44,8 @@ def run(program: Program, source: Path) -> None:
         Path(path).write_text(text)
     for path in program.pictures:
         _draw(Path(path))
+    if program.prepare:
+        program.prepare()
     for path, replaced in program.edits.items():
         Path(path).write_text(_replaced(Path(path).read_text(), replaced))
     module = types.ModuleType("__main__")

@@ -39,6 +39,7 @@ class Program:
         folder: of the repository, that it lies in and needs as a whole: its working directory.
         edits: as sizes, for other files of that folder, by path in it.
         pictures: files with random ones.
+        prepare: writes more files of the working directory.
         packages: what pip has to fetch for it, without their dependencies.
         inert: modules that it imports and that may do nothing.
         enough: after so many training calls it need not go on.
@@ -54,6 +55,7 @@ class Program:
     folder: str = ""
     edits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     pictures: tuple[str, ...] = ()
+    prepare: Callable[[], None] | None = None
     packages: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
     enough: int = 0

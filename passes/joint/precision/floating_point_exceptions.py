@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
 from ipu_dynamo.passes.graph.builder import call
@@ -35,11 +35,6 @@ _COMPARISONS = {
     for overload in (packet.Tensor, packet.Scalar)
 }
 _TESTS = {aten.isnan.default, aten.isinf.default, aten.nan_to_num.default}
-_UNFILLED = {  # a copy follows; until then their memory holds anything
-    aten.empty_like.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-}
 _COPIES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
 
 
@@ -67,7 +62,7 @@ def plan(graph: fx.Graph) -> list[_Check]:
         source = node.args[0] if node.target is getitem else node
         if not isinstance(source.target, OpOverload) or node in checked:
             continue
-        if is_view(node) or source.target in _TESTS | _UNFILLED or source.target is check:
+        if is_view(node) or source.target in _TESTS | UNFILLED or source.target is check:
             continue
         kind = _kind(source)
         read = source.args[:2] if kind in _DIVISIONS.values() else source.all_input_nodes

@@ -9,8 +9,8 @@ Keeps    stages and source lines; values that a half holds exactly, but that -0.
          Below, the chance of the upper half is rounded down to a multiple of 2**-13, so that the
          expectation is up to 2**-13 of a step of 2**-24 too low, and a positive number below
          2**-37 is always 0. Numbers between the largest half, 65504, and 65536 become one of it and
-         infinity. Views and copies round nothing; partial sums in half precision and sums in
-         accumulators are rounded to the nearest.
+         infinity. Views, copies and memory that nothing was written to round nothing; partial
+         sums in half precision and sums in accumulators are rounded to the nearest.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.recurrent.pairs import RECURRENT
@@ -97,7 +97,7 @@ def computing_in_half(graph: fx.Graph) -> list[fx.Node]:
         and (node.target.namespace == "aten" or node.target in RECURRENT)
         and node.all_input_nodes
         and not is_view(node)
-        and node.target not in (*_COPIES, aten._to_copy.default)
+        and node.target not in _COPIES | UNFILLED | {aten._to_copy.default}
         and (is_half(node) or any(is_half(part) for part in node.users if part.target is getitem))
         and any(is_half(n) for n in node.all_input_nodes)
     ]

@@ -162,3 +162,26 @@ def test_poptorch_rounds_at_random():
     options.randomSeed(1)
     found = poptorch.inferenceModel(ToHalf(), options)(torch.full((1000,), 1 + 2.0**-11))
     assert set(found.float().tolist()) == {1.0, 1 + 2.0**-10}
+
+
+class ChangedSlice(nn.Module):
+    """A change of a slice, whose backward pass copies into new memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4).half()
+
+    def forward(self, x):
+        h = self.layer(x)
+        h[:, :2] += 1.0
+        return poptorch.identity_loss(h, "sum")
+
+
+def test_memory_that_nothing_was_written_to_is_not_rounded():
+    data = (torch.ones(2, 4).half(),)
+    capture, one = captured(ChangedSlice(), data, ON, before="StochasticRounding")
+    one(capture)
+    graph = capture.graph.graph
+    unfilled = graph.find_nodes(op="call_function", target=torch.ops.aten.new_empty_strided.default)
+    assert unfilled
+    assert all(node.meta["val"].dtype == torch.float16 for node in unfilled)
