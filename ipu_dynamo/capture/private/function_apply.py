@@ -1,15 +1,18 @@
 """Replace what `torch.autograd.Function.apply` does, also where a model took the method before.
 
-PyTorch 2.13 has `apply` in Python, below the one that models see. In 2.14 it is a builtin, and a
-model that took `steep = Steep.apply` holds that. It asks the class for `_backward_cls`, which
-nobody else does, and then for `forward`, through the metaclass: there another forward is given.
+PyTorch 2.13 has `apply` in Python, below the one that models see. In 2.14 it is a builtin. A class
+that is asked for it gives the record instead, through the metaclass. A model that took
+`steep = Steep.apply` before holds the builtin, which asks the class for `_backward_cls`, as nobody
+else does, and then for `forward`: there another forward is given.
 """
 
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+import torch
 from torch.autograd.function import Function, FunctionMeta
 from torch.autograd.function import _SingleLevelFunction as FunctionBase
 
@@ -35,6 +38,8 @@ def apply_replaced(
 
     def attribute(cls: Any, name: str) -> Any:
         applied: Any = getattr(thread, "applied", None)
+        if name == "apply" and is_replaced() and not torch._C._are_functorch_transforms_active():
+            return partial(record, cls)
         if name == "_backward_cls" and is_replaced():
             thread.applied = cls
         elif name == "forward" and applied is cls:
