@@ -254,7 +254,12 @@ def test_autocast_gives_the_types_of_pytorch(kind):
                 return self.layer(x)[0]
 
     model, x = Cast(), torch.randn(5, 2, 3)
-    expected = model(x).detach()
+    try:
+        expected = model(x).detach()
+    except RuntimeError as error:
+        # oneDNN has no bfloat16 LSTM for processors without AVX-512 and raises there.
+        assert "LSTM forward propagation primitive" in str(error)
+        expected = model.layer(x)[0].detach().bfloat16()
     found = compile_inference(model, EAGER)(x)
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
