@@ -37,6 +37,7 @@ class Recipe:
             functions' names.
         settings: what Inductor is told.
         replays: whoever calls it in a loop records what it calls, and repeats that.
+        overwrites: inputs whose memory its result of the same number may take where it is repeated.
         key: of its machine code, once an engine knows it; None: nothing is compiled, or nobody
             else may take it.
     """
@@ -52,6 +53,7 @@ class Recipe:
     bodies: tuple["Recipe", ...] = ()
     settings: tuple[tuple[str, bool | int], ...] = ()
     replays: bool = False
+    overwrites: tuple[int, ...] = ()
     key: str | None = None
 
     def __str__(self) -> str:

@@ -69,7 +69,9 @@ def _repeated(replay: Replay | str | None) -> Iterator[str]:
     """How the steps of a call follow one another, where they are to be repeated."""
     if isinstance(replay, Replay):
         tape = replay.tape
-        yield f"repeated without Python: {tape.kernels} kernels and {tape.matmuls} matmuls a step"
+        overwritten = f"{len(replay.in_place)} of {tape.signature.states} states overwritten"
+        calls = f"{tape.kernels} kernels and {tape.matmuls} matmuls a step"
+        yield f"repeated without Python: {calls}, {overwritten}"
     elif replay is not None:
         yield f"called by Python: {replay}"
 

@@ -305,4 +305,5 @@ def _replay(fused: Fused, recipe: Recipe, stage: Stage) -> Replay | str | None:
         len(fused.hyperparameters),
         len(fused.sent),
     )
-    return replay_of(stage, [node.meta["val"] for node in placeholders], signature)
+    arguments = [node.meta["val"] for node in placeholders]
+    return replay_of(stage, arguments, signature, recipe.overwrites)

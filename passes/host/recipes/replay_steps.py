@@ -1,9 +1,11 @@
 """Repeat a fused step of few elements without Python: kernels and matmuls one after the other.
 
 Before   Recipe(@whole_step0)
-After    Recipe(@whole_step0, replays=True): the runtime records what its code calls, and repeats it
+After    Recipe(@whole_step0, replays=True, overwrites=(0, 1)): the runtime records what its code
+         calls, and repeats it; new values of states 0 and 1 take the memory of the old ones
 Keeps    values but for the order of sums in matmuls. Where the code calls something else than
-         kernels and small matmuls, it runs as without this pass; the printed plan says why.
+         kernels and small matmuls, it runs as without this pass; the printed plan says why. The
+         model's own tensors are never overwritten: the first step of a call writes elsewhere.
 Source   our own; CUDA graphs do this for devices.
 """
 
@@ -12,6 +14,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from ipu_dynamo.passes.host.recipes.overwritten_states import overwritten_states
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.recipe import Recipe
@@ -45,4 +48,6 @@ class ReplaySteps(RecipePass):
             reason = f"{largest} operations in its largest matmul"
         choice = "repeated" if repeats else "called"
         decision = Decision(self.name, choice, reason, recipe.function.name)
-        return replace(recipe, replays=repeats), [decision]
+        overwritten = overwritten_states(recipe.lowered.graph.graph, len(fused.state))
+        overwrites = overwritten if repeats else ()
+        return replace(recipe, replays=repeats, overwrites=overwrites), [decision]

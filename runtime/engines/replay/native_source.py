@@ -22,9 +22,9 @@ SOURCE = (
 #include <utility>
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16, ROWS = 8, COLUMNS = 2;
+constexpr int WIDTH = 16, ROWS = 8, COLUMNS = 3;
 #elif defined(__AVX__)
-constexpr int WIDTH = 8, ROWS = 4, COLUMNS = 2;
+constexpr int WIDTH = 8, ROWS = 6, COLUMNS = 2;
 #elif defined(__aarch64__)
 constexpr int WIDTH = 4, ROWS = 8, COLUMNS = 2;
 #else
@@ -68,12 +68,12 @@ struct Matrix {
   const float* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
 };
 
-// `width` columns of `depth` rows of b, with zeros up to PANEL.
-static void pack(Matrix b, int64_t depth, int64_t width, float* panel) {
+// `width` columns of `depth` rows of b, with zeros up to `panel_row`, whole vectors.
+static void pack(Matrix b, int64_t depth, int64_t width, float* panel, int64_t panel_row) {
   int64_t k = 0;
   if (b.row == 1 && b.column != 1) {
     for (; k + WIDTH <= depth; k += WIDTH) {
-      for (int64_t n = 0; n < PANEL; n += WIDTH) {
+      for (int64_t n = 0; n < panel_row; n += WIDTH) {
         Vector rows[WIDTH];
         const int64_t known = width - n;
         if (known >= WIDTH) {
@@ -84,12 +84,13 @@ static void pack(Matrix b, int64_t depth, int64_t width, float* panel) {
         }
         transpose(rows);
 #pragma GCC unroll 16
-        for (int i = 0; i < WIDTH; ++i) store(panel + (k + i) * PANEL + n, rows[i]);
+        for (int i = 0; i < WIDTH; ++i) store(panel + (k + i) * panel_row + n, rows[i]);
       }
     }
   }
   for (; k < depth; ++k)
-    for (int64_t n = 0; n < PANEL; ++n) panel[k * PANEL + n] = n < width ? *b.at(k, n) : 0.0f;
+    for (int64_t n = 0; n < panel_row; ++n)
+      panel[k * panel_row + n] = n < width ? *b.at(k, n) : 0.0f;
 }
 
 struct Target {
@@ -129,6 +130,7 @@ static void tile(Matrix a, const float* b, int64_t b_row, int64_t depth, Target 
                  int64_t columns) {
   Vector sums[R][C] = {};
   const float* left = a.data;
+#pragma GCC unroll 2
   for (int64_t k = 0; k < depth; ++k, left += a.column, b += b_row) {
     Vector right[C];
 #pragma GCC unroll 4
@@ -160,17 +162,20 @@ static void multiply_panels(Matrix a, Matrix b, Target c, int64_t m, int64_t n, 
     const int64_t deep = depth - k < DEPTH ? depth - k : DEPTH;
     for (int64_t j = 0; j < n; j += PANEL) {
       const int64_t width = n - j < PANEL ? n - j : PANEL;
-      const bool narrow = width <= WIDTH;
+      const int64_t vectors = (width + WIDTH - 1) / WIDTH;
       const float* right = b.at(k, j);
       int64_t right_row = b.row;
-      if (b.column != 1 || (width != PANEL && width != WIDTH)) {
-        pack({right, b.row, b.column}, deep, width, panel);
-        right = panel, right_row = PANEL;
+      if (b.column != 1 || width != vectors * WIDTH) {
+        right_row = vectors * WIDTH;
+        pack({right, b.row, b.column}, deep, width, panel, right_row);
+        right = panel;
       }
-      const int64_t most = narrow ? 2 * ROWS : ROWS;
+      const int64_t most = vectors == 1 ? 2 * ROWS : ROWS;
       for (int64_t i = 0; i < m; i += most) {
         const int64_t rows = m - i < most ? m - i : most;
-        const Tile run = narrow ? tile_of<1>(rows, MoreRows()) : tile_of<COLUMNS>(rows, Rows());
+        const Tile run = vectors == 1         ? tile_of<1>(rows, MoreRows())
+                         : vectors == COLUMNS ? tile_of<COLUMNS>(rows, Rows())
+                                              : tile_of<COLUMNS - 1>(rows, Rows());
         run({a.at(i, k), a.row, a.column}, right, right_row, deep, c.from(i, j, k > 0), width);
       }
     }
@@ -297,7 +302,8 @@ static void call_any(void* f, char* const* arguments, int64_t n, std::integer_se
   calls[n](f, arguments);
 }
 
-// Runs steps `first` to `end` of a recorded function, at most for about so many nanoseconds.
+// Runs steps of a recorded function until `end`, at most for about so many nanoseconds. If one
+// fails, its number is done[1], and no step counts as complete: states may be overwritten in part.
 extern "C" int64_t ipu_replay(const int64_t* calls, int64_t count, const int64_t* operands,
                               char** memory, int64_t states, char** spare, int64_t moving,
                               char* const* moved, int64_t* done, int64_t end, int64_t nanoseconds,
@@ -340,6 +346,8 @@ extern "C" int64_t ipu_replay(const int64_t* calls, int64_t count, const int64_t
   } catch (...) {
     std::strncpy(message, "unhandled error", room - 1);
   }
+  done[1] = done[0];
+  done[0] = 0;
   return 1;
 }
 """

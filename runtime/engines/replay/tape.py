@@ -17,6 +17,7 @@ from ipu_dynamo.tune.costs import SMALL_MATMUL
 
 ALIGNMENT = 64  # bytes
 NOTHING = -1  # no memory
+KERNEL, MATMUL = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,12 @@ def tape_of(recorded: Recorded, arguments: Sequence[Tensor], signature: Signatur
         if isinstance(call, KernelCall):
             if len(pointers) > MOST_POINTERS:
                 raise NotRecordedError(f"a kernel has {len(pointers)} arguments")
-            calls += (0, call.address, len(pointers), first)
+            calls += (KERNEL, call.address, len(pointers), first)
             operands += (number for pair in pointers for number in pair)
         else:
             if call.bias is None:
                 pointers.append((NOTHING, 0))
-            calls += (1, 0, len(pointers), first)
+            calls += (MATMUL, 0, len(pointers), first)
             operands += (number for pair in pointers for number in pair)
             operands += _sizes(call)
     matmuls = sum(isinstance(call, MatmulCall) for call in recorded.calls)
@@ -129,6 +130,24 @@ def tape_of(recorded: Recorded, arguments: Sequence[Tensor], signature: Signatur
         tuple(constants),
         len(recorded.calls) - matmuls,
         matmuls,
+    )
+
+
+def last_read_where_written(tape: Tape, states: Sequence[int]) -> tuple[int, ...]:
+    """Those of some states that nothing reads behind the kernel which begins to write new ones."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number in range(0, len(tape.calls), 4):
+        _, _, pointers, start = tape.calls[number : number + 4]
+        for memory in tape.operands[start : start + 2 * pointers : 2]:
+            first.setdefault(memory, number)
+            last[memory] = number
+    count = tape.signature.states
+    return tuple(
+        state
+        for state in states
+        if last.get(state, -1) <= first[count + state]
+        and tape.calls[first[count + state]] == KERNEL
     )
 
 

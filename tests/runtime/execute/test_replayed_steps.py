@@ -117,6 +117,7 @@ def test_steps_of_a_call_are_calls_of_a_step_also_while_they_are_watched(output_
         mode = output_mode if period or output_mode != "every" else "final"
         step = compiled(model, "momentum", count, output_mode=mode, **period)
         assert repeats(step)
+        assert step.executable.fused.now.replay.in_place  # from the second step of a call on
         rows, y = data(20)
         if count == 5:
             step.executable.timeline = Timeline()
@@ -136,7 +137,7 @@ def test_steps_of_a_call_are_calls_of_a_step_also_while_they_are_watched(output_
 
 
 def test_a_failing_step_leaves_what_the_last_complete_one_made():
-    model, expected = Net(), Net()
+    model, expected, single = Net(), Net(), Net()
     step = compiled(model, "momentum", 4)
     rows, y = data(4)
     bad = rows.clone()
@@ -147,6 +148,10 @@ def test_a_failing_step_leaves_what_the_last_complete_one_made():
     assert step.executable.step == 2
     train(expected, OPTIMIZERS["momentum"](expected.parameters()), rows[: 2 * ROWS], y[: 2 * ROWS])
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+    other = compiled(single, "momentum", 1)
+    for some in range(2):
+        other(*(t[some * ROWS : (some + 1) * ROWS] for t in (rows, y)))
+    assert_same_bits(model.state_dict(), single.state_dict())
     step(rows, y)
     assert step.executable.step == 6
 
@@ -182,6 +187,38 @@ def test_an_interrupt_between_two_looks_leaves_complete_steps(number, when, monk
     for some in range(4):
         other(*(t[some * ROWS : (some + 1) * ROWS] for t in (rows, y)))
     assert_same_bits(model.state_dict(), single.state_dict())
+
+
+class Mixing(torch.optim.Optimizer):
+    """Its rule reads a weight also where it does not write it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                mixed = weight.t() if weight.dim() == 2 else weight.flip(0)
+                weight.sub_(group["lr"] * (weight.grad + 0.1 * mixed.clone()))
+
+
+def test_a_weight_that_is_read_elsewhere_is_not_overwritten():
+    def mixing(force):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        whole = nn.Module()
+        whole.model = model
+        whole.forward = lambda x: F.mse_loss(model(x), x)
+        options = Options("inductor", device_iterations=5, force=force)
+        step = compile_training(whole, Mixing(model.parameters()), options)
+        step(torch.linspace(-1, 1, 5 * 4 * 8).reshape(20, 8))
+        return step, model
+
+    (step, ours), (_, theirs) = mixing({}), mixing({"ReplaySteps": False})
+    assert repeats(step)
+    assert not step.executable.fused.now.replay.in_place
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_what_cannot_be_repeated_is_called_and_says_why():
