@@ -30,6 +30,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
+from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
 from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
@@ -303,7 +304,7 @@ class Executable:
         times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
         streams = self._link.open(inputs, seed=self.seed, step=self.step, times=times)
         complete = None if sent is None else self._reporting(sent, streams, inputs)
-        with torch.no_grad():
+        with KeptGradMode(), torch.no_grad():
             try:
                 self._storage.expect_changes()
                 if self.fused:

@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 from ipu_dynamo.capture.private.recording import shortened_recording
+from ipu_dynamo.ops.marks.detached import DetachesMarked, detached_op
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
@@ -156,8 +157,10 @@ def called_again(
     Its own trace is outside of autograd, so that a `detach` in it is one that the user wrote.
     """
     tracer = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)
-    with disable_proxy_modes_tracing(), torch.no_grad():
+    with disable_proxy_modes_tracing(), torch.no_grad(), DetachesMarked():
         graph = tracer(*tensors)
+    for node in graph.graph.find_nodes(op="call_function", target=detached_op):
+        node.target = torch.ops.aten.detach.default
     results: Sequence[Tensor] = fx.Interpreter(graph).run(*tensors)
     return results
 

@@ -86,6 +86,7 @@ def check_interrupts(case: Case, count: int) -> set[int]:
     for _ in range(count):
         number = draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
         complete = interrupt(subject, number, 1e-6 + draw.random() * 1.2 * seconds)
+        assert torch.is_grad_enabled()
         subject.check(complete)
         seen.add(complete)
     return seen
