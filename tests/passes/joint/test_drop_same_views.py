@@ -40,6 +40,6 @@ def test_keeps_results(case, number):
 
 
 def test_a_training_step_has_fewer_operators():
-    capture, one = captured(tied()[0], tuple(tied()[1].values()), before="DropSameViews")
+    capture, one = captured(*tied(), before="DropSameViews")
     before, _ = len(capture.graph.graph.nodes), one(capture)
     assert len(capture.graph.graph.nodes) < before
