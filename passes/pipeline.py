@@ -56,6 +56,7 @@ from ipu_dynamo.passes.host.step.defer_accumulation import DeferAccumulation
 from ipu_dynamo.passes.host.step.fuse_step import FuseStep
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
+from ipu_dynamo.passes.joint.drop_same_views import DropSameViews
 from ipu_dynamo.passes.joint.partition import Partition
 from ipu_dynamo.passes.joint.precision.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.joint.precision.half_partials import HalfPartials
@@ -214,6 +215,7 @@ def joint_passes(options: Options) -> list[Pass]:
         RepeatLstms(),
         DropUnreadGates(),
         FloatingPointExceptions(options.floating_point_exceptions),
+        *([] if options.strategy.keep_stages else [DropSameViews()]),
         SeparateAnchors(),
         *([SortByStage()] if options.strategy.keep_stages else []),
     ]

@@ -20,13 +20,14 @@ def captured(model, data, options=None, *, training=True, before=None):
     """Trace `model` and run the passes of the pipeline up to, not including, the one `before`.
 
     Args:
+        data: what the model is called with, by position or, in a dict, by name.
         before: name of the pass; None runs all that keep a capture one.
 
     Returns:
         The capture, and the pass that comes next, or None.
     """
     data = pytree.tree_map_only(Tensor, lambda t: t.contiguous(), data)
-    capture = trace(model, read_arguments(model, data, {}), training=training)
+    capture = trace(model, _arguments(model, data), training=training)
     done = []
     for one in whole_step(options or Options(), training=training):
         if one.name == (before or "Partition"):
@@ -36,6 +37,11 @@ def captured(model, data, options=None, *, training=True, before=None):
         if changed:
             invariants.check(capture, capture.level, done)
     raise AssertionError(f"there is no pass {before}")
+
+
+def _arguments(model, data):
+    by_name = isinstance(data, Mapping)
+    return read_arguments(model, () if by_name else data, data if by_name else {})
 
 
 def check(capture: Capture) -> None:
@@ -137,7 +143,7 @@ def evaluate_parts(
 
 def named_inputs(model, data) -> dict[str, Tensor]:
     """The tensors of a call by the names that captures give them."""
-    arguments = read_arguments(model, data, {})
+    arguments = _arguments(model, data)
     return dict(zip(arguments.tensor_names, arguments.tensors, strict=True))
 
 

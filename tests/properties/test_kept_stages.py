@@ -186,6 +186,25 @@ def test_a_kept_pipeline_counts_stages_and_not_changes_of_the_ipu():
     assert_same_bits(compiled(x), (x + 3) * 2)
 
 
+def test_a_view_that_shows_what_another_stage_had_stays():
+    def twice(x):
+        with Block("a"):
+            once = torch.sin(x).t()
+        with Block("b"):
+            return torch.cos(once.t())
+
+    stages = (StageSpec(("a",), 0), StageSpec(("b",), 1))
+    strategy = Strategy("pipelined", stages=stages, keep_stages=True)
+    compiled = compile_inference(
+        twice, Options(engine="eager", device_iterations=2, strategy=strategy)
+    )
+    x = torch.arange(12.0).reshape(6, 2)
+    assert_same_bits(compiled(x), torch.cos(torch.sin(x)))
+    found = [[node.target for node in one.operators] for one in compiled.program.functions]
+    aten = torch.ops.aten
+    assert found[1] == [aten.t.default, aten.cos.default]
+
+
 def test_operators_are_sorted_by_stage_and_stay_in_their_order_within():
     def mixed(x):
         with Block("a"):

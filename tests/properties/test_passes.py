@@ -21,6 +21,7 @@ PASSES = [
     "SerializeMatmul",
     "AssignGradientStages",
     "Recompute",
+    "DropSameViews",
 ]
 
 

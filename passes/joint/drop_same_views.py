@@ -1,0 +1,55 @@
+"""Read what a view looks at instead, where the view shows it as it is.
+
+Before   %a = aten.t(%w); %b = aten.t(%a); %c = aten.view(%x, [4, 8]), which %x is
+After    %w in the place of %b, %x in that of %c
+Keeps    values, types, strides and memory; what is returned is still no input.
+Source   a tensor is its memory, type, sizes, strides and offset.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.passes.levels import Level
+
+
+def plan(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """What to read instead of a view: the first value that it looks at and shows as it is."""
+    same: dict[fx.Node, fx.Node] = {}
+    for node in filter(is_view, graph.nodes):
+        returned, source = any(user.op == "output" for user in node.users), node
+        while is_view(source):
+            source = source.all_input_nodes[0]
+            if _shown(source) == _shown(node) and not (returned and source.op == "placeholder"):
+                same[node] = source
+    return same
+
+
+def _shown(node: fx.Node) -> object:
+    """What tells apart two tensors in one memory; of several tensors, the node."""
+    x = node.meta["val"]
+    if not isinstance(x, torch.Tensor):
+        return node
+    return x.dtype, x.shape, x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
+
+
+@dataclass(frozen=True)
+class DropSameViews:
+    """The pass."""
+
+    name: ClassVar[str] = "DropSameViews"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        same = plan(capture.graph.graph)
+        for node, source in same.items():
+            node.replace_all_uses_with(source)
+        for node in filter(is_view, reversed(capture.graph.graph.nodes) if same else ()):
+            if not node.users:
+                capture.graph.graph.erase_node(node)
+        capture.graph.recompile()
+        return bool(same)
