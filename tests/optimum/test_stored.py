@@ -115,6 +115,19 @@ def test_folders(tmp_path):
         config.save_pretrained(tmp_path / "a" / "b" / IPU_CONFIG_NAME)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(float("nan"), ValueError), (object(), TypeError), ({1, 2}, TypeError)],
+    ids=str,
+)
+def test_what_no_file_can_hold_is_named_before_one_is_written(value, kind, tmp_path):
+    config = IPUConfig(seed=3, parallelize_kwargs={"a": [value]})
+    assert "parallelize_kwargs" in repr(config)
+    with pytest.raises(kind, match=r"JSON cannot hold parallelize_kwargs=\{'a': \["):
+        config.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 DEEP = '{"a": ' * 99 + "{}" + "}" * 99  # nested 100 times
 
 
