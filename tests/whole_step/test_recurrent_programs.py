@@ -258,7 +258,7 @@ def test_autocast_gives_the_types_of_pytorch(kind):
         expected = model(x).detach()
     except RuntimeError as error:
         # oneDNN has no bfloat16 LSTM for processors without AVX-512 and raises there.
-        assert "LSTM forward propagation primitive" in str(error)
+        assert "LSTM forward propagation primitive" in str(error)  # noqa: PT017
         expected = model.layer(x)[0].detach().bfloat16()
     found = compile_inference(model, EAGER)(x)
     assert found.dtype == expected.dtype
