@@ -18,7 +18,7 @@ from ipu_dynamo.optimum.placement.block_placement import Part, Placed, place
 from ipu_dynamo.optimum.placement.counted_calls import Calls, StartAtEachCall, WarnOfUncalled
 from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.placement.layer_plans import plan_for
-from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls
+from ipu_dynamo.optimum.placement.traced_layers import Sample, check_sample, in_order_of_calls
 from ipu_dynamo.optimum.serialized.serialize import choose
 from ipu_dynamo.optimum.serialized.swap_layers import Swaps, put_in, take_out
 from ipu_dynamo.optimum.values.pod_types import DEFAULT
@@ -71,7 +71,8 @@ def parallelize(
         the model.
 
     Raises:
-        TypeError: it is no module, such as a model that is wrapped in an executor already.
+        TypeError: it is no module, such as a model that is wrapped in an executor already; or
+            `sample` is no tuple or dictionary.
         RuntimeError: it is parallelized already, or a copy of a model that was.
         ValueError: no list of layers, or several that may be meant; what the configuration asks
             for cannot be. The model is as before.
@@ -83,6 +84,7 @@ def parallelize(
             f"this {type(model).__name__} is parallelized already: call deparallelize(model) first"
         )
     _check_no_copy(model)
+    check_sample(sample)
     own = own_config(ipu_config)
     config = copy.copy(own._plain())  # "auto" is replaced in it alone until nothing can fail
     lists = find_layer_lists(model, layers)
