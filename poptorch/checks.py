@@ -55,7 +55,7 @@ def check_model(model: Any) -> None:
 
 
 def check_optimizer(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that updates nothing of the model.
+    """Refuse an optimizer that updates nothing of the model; say what it leaves out by mistake.
 
     Raises:
         poptorch.Error: all its parameters are of another model.
@@ -70,6 +70,20 @@ def check_optimizer(model: Any, optimizer: torch.optim.Optimizer) -> None:
             "is to be trained: it was made for another model, or for parameters that were replaced "
             "since. Make it from model.parameters() of this model",
             id="gradient",
+        )
+    strays = given - {id(parameter) for parameter in model.parameters()}
+    left_out = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in given
+    ]
+    if strays and left_out:  # leaving parameters out on purpose is PopTorch's way to freeze them
+        logger.warning(
+            "the optimizer has %d parameters that are none of %s, and has not got %s, which are "
+            "not trained: if they were replaced since, make it from model.parameters() again",
+            len(strays),
+            type(model).__name__,
+            ", ".join(left_out),
         )
 
 

@@ -17,8 +17,11 @@ def layer_counts(config: IPUConfig, layers: int) -> list[int]:
             remainder to the last.
 
     Raises:
+        ValueError: fewer than 0 layers.
         IncompatibleIPUConfigError: they do not add up, or the list is no list of counts.
     """
+    if layers < 0:
+        raise ValueError(f"a model cannot have {layers} layers")
     config = own_config(config)._plain()
     counts, ipus = config._layers_per_ipu, config._ipus_per_replica
     name = config._get_managed_attr_mode_name("layers_per_ipu")

@@ -43,10 +43,12 @@ class PipelineMixin:
         """A model of this class with the weights of a plain one of transformers.
 
         Args:
-            model: its configuration makes the new model; it is left as it is.
+            model: its configuration makes the new model, whose weights are in the same precision
+                and frozen where its own are. It is left as it is.
             ipu_config: of which the new model has a copy.
         """
         pipelined: Any = cls(copy.deepcopy(model.config))  # type: ignore[call-arg]
+        _take_kinds(pipelined, model)
         pipelined.load_state_dict(model.state_dict())
         if getattr(model, "generation_config", None) is not None:
             pipelined.generation_config = copy.deepcopy(model.generation_config)
@@ -212,6 +214,15 @@ def to_pipelined(model: nn.Module, ipu_config: Any, force: bool = False) -> Any:
             return pipelined.from_transformers(model, ipu_config)
         return pipelined.from_model(model, ipu_config)
     return _class_by_rule(type(model)).from_model(model, ipu_config)
+
+
+def _take_kinds(model: nn.Module, plain: nn.Module) -> None:
+    """Give parameters and buffers the precision of another model's; parameters are frozen alike."""
+    tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if (other := tensors.get(name)) is not None:
+            tensor.data = tensor.data.to(other.dtype)
+            tensor.requires_grad_(other.requires_grad)
 
 
 _by_rule: dict[type, Any] = {}

@@ -76,6 +76,14 @@ def test_layers_that_do_not_fit(values, layers, words):
         get_layer_ipu(IPUConfig(**values), layers)
 
 
+@pytest.mark.parametrize("ipus", [1, 2])
+def test_no_model_has_fewer_than_no_layers(ipus):
+    config = IPUConfig(ipus_per_replica=ipus)
+    assert get_layer_ipu(config, 0) == []
+    with pytest.raises(ValueError, match="cannot have -3 layers"):
+        get_layer_ipu(config, -3)
+
+
 def test_encoder_and_decoder_take_their_ipus():
     config = IPUConfig(
         layers_per_ipu=[1, 2, 3, 0, 5, 6, 7, 8],

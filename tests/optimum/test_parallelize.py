@@ -257,6 +257,19 @@ def test_lists_are_found_by_rule():
         parallelize(Home(3), config_of(), layers="list0.1")
 
 
+@pytest.mark.parametrize("none", [[], ()])
+def test_no_list_is_no_answer(none):
+    with pytest.raises(ValueError, match=r"names no list; lists of TwoLists: late: 1 Block, early"):
+        parallelize(TwoLists(2), config_of(), layers=none)
+
+
+def test_only_modules_are_placed():
+    wrapped = poptorch.inferenceModel(TwoLists(2))
+    for function in (lambda model: parallelize(model, config_of()), deparallelize):
+        with pytest.raises(TypeError, match="Module is needed, not PoplarExecutor: pass the model"):
+            function(wrapped)
+
+
 def test_given_lists_are_numbered_in_their_order():
     model = parallelize(TwoLists(4), config_of(), layers=["early", "late"])
     assert [begun(model)[f"{name}.0"] for name in ("early", "late")] == [0, 1]

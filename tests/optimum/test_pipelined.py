@@ -129,6 +129,21 @@ def test_models_of_transformers(tmp_path):
     assert read.config._attn_implementation == "eager"
 
 
+def test_models_of_transformers_stay_frozen_and_in_their_precision():
+    plain = small("gpt2", 2).bfloat16()
+    plain.transformer.h[0].requires_grad_(False)
+    plain.transformer.ln_f.float()
+
+    class PipelinedGPT2(type(plain), PipelineMixin):
+        pass
+
+    model = PipelinedGPT2.from_transformers(plain, CONFIG)
+    assert equal(model, plain)
+    for other, own in zip(plain.parameters(), model.parameters(), strict=True):
+        assert (own.dtype, own.requires_grad) == (other.dtype, other.requires_grad)
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_any_other_class_is_placed_by_rule(force, tmp_path):
     plain = small("bert", 2)

@@ -179,6 +179,25 @@ def test_auto_needs_a_call():
     assert config.layers_per_ipu == "auto"
 
 
+@pytest.mark.parametrize("sample", [torch.ones(1, 4), [torch.ones(1, 4)], 3], ids=str)
+def test_a_sample_is_arguments(sample):
+    kind = type(sample).__name__
+    for use in (
+        lambda: parallelize(Slow(), IPUConfig(), sample=sample),
+        lambda: plan_layers(Slow(), sample, 2, IPUConfig()),
+    ):
+        with pytest.raises(TypeError, match=rf"such as \(x,\) or .* and not a {kind}"):
+            use()
+
+
+def test_plans_are_for_ipus_and_of_a_call():
+    for n in (0, -1, 1.5, "2", None):
+        with pytest.raises(ValueError, match=f"n={n!r} is no number of IPUs"):
+            plan_layers(Slow(), (torch.ones(1, 4),), n, IPUConfig())
+    with pytest.raises(TypeError, match="sample= is its arguments, and not None"):
+        plan_layers(Slow(), None, 2, IPUConfig())
+
+
 def test_a_sample_says_in_which_order_lists_run():
     class Found(TwoLists):
         _no_split_modules = ("Block",)

@@ -59,6 +59,22 @@ def test_a_row_of_nans_stays_where_it_is():
     assert not torch.cat(grads).isnan().any()
 
 
+@pytest.mark.parametrize("total", [5, 6])
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_indices_that_a_table_has_not_got_are_errors(total, engine):
+    plain = nn.Embedding(total, 2)
+    layer = SerializedEmbedding.filled_up(plain, 4)
+    for index in (-1, total, total + 1, 8, 100):
+        indices = torch.tensor([0, index])
+        with pytest.raises(IndexError, match="out of range"):
+            plain(indices)
+        with pytest.raises(IndexError, match="out of range"):
+            layer(indices)
+    for one in (plain, layer):
+        with pytest.raises(Exception, match="index out of"):
+            compile_inference(one, Options(engine=engine))(torch.tensor([0, total]))
+
+
 def test_a_frozen_embedding_stays_frozen():
     plain = nn.Embedding(4, 2).requires_grad_(False)
     layer = SerializedEmbedding.from_model(plain, 2).eval()

@@ -1,7 +1,10 @@
 """Check configurations in files and on the Hub: round trips, old forms, and what is no file."""
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -115,6 +118,19 @@ def test_folders(tmp_path):
         config.save_pretrained(tmp_path / "a" / "b" / IPU_CONFIG_NAME)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(float("nan"), ValueError), (object(), TypeError), ({1, 2}, TypeError)],
+    ids=str,
+)
+def test_what_no_file_can_hold_is_named_before_one_is_written(value, kind, tmp_path):
+    config = IPUConfig(seed=3, parallelize_kwargs={"a": [value]})
+    assert "parallelize_kwargs" in repr(config)
+    with pytest.raises(kind, match=r"JSON cannot hold parallelize_kwargs=\{'a': \["):
+        config.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 DEEP = '{"a": ' * 99 + "{}" + "}" * 99  # nested 100 times
 
 
@@ -188,12 +204,55 @@ def test_repositories(tmp_path, monkeypatch):
     assert sent[0][1]["token"] == "t"
 
 
+class Gone(Exception):
+    """As the library's errors of HTTP, which are no OSError in every version."""
+
+
+@pytest.mark.parametrize(
+    "error", [Gone("404 Repository Not Found"), TimeoutError("no answer"), ValueError("bad id")]
+)
+def test_a_repository_that_is_missing_is_named_with_the_reason(error, monkeypatch):
+    def fail(*args, **more):
+        raise error
+
+    for function in ("hf_hub_download", "create_repo"):
+        monkeypatch.setattr(huggingface_hub, function, fail)
+    for use in (IPUConfig.from_pretrained, IPUConfig().push_to_hub):
+        with pytest.raises(OSError, match=f"'none/of-these'.*{error}") as caught:
+            use("none/of-these")
+        assert caught.value.__cause__ is error
+
+
+@pytest.mark.slow  # another process imports everything
+def test_offline_nothing_waits(tmp_path):
+    code = (
+        "import time; from ipu_dynamo.optimum import IPUConfig; import huggingface_hub\n"
+        "for use in (IPUConfig.from_pretrained, IPUConfig().push_to_hub):\n"
+        "    begin = time.perf_counter()\n"
+        "    try: use('none/of-these')\n"
+        "    except OSError as error: assert 'none/of-these' in str(error)\n"
+        "    print(time.perf_counter() - begin)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    waits = [float(line) for line in done.stdout.split()]
+    assert len(waits) == 2
+    assert max(waits) < 5
+
+
 def test_without_a_network_or_a_library_the_repository_is_named(monkeypatch):
+    begin = time.perf_counter()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match="'none/of-these'"):
         IPUConfig.from_pretrained("none/of-these")
     with pytest.raises(OSError, match="'none/of-these'"):
         IPUConfig().push_to_hub("none/of-these")
+    assert time.perf_counter() - begin < 5
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"'none/of-these'.*ipu_dynamo\[optimum\]"):
         IPUConfig.from_pretrained("none/of-these")

@@ -47,16 +47,25 @@ class Stored:
 
         Args:
             use_diff: leave out what every configuration of transformers has by default.
+
+        Raises:
+            ValueError, TypeError: a field holds what JSON has not.
         """
         values = self.to_diff_dict() if use_diff else self.to_dict()
-        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+        try:
+            return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        except (ValueError, TypeError, RecursionError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            wrong = ", ".join(f"{n}={v!r}" for n, v in values.items() if not _is_json(v))
+            raise kind(f"JSON cannot hold {wrong}: {error}") from error
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
         """Write `to_json_string` into a file."""
         Path(json_file_path).write_text(self.to_json_string(use_diff), encoding="utf-8")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} {self.to_json_string()}"
+        values = json.dumps(self.to_diff_dict(), indent=2, sort_keys=True, default=repr)
+        return f"{type(self).__name__} {values}\n"
 
     @classmethod
     def from_dict(
@@ -176,6 +185,14 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     return list(value) if isinstance(value, list) else value
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, sort_keys=True, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _transformers_version() -> str:

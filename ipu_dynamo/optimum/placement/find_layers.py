@@ -51,6 +51,11 @@ def find_layer_lists(
     """
     if layers is not None:
         paths = [layers] if isinstance(layers, str) else list(layers)
+        if not paths:
+            raise ValueError(
+                f"layers={layers!r} names no list; lists of {type(model).__name__}: "
+                f"{_described(_lists(model, any))}"
+            )
         named = tuple(_named(model, path) for path in paths)
         _check_each_once(named)
         return named

@@ -11,7 +11,12 @@ from torch import nn
 from ipu_dynamo.optimum.config import IPUConfig, own_config
 from ipu_dynamo.optimum.incompatible import IncompatibleIPUConfigError
 from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
-from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls, layer_seconds
+from ipu_dynamo.optimum.placement.traced_layers import (
+    Sample,
+    check_sample,
+    in_order_of_calls,
+    layer_seconds,
+)
 from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
 
 log = logging.getLogger(__name__)
@@ -49,8 +54,14 @@ def plan_layers(
 
     Raises:
         IncompatibleIPUConfigError: the fixed entries are not those of the model.
-        ValueError: as for `parallelize`.
+        TypeError: `sample` is no tuple or dictionary.
+        ValueError: fewer than one IPU, and as for `parallelize`.
     """
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n={n!r} is no number of IPUs: it is an int from 1")
+    if sample is None:
+        raise TypeError("plan_layers measures a call: sample= is its arguments, and not None")
+    check_sample(sample)
     lists = find_layer_lists(model, layers)
     if layers is None and len(lists) > 1:
         lists = in_order_of_calls(model, lists, sample)

@@ -18,8 +18,9 @@ from ipu_dynamo.optimum.placement.block_placement import Part, Placed, place
 from ipu_dynamo.optimum.placement.counted_calls import Calls, StartAtEachCall, WarnOfUncalled
 from ipu_dynamo.optimum.placement.find_layers import LayerList, find_layer_lists
 from ipu_dynamo.optimum.placement.layer_plans import plan_for
-from ipu_dynamo.optimum.placement.traced_layers import Sample, in_order_of_calls
-from ipu_dynamo.optimum.serialized.serialize import Swaps, choose, put_in, take_out
+from ipu_dynamo.optimum.placement.traced_layers import Sample, check_sample, in_order_of_calls
+from ipu_dynamo.optimum.serialized.serialize import choose
+from ipu_dynamo.optimum.serialized.swap_layers import Swaps, put_in, take_out
 from ipu_dynamo.optimum.values.pod_types import DEFAULT
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class _Changes:
     handles: list[RemovableHandle] = field(default_factory=list)
     swaps: Swaps = field(default_factory=Swaps)
 
-    def undo(self, model: nn.Module, *, weights: bool) -> None:
+    def undo(self, *, weights: bool) -> None:
         """Take it all back.
 
         Args:
@@ -41,7 +42,7 @@ class _Changes:
         """
         for handle in self.handles:
             handle.remove()
-        take_out(model, self.swaps, weights=weights)
+        take_out(self.swaps, weights=weights)
 
 
 # Kept beside the models: none of them has an attribute more.
@@ -70,16 +71,20 @@ def parallelize(
         the model.
 
     Raises:
+        TypeError: it is no module, such as a model that is wrapped in an executor already; or
+            `sample` is no tuple or dictionary.
         RuntimeError: it is parallelized already, or a copy of a model that was.
         ValueError: no list of layers, or several that may be meant; what the configuration asks
             for cannot be. The model is as before.
         IncompatibleIPUConfigError: the configuration's layers are not those of the model.
     """
+    _check_module(model)
     if model in _parallelized:
         raise RuntimeError(
             f"this {type(model).__name__} is parallelized already: call deparallelize(model) first"
         )
     _check_no_copy(model)
+    check_sample(sample)
     own = own_config(ipu_config)
     config = copy.copy(own._plain())  # "auto" is replaced in it alone until nothing can fail
     lists = find_layer_lists(model, layers)
@@ -92,7 +97,7 @@ def parallelize(
     try:
         placed = _apply(model, lists, config, changes)
     except BaseException:
-        changes.undo(model, weights=False)
+        changes.undo(weights=False)
         raise
     _parallelized[model] = changes
     if auto:
@@ -138,12 +143,21 @@ def deparallelize(model: _Model) -> _Model:
     Raises:
         RuntimeError: the model is not parallelized.
     """
+    _check_module(model)
     changes = _parallelized.pop(model, None)
     if changes is None:
         _check_no_copy(model)
         raise RuntimeError(f"this {type(model).__name__} is not parallelized")
-    changes.undo(model, weights=True)
+    changes.undo(weights=True)
     return model
+
+
+def _check_module(model: Any) -> None:
+    if not issubclass(type(model), nn.Module):
+        raise TypeError(
+            f"a torch.nn.Module is needed, not {type(model).__name__}: pass the model itself, "
+            "before it is wrapped or compiled"
+        )
 
 
 def _check_no_copy(model: nn.Module) -> None:

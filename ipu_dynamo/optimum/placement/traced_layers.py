@@ -23,6 +23,15 @@ from ipu_dynamo.whole_step.measured_costs import measured_costs
 Sample = tuple[Any, ...] | Mapping[str, Any]
 
 
+def check_sample(sample: Any) -> None:
+    """Raise TypeError unless these are arguments of a call; None is no sample."""
+    if sample is not None and not isinstance(sample, tuple | Mapping):
+        raise TypeError(
+            "sample is the arguments of a call with one micro-batch, a tuple or a dictionary such "
+            f'as (x,) or {{"x": x}}, and not a {type(sample).__name__}'
+        )
+
+
 class _Summed(nn.Module):
     """A model whose result is one number that training could minimise: the loss, or a sum.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ipu_dynamo.blocks import BeginBlock, remove_blocks
 from ipu_dynamo.optimum.serialized.serialized_parts import (
     EmbeddingPart,
+    can_fill,
     filled,
     first_parts,
     part_sizes,
@@ -97,14 +98,38 @@ class SerializedEmbedding(nn.Module):
         tables = [part.weight.detach()[: part.real] for part in self._tables()]
         return torch.cat(tables)
 
+    def can_take(self, whole: nn.Embedding, factor: int) -> bool:
+        """Whether the tables can have the weights of `whole`, cut by `factor`."""
+        own = self.serialization_factor, self.num_embeddings, self.embedding_dim, self.padding_idx
+        other = factor, whole.num_embeddings, whole.embedding_dim, whole.padding_idx
+        return own == other and can_fill(self._tables(), whole)
+
+    def take(self, whole: nn.Embedding) -> None:
+        """Have the weights and the mode of `whole`."""
+        for number, part in enumerate(self._tables()):
+            with torch.no_grad():
+                part.weight[: part.real] = whole.weight[number * self.rows :][: part.real]
+            part.weight.requires_grad_(whole.weight.requires_grad)
+        self.train(whole.training)
+
     def forward(self, indices: Tensor) -> Tensor:
-        """The rows of `indices`, [..., embedding_dim]."""
+        """The rows of `indices`, [..., embedding_dim].
+
+        Raises:
+            IndexError: as the whole table does, an index that it has not got.
+        """
         total: Tensor | None = None
-        for number, table in enumerate(self._tables()):
+        tables = self._tables()
+        last = max(number for number, table in enumerate(tables) if table.real)
+        for number, table in enumerate(tables):
             shifted = indices - number * self.rows
-            here = (shifted >= 0) & (shifted < self.rows)
-            found = table(torch.where(here, shifted, 0))
-            own = torch.where(here.unsqueeze(-1), found, torch.zeros_like(found))
+            low, high = shifted < 0, shifted >= table.real
+            # The first table looks up what is below all rows, the last what is above: as errors.
+            index = torch.where(low, 0, shifted) if number else shifted
+            past_the_end = shifted + (self.rows - table.real) if number == last else 0
+            found = table(torch.where(high, past_the_end, index))
+            elsewhere = (low | high).unsqueeze(-1)
+            own = torch.where(elsewhere, torch.zeros_like(found), found)
             total = own if total is None else total + own
         assert total is not None
         return total

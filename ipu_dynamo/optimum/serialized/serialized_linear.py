@@ -11,6 +11,7 @@ from ipu_dynamo.blocks import BeginBlock, remove_blocks
 from ipu_dynamo.ops.marks.serialized import MODES, serialized_matmul
 from ipu_dynamo.optimum.serialized.serialized_parts import (
     LinearPart,
+    can_fill,
     filled,
     first_parts,
     part_sizes,
@@ -171,6 +172,25 @@ class SplitProjection(nn.Module):
         """A copy of the weight, [out_features, in_features]."""
         parts = [part.weight.detach()[: part.real] for part in self._layers()]
         return torch.cat(parts, 0 if self.mode == OUTPUT_CHANNELS else 1)
+
+    def can_take(self, whole: nn.Linear, factor: int) -> bool:
+        """Whether the parts can have the weights of `whole`, by its outputs, cut by `factor`."""
+        own = self.serialization_factor, self.mode, self.in_features, self.out_features
+        other = factor, OUTPUT_CHANNELS, whole.in_features, whole.out_features
+        biased = (self.bias is None) == (whole.bias is None)
+        return own == other and biased and can_fill(self._layers(), whole)
+
+    def take(self, whole: nn.Linear) -> None:
+        """Have the weights and the mode of `whole`, by its outputs."""
+        for number, part in enumerate(self._layers()):
+            with torch.no_grad():
+                part.weight[: part.real] = whole.weight[number * self.rows :][: part.real]
+            part.weight.requires_grad_(whole.weight.requires_grad)
+        if self.bias is not None:
+            with torch.no_grad():
+                self.bias.copy_(whole.bias)
+            self.bias.requires_grad_(whole.bias.requires_grad)
+        self.train(whole.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` [..., in_features] through all parts, and the bias: [..., out_features]."""

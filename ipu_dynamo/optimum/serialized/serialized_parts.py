@@ -49,6 +49,38 @@ class _Filled(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def can_fill(parts: Sequence[_Filled], whole: nn.Module) -> bool:
+    """Whether parts have the kind of numbers that a whole layer has, where it has them."""
+    weight: Any = whole.weight
+    return all((p.weight.dtype, p.weight.device) == (weight.dtype, weight.device) for p in parts)
+
+
+def check_replaceable(layer: nn.Module) -> None:
+    """Raise ValueError unless a layer is its class and its parameters, and nothing more.
+
+    What else users have given it would be gone in parts of it.
+    """
+    own = {name for name, value in layer._parameters.items() if value is not None}
+    more = [
+        *("a weight that is computed from other parameters" for _ in {"weight"} - own),
+        *(f"the parameter {name}" for name in sorted(own - {"weight", "bias"})),
+        *(f"the module {name}" for name in layer._modules),
+        *(f"the buffer {name}" for name in layer._buffers),
+        *("a forward of its own" for _ in {"forward"} & vars(layer).keys()),
+        *(f"hooks on its {name}" for name in sorted(own) if _hooks_on(layer._parameters[name])),
+    ]
+    if more:
+        raise ValueError(
+            f"a {type(layer).__name__} with {', '.join(more)} cannot be replaced by parts of it: "
+            "leave its serialization factor and splits out"
+        )
+
+
+def _hooks_on(parameter: Tensor | None) -> bool:
+    hooks = "_backward_hooks", "_post_accumulate_grad_hooks"
+    return any(getattr(parameter, name, None) for name in hooks)
+
+
 class EmbeddingPart(_Filled, nn.Embedding):
     """A part of an embedding's table."""
 

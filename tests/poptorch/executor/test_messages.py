@@ -81,6 +81,20 @@ def test_another_models_optimizer_is_named():
         executor(*batch(2))
 
 
+def test_an_optimizer_from_before_a_layer_was_replaced_is_named(capsys):
+    said = "has 2 parameters that are none of Classifier, and has not got "
+    model = Classifier()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    (name, layer), *_ = ((n, m) for n, m in model.named_children() if isinstance(m, nn.Linear))
+    setattr(model, name, nn.Linear(layer.in_features, layer.out_features))
+    poptorch.trainingModel(model, None, optimizer)(*batch(2))
+    assert f"{said}{name}.weight, {name}.bias, which" in capsys.readouterr().err
+    model = Classifier()
+    optimizer = poptorch.optim.SGD(getattr(model, name).parameters(), lr=0.1)  # the rest is frozen
+    poptorch.trainingModel(model, None, optimizer)(*batch(2))
+    assert "none of Classifier" not in capsys.readouterr().err
+
+
 def test_a_misspelt_setter_leads_to_the_right_one():
     with pytest.raises(AttributeError, match=r"did you mean deviceIterations"):
         poptorch.Options().deviceIteration(4)
