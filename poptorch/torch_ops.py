@@ -6,13 +6,15 @@ the call. Programs reach past poptorch's own names for them in hooks and in torc
 
 import threading
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.capture.private.tracing import graph_being_traced
-from poptorch.annotations import NameScope
 from poptorch.errors import createPoptorchError
+
+if TYPE_CHECKING:
+    from poptorch.annotations import NameScope
 
 _DTYPES = MappingProxyType(
     {
@@ -40,6 +42,10 @@ _open = _Open()
 
 def push_name_scope(name: str) -> None:
     """Put `name/` before the names of the operators that follow, until `pop_name_scope`."""
+    # here: importing what traces takes a second, which processes that only load data spare
+    from ipu_dynamo.capture.private.tracing import graph_being_traced
+    from poptorch.annotations import NameScope
+
     if (graph := graph_being_traced()) is not _open.graph:
         _close_all()  # an error has ended the last trace
         _open.graph = graph

@@ -1,14 +1,16 @@
 """Know whether a model is being traced, and what its trace needs from PopTorch."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -117,7 +119,10 @@ class _Devices(TorchFunctionMode):
             raise createPoptorchError(
                 'CTCLoss with reduction="none" is currently not supported', id="loss"
             )
-        if func is Tensor.cpu or (func in (Tensor.to, Tensor.type) and _names_cpu(args, kwargs)):
+        to_cpu = func is Tensor.cpu or (
+            func in (Tensor.to, Tensor.type) and _names_cpu(args, kwargs)
+        )
+        if to_cpu and not _calls_from(nn.utils.rnn):
             raise createPoptorchError(
                 "Illegal move to CPU (via .to() or .cpu()): a value of the traced model is not "
                 "known yet. Return it from the model, and look at it there",
@@ -140,3 +145,12 @@ def _is_ipu(argument: Any) -> bool:
 def _names_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a move goes to "cpu", in so many words: `t.to(other.device)` stays on the device."""
     return "cpu" in [x for x in (*args[1:2], kwargs.get("device")) if isinstance(x, str)]
+
+
+def _calls_from(module: ModuleType) -> bool:
+    """Whether `module` of PyTorch made the call that is looked at: packed sequences' order is on
+    the CPU in eager PyTorch, too."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals["__name__"].startswith(("ipu_dynamo.", "poptorch.")):
+        frame = frame.f_back  # another mode
+    return frame.f_globals is vars(module)

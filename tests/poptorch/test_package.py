@@ -38,6 +38,39 @@ def test_every_exported_name_exists():
     assert all(hasattr(poptorch, name) for name in poptorch.__all__)
 
 
+def test_importing_loads_nothing_that_compiles():
+    done = python(
+        """
+import sys, torch
+before = set(sys.modules)
+import poptorch
+assert "trainingModel" in dir(poptorch)
+poptorch.DataLoader(poptorch.Options(), torch.arange(4))
+new = set(sys.modules) - before
+heavy = ("sympy", "torch._dynamo", "torch._inductor", "ipu_dynamo.passes", "ipu_dynamo.capture")
+assert not [name for name in new if name.startswith(heavy)], sorted(new)
+"""
+    )
+    assert not done.returncode, done.stderr
+
+
+def test_the_first_name_that_compiles_loads_all_of_them():
+    done = python(
+        """
+import pickle, sys, poptorch
+poptorch.nop = "set by a program"
+assert not hasattr(poptorch, "trainingmodel")
+from poptorch import inferenceModel, _impl
+assert set(poptorch.__all__) <= set(vars(poptorch))
+assert poptorch.nop == "set by a program"
+assert pickle.loads(pickle.dumps(poptorch.PoplarExecutor)) is poptorch.PoplarExecutor
+assert poptorch._impl is _impl is sys.modules["poptorch._impl"]
+assert poptorch.poptorch_core.Error is poptorch.Error
+"""
+    )
+    assert not done.returncode, done.stderr
+
+
 def test_the_version_is_poptorchs_with_our_label():
     assert poptorch.__version__ == "3.4.0+ipu.dynamo"
 

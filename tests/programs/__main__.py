@@ -77,16 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(program: Program, sources: Sources, timeout: float) -> str:
     """Run a program in a process and a folder of its own; what it prints if it fails, else ""."""
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
-        source, work = Path(folder, "source"), Path(folder, "work")
-        source.mkdir()
-        work.mkdir()
+        source, work, stand_ins = (Path(folder, name) for name in ("source", "work", "stand_ins"))
+        for part in (source, work, stand_ins):
+            part.mkdir()
         file = (work if program.folder else source) / Path(program.path).relative_to(program.folder)
         if program.folder:
             sources.copy(program.folder, work)
         else:
             file = source / Path(program.path).name
             file.write_text(sources.read(program.path))
-        stand_ins = Path(folder, "stand_ins")
         inert.write(program.inert, stand_ins)  # files: workers that spawn import them, too
         if any(package.startswith("torchvision") for package in program.packages):
             (stand_ins / "sitecustomize.py").write_text(_NO_KERNELS)

@@ -24,7 +24,8 @@ def packages(requirements: tuple[str, ...]) -> Path | None:
     folder, done = _FOLDER / name, _FOLDER / f"{name}.done"
     if not done.exists():
         pip = sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"
-        command = [*pip, "--target", str(folder), *requirements]
+        unused = "--no-compile"  # most of their files are never imported
+        command = [*pip, unused, "--target", str(folder), *requirements]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise NotInstalled(f"{' '.join(requirements)}: {result.stderr.strip()[-500:]}")

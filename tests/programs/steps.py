@@ -23,7 +23,7 @@ class Training:
         results: what each call returned.
     """
 
-    executor: poptorch.PoplarExecutor
+    executor: "poptorch.PoplarExecutor"  # a string: only the child needs what compiles
     before: dict[str, Tensor]
     results: list[Any] = field(default_factory=list)
 

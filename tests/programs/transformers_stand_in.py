@@ -1,11 +1,11 @@
 """Stand for what programs download with transformers: BERT with random weights, and its words."""
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 
 _WORDS = 2000
 _SPECIAL = ["[PAD]", "[CLS]", "[SEP]"]
@@ -58,19 +58,26 @@ class Tokenizer:
 
 def bert(name: str) -> Any:
     """A BERT of eight layers, in eval mode as a downloaded one is."""
+    from transformers import BertConfig, BertForQuestionAnswering
+
     torch.manual_seed(0)
-    config = transformers.BertConfig(
+    config = BertConfig(
         vocab_size=_WORDS,
         hidden_size=64,
         num_hidden_layers=8,
         num_attention_heads=4,
         intermediate_size=128,
     )
-    return transformers.BertForQuestionAnswering(config).eval()
+    return BertForQuestionAnswering(config).eval()
 
 
 def install() -> None:
     """Let `from_pretrained` give these."""
     tokenizer = Tokenizer()
-    transformers.BertForQuestionAnswering.from_pretrained = bert
-    transformers.BertTokenizer.from_pretrained = lambda *args, **kwargs: tokenizer
+    hidden: Any = None
+    sys.modules["torchvision"] = hidden  # its stand-in lacks what transformers looks for
+    from transformers import BertForQuestionAnswering, BertTokenizer
+
+    del sys.modules["torchvision"]
+    BertForQuestionAnswering.from_pretrained = bert
+    BertTokenizer.from_pretrained = lambda *args, **kwargs: tokenizer

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import poptorch
 
@@ -117,6 +118,23 @@ def test_reading_a_value_is_refused_with_its_line():
 def test_values_stay_on_the_device(move):
     with pytest.raises(poptorch.Error, match="Illegal move to CPU"):
         poptorch.inferenceModel(move)(ONE)
+
+
+def test_sequences_in_any_order_are_packed():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+        def forward(self, x, lengths):
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, last = self.lstm(packed)
+            return pad_packed_sequence(out, batch_first=True, total_length=x.shape[1]), last
+
+    model, x, lengths = Layer(), torch.randn(3, 5, 3), torch.tensor([2, 5, 3])
+    torch.testing.assert_close(
+        poptorch.inferenceModel(model)(x, lengths), model(x, lengths), check_dtype=False
+    )
 
 
 @pytest.mark.parametrize("device", ["ipu", "xla"])
