@@ -253,6 +253,8 @@ _TENSOR_USES: dict[str, Callable[..., Any]] = {
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
     "addmm": _addmm,
+    "addmv": _addmm,
+    "baddbmm": _addmm,
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
@@ -263,6 +265,9 @@ _TENSOR_USES: dict[str, Callable[..., Any]] = {
     "masked_fill": lambda x, mask, value: torch.where(mask, _met(value, x), x),
     "where": _where,
 }
+
+
+OPERATORS_OF_NUMBERS = frozenset(_TENSOR_USES)  # that take a number that changes from step to step
 
 
 def _with_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -151,6 +151,8 @@ WRITTEN = [
     (optimizers.EstimatesItsRate, {}, "several steps"),
     (optimizers.KeepsLists, {}, "off the chip"),
     (optimizers.StepsInLists, {}, "pipeline"),
+    (optimizers.OfSizes, {}, "pipeline"),
+    (optimizers.OfSizes, {"rank": 1, "keep": 3}, "several steps"),
 ]
 
 

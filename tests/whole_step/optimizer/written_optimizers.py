@@ -168,6 +168,28 @@ class StepsInLists(Base):
             torch._foreach_addcdiv_(own, means, sizes, value=-group["lr"])
 
 
+class OfSizes(Base):
+    """Has whole numbers as sizes: of a state, of a view, and of a slice."""
+
+    def __init__(self, params, rank=2, keep=2):
+        super().__init__(params, rank=rank)
+        self.keep = keep
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state, rank = self.state[p], group["rank"]
+            if not state:
+                state["parts"] = torch.zeros((rank, p.numel() // rank))
+                state["step"] = 0
+            state["step"] += 1
+            parts = p.grad.reshape(rank, -1)
+            state["parts"].lerp_(parts, 0.5)
+            largest = state["parts"].flatten().abs().topk(self.keep).values
+            update = state["parts"].view_as(p) / largest[: self.keep - 1].sum()
+            p.sub_(update, alpha=group["lr"] / state["step"])
+
+
 # --- What cannot be traced ------------------------------------------------------------------------
 
 
