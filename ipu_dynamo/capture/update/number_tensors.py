@@ -78,7 +78,7 @@ class NumbersAsTensors(fx.Interpreter):
             return Number(number)
         leaves = pytree.tree_leaves((args, kwargs))
         if not any(isinstance(leaf, Number) for leaf in leaves):
-            return target(*args, **kwargs)
+            return _by_tensors(target, args, kwargs)
         recorded = self._node.meta.get("val") if self._node is not None else None
         if target in _OF_NUMBERS:
             return Number(_of_numbers(target, args, recorded))
@@ -253,6 +253,8 @@ _TENSOR_USES: dict[str, Callable[..., Any]] = {
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
     "addmm": _addmm,
+    "addmv": _addmm,
+    "baddbmm": _addmm,
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
@@ -265,26 +267,61 @@ _TENSOR_USES: dict[str, Callable[..., Any]] = {
 }
 
 
+OPERATORS_OF_NUMBERS = frozenset(_TENSOR_USES)  # that take a number that changes from step to step
+
+
 def _with_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    name = str(target).removeprefix("aten.").split(".")[0]
-    if name.startswith("_foreach_"):
-        return _of_lists(name.removeprefix("_foreach_"), args, kwargs)
-    if name not in _TENSOR_USES:
+    name = _name(target)
+    if (short := name.removeprefix(_FOREACH)) not in _TENSOR_USES:
         raise UnknownNumberUse(f"{target} takes a number that may change from step to step")
+    if name.startswith(_FOREACH):
+        return _of_lists(_TENSOR_USES[short], args, kwargs)
     return _TENSOR_USES[name](*args, **kwargs)
 
 
-def _of_lists(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """What `torch._foreach_*` does, tensor by tensor."""
-    if name not in _TENSOR_USES:
-        raise UnknownNumberUse(f"torch._foreach_{name} takes a number that may change")
-    count = len(args[0])
-    rows = [
-        [arg[i] if isinstance(arg, list | tuple) else arg for arg in args] for i in range(count)
-    ]
-    if name in ("addcmul", "addcdiv") and len(args) > 3:
-        return [_TENSOR_USES[name](*row[:3], value=row[3]) for row in rows]
-    return [_TENSOR_USES[name](*row, **kwargs) for row in rows]
+# --- Lists of tensors -----------------------------------------------------------------------------
+
+_FOREACH = "_foreach_"
+_OF_EACH: dict[str, Callable[..., Any]] = {  # what operators of one tensor do not do by that name
+    "norm": lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
+    "maximum": lambda x, y: (torch.maximum if isinstance(y, Tensor) else torch.clamp_min)(x, y),
+    "copy": lambda x, y, non_blocking=False: aten.copy.default(x, y, non_blocking),
+    "zero": torch.zeros_like,
+    "minimum": lambda x, y: (torch.minimum if isinstance(y, Tensor) else torch.clamp_max)(x, y),
+}
+
+
+def _name(target: Any) -> str:
+    return str(target).removeprefix("aten.").split(".")[0]
+
+
+def _by_tensors(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator does; one of lists tensor by tensor, since its tensors belong to several
+    parameters, each of which is updated by itself."""
+    name = _name(target)
+    short = name.removeprefix(_FOREACH)
+    of_one = _OF_EACH.get(short) or getattr(torch, short, None)
+    if short == name or of_one is None:
+        return target(*args, **kwargs)
+    if short in _WITH_VALUE and len(args) > 3 and isinstance(args[3], Tensor):
+        of_one, args = _TENSOR_USES[short], [*args[:3], list(args[3].unbind())]
+    return _of_lists(of_one, args, kwargs)
+
+
+_WITH_VALUE = ("addcmul", "addcdiv")  # whose fourth argument is one of one tensor by name only
+
+
+def _of_lists(
+    of_one: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Tensor]:
+    """What `torch._foreach_*` does, from what is done to one tensor."""
+    count = next(len(arg) for arg in args if isinstance(arg, list | tuple))
+    found = []
+    for i in range(count):
+        row = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
+        by_name = {"value": row[3], **kwargs} if len(row) > 3 else kwargs
+        found.append(of_one(*row[:3], **by_name))
+    return found
 
 
 def is_number(value: Any) -> bool:

@@ -59,7 +59,7 @@ def reduced(world: World, stands: Sequence[int]) -> World:
         if not isinstance(key, Tensor) or id(key) in kept
     }
     names = {id(world.parameters[i]): world.names[i] for i in traced}
-    return world_of(small, names)
+    return world_of(small, names, own_foreach=world.own_foreach)
 
 
 def plan_of(common: Plan, source: World, target: World, of: Sequence[int]) -> Plan:
@@ -167,7 +167,8 @@ def _operators(world: World, apart: bool) -> tuple[list[list[str]], list[str]]:
         type(world.optimizer).step(shadow)
     for parameter in own:
         parameter.requires_grad_()
-    after = world_of(shadow, dict(zip(map(id, own), world.names, strict=True)))
+    names = dict(zip(map(id, own), world.names, strict=True))
+    after = world_of(shadow, names, own_foreach=world.own_foreach)
     lines = [[*log.lines[i], log.described(p)] for i, p in enumerate(own)]
     rest: list[str] = []
     for leaf in after.leaves:

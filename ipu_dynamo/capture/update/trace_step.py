@@ -25,7 +25,9 @@ from ipu_dynamo.capture.private.update_symbols import (
     symbol_of,
     without_writes,
 )
+from ipu_dynamo.capture.private.whole_numbers import SizesOfFunctions, SizesOfOperators
 from ipu_dynamo.capture.random_states import random_states
+from ipu_dynamo.capture.update.number_tensors import OPERATORS_OF_NUMBERS
 from ipu_dynamo.capture.update.world import Leaf, World
 from ipu_dynamo.errors import CompileError, IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -156,6 +158,11 @@ def _record(world: World) -> _Recorded:
         for i, leaf in enumerate(taken)
     ]
     count = len(parameters)
+    settings = {  # what counts the steps of a parameter is none, and no size
+        str(symbol_of(given))
+        for leaf, given in zip(taken, stands, strict=True)
+        if leaf.parameter is None and type(leaf.value) is int
+    }
 
     def run(*values: Any) -> list[Any]:
         own, grads, rest = values[:count], values[count : 2 * count], iter(values[2 * count :])
@@ -167,7 +174,8 @@ def _record(world: World) -> _Recorded:
             else leaf.value
             for leaf in world.leaves
         ]
-        with inside():
+        sizes = SizesOfFunctions(settings), SizesOfOperators(settings, OPERATORS_OF_NUMBERS)
+        with inside(), sizes[0], sizes[1]:
             shadow = world.shadow(leaves, own, grads)
             type(world.optimizer).step(shadow)
         after, found["spec"] = world.of_shadow(shadow, own)

@@ -1,6 +1,7 @@
 """Trace an optimiser's step from its first on, until what it keeps stays the same."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +60,25 @@ def trace_variants(
         names: of the model's parameters, by identity.
         without: parameters that have no gradient.
 
+    Torch steps alike tensor by tensor and with lists of tensors (`foreach`), and the first is what
+    many parameters are traced by few of. Where that does not trace, what the groups say of
+    `foreach` counts: the two are different code, of other people.
+
     Raises:
         UntraceableUpdate: with the line of the optimiser.
     """
-    worlds = [world_of(optimizer, names, without)]
+    try:
+        return _traced(world_of(optimizer, names, without))
+    except UntraceableUpdate:
+        if all(group.get("foreach", False) is False for group in optimizer.param_groups):
+            raise
+        with suppress(UntraceableUpdate):
+            return _traced(world_of(optimizer, names, without, own_foreach=True))
+        raise
+
+
+def _traced(world: World) -> Variants:
+    worlds = [world]
     while True:
         following = after_step(worlds[-1])
         if following.tree == worlds[-1].tree:
@@ -116,7 +132,8 @@ def after_step(world: World) -> World:
         group |= {key: original[key] for key in world.overridden(original)}
     for parameter in own:
         parameter.requires_grad_()
-    return world_of(shadow, dict(zip(map(id, own), world.names, strict=True)))
+    names = dict(zip(map(id, own), world.names, strict=True))
+    return world_of(shadow, names, own_foreach=world.own_foreach)
 
 
 def _copied(value: Any, parameters: list[Tensor], refers: int | None) -> Any:

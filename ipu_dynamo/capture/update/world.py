@@ -20,6 +20,7 @@ from ipu_dynamo.capture.private.tracing import flatten_with_path, key_text, pytr
 _LEFT = {"state", "param_groups", "defaults", "_opt_called", "_step_count"}
 _PARAMETERS = ("params", "param_names")  # of a group
 _PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
+_OWN = {key: value for key, value in _PLAIN.items() if key != "foreach"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class World:
         names: of the parameters, by index.
         members: indices of the parameters of each group.
         called: the names that each group has for them, where it has any.
+        own_foreach: groups keep what they say of `foreach`, and are not stepped tensor by tensor.
     """
 
     optimizer: Optimizer
@@ -76,6 +78,7 @@ class World:
     leaves: tuple[Leaf, ...]
     spec: Any
     called: tuple[tuple[str, ...], ...] = ()
+    own_foreach: bool = False
 
     @property
     def tree(self) -> tuple[Any, ...]:
@@ -89,7 +92,7 @@ class World:
 
     def overridden(self, group: Mapping[str, Any]) -> list[str]:
         """What a shadow has in a group to make torch compute tensor by tensor."""
-        return list(_plain(group))
+        return list(self._plain(group))
 
     def is_known(self, leaf: Leaf) -> bool:
         """Whether Python may decide by the value of a tensor: a counter, as far as one can see."""
@@ -113,7 +116,7 @@ class World:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         vars(own)["param_groups"] = [
-            {**numbers, **_plain(numbers), "params": [parameters[i] for i in members]}
+            {**numbers, **self._plain(numbers), "params": [parameters[i] for i in members]}
             for numbers, members in zip(world["groups"], self.members, strict=True)
         ]
         for group, called in zip(vars(own)["param_groups"], self.called, strict=False):
@@ -136,7 +139,7 @@ class World:
         ]
         groups = [
             {
-                key: original.get(key) if key in _plain(original) else value
+                key: original.get(key) if key in self._plain(original) else value
                 for key, value in group.items()
                 if key not in _PARAMETERS
             }
@@ -146,20 +149,25 @@ class World:
         leaves, spec = flatten_with_path(tree)
         return [(key_text(path), value) for path, value in leaves], spec
 
-
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """How torch is to compute: tensor by tensor, which is what a trace shows."""
-    return {key: value for key, value in _PLAIN.items() if key in group}
+    def _plain(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """How torch is to compute: tensor by tensor, which is what a trace shows."""
+        flags = _OWN if self.own_foreach else _PLAIN
+        return {key: value for key, value in flags.items() if key in group}
 
 
 def world_of(
-    optimizer: Optimizer, names: Mapping[int, str], without: Collection[str] = ()
+    optimizer: Optimizer,
+    names: Mapping[int, str],
+    without: Collection[str] = (),
+    *,
+    own_foreach: bool = False,
 ) -> World:
     """The world of an optimiser.
 
     Args:
         names: of the model's parameters, by identity.
         without: parameters that have no gradient.
+        own_foreach: its groups keep what they say of `foreach`.
     """
     members: list[tuple[int, ...]] = []
     called: list[tuple[str, ...]] = []
@@ -200,6 +208,7 @@ def world_of(
         leaves,
         spec,
         tuple(called),
+        own_foreach,
     )
 
 

@@ -253,7 +253,8 @@ class TracedOptimizer:
                 hint='compile_training(..., update="host") runs its step in Python',
                 id="update",
             )
-        world = world_of(optimizer, _names(optimizer, parameters), self._without)
+        names, own_foreach = _names(optimizer, parameters), self.variants.first.own_foreach
+        world = world_of(optimizer, names, self._without, own_foreach=own_foreach)
         step, self._lines = trace_variant(world, self.variants.plan)
         self.steps.append(step)
         return step

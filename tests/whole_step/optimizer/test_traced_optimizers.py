@@ -1,6 +1,7 @@
 """Check updates that are traced from Python against the optimisers themselves."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -149,6 +150,9 @@ WRITTEN = [
     (optimizers.EstimatesItsRate, {}, "pipeline"),
     (optimizers.EstimatesItsRate, {}, "several steps"),
     (optimizers.KeepsLists, {}, "off the chip"),
+    (optimizers.StepsInLists, {}, "pipeline"),
+    (optimizers.OfSizes, {}, "pipeline"),
+    (optimizers.OfSizes, {"rank": 1, "keep": 3}, "several steps"),
 ]
 
 
@@ -235,15 +239,18 @@ def test_differentiable_steps_are_refused():
         run(torch.ones(2, 3))
 
 
-def test_shards_are_updated_alone_or_refused():
+@pytest.mark.parametrize(
+    "make", [partial(optim.Adamax, lr=0.1), optimizers.StepsInLists], ids=["Adamax", "lists"]
+)
+def test_shards_are_updated_alone_or_refused(make):
     options = {
         "engine": "eager",
         "replicas": 2,
         "locations": Locations(optimizer_state=Location(sharded=True)),
     }
     model, theirs = Layers(), Layers()
-    run = compile_training(model, optim.Adamax(model.parameters(), lr=0.1), options)
-    reference = optim.Adamax(theirs.parameters(), lr=0.1)
+    run = compile_training(model, make(model.parameters()), options)
+    reference = make(theirs.parameters())
     x = torch.randn(4, 3)
     run(x)
     theirs(x).backward()

@@ -146,6 +146,50 @@ class ScheduledByNumbers(Base):
             p.add_(p.grad, alpha=-min(rate, 0.5))
 
 
+class StepsInLists(Base):
+    """Steps with lists of tensors unless told otherwise, and then takes matrices only."""
+
+    def __init__(self, params):
+        super().__init__(params, foreach=None)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            own = [p for p in group["params"] if p.grad is not None]
+            if group["foreach"] is False and any(p.dim() != 2 for p in own):
+                raise ValueError("a parameter is no matrix")
+            for p in own:
+                self.state[p].setdefault("mean", torch.zeros_like(p))
+            means = [self.state[p]["mean"] for p in own]
+            torch._foreach_lerp_(means, [p.grad for p in own], weight=0.1)
+            sizes = torch._foreach_abs(means)
+            torch._foreach_sqrt_(sizes)
+            torch._foreach_maximum_(sizes, 1e-3)
+            torch._foreach_addcdiv_(own, means, sizes, value=-group["lr"])
+
+
+class OfSizes(Base):
+    """Has whole numbers as sizes: of a state, of a view, and of a slice."""
+
+    def __init__(self, params, rank=2, keep=2):
+        super().__init__(params, rank=rank)
+        self.keep = keep
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group, p in self.each():
+            state, rank = self.state[p], group["rank"]
+            if not state:
+                state["parts"] = torch.zeros((rank, p.numel() // rank))
+                state["step"] = 0
+            state["step"] += 1
+            parts = p.grad.reshape(rank, -1)
+            state["parts"].lerp_(parts, 0.5)
+            largest = state["parts"].flatten().abs().topk(self.keep).values
+            update = state["parts"].view_as(p) / largest[: self.keep - 1].sum()
+            p.sub_(update, alpha=group["lr"] / state["step"])
+
+
 # --- What cannot be traced ------------------------------------------------------------------------
 
 
