@@ -33,7 +33,7 @@ class SizesOfFunctions(TorchFunctionMode):
     """
 
     def __init__(self, symbols: Collection[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._taken = _by_value(symbols)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
