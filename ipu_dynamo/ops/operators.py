@@ -23,9 +23,9 @@ import ipu_dynamo.ops.library.run_executable
 import ipu_dynamo.ops.library.suppression
 import ipu_dynamo.ops.library.to_int32
 import ipu_dynamo.ops.marks.convolution_groups
+import ipu_dynamo.ops.marks.detached
 import ipu_dynamo.ops.marks.inner_gradients
 import ipu_dynamo.ops.marks.markers
-import ipu_dynamo.ops.marks.detached
 import ipu_dynamo.ops.marks.overlap
 import ipu_dynamo.ops.marks.print_tensor
 import ipu_dynamo.ops.marks.serialized
