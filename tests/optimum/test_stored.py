@@ -120,7 +120,11 @@ def test_folders(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(float("nan"), ValueError), (object(), TypeError), ({1, 2}, TypeError)],
+    [
+        (float("nan"), ValueError),
+        pytest.param(object(), TypeError, id="an object"),
+        ({1, 2}, TypeError),
+    ],
     ids=str,
 )
 def test_what_no_file_can_hold_is_named_before_one_is_written(value, kind, tmp_path):
