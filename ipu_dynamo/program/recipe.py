@@ -64,6 +64,8 @@ class Recipe:
         facts += [f"packs {', '.join(str(p.source) for p in self.packed)}"] if self.packed else []
         facts += ["releases arguments"] if self.releases else []
         facts += ["recorded, to be repeated"] if self.replays else []
+        overwrites = ", ".join(map(str, self.overwrites))
+        facts += [f"may overwrite {overwrites}"] if overwrites else []
         facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
         facts += [f"runs {', '.join(b.function.name for b in self.bodies)}"] if self.bodies else []
         facts += [f"key {self.key[:8]}"] if self.key else []

@@ -23,6 +23,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 Boxed = Callable[[list[Any]], tuple[Any, ...]]
@@ -108,7 +109,7 @@ def bind_loop(
         whole = tensors + blank
         received = [blocks(whole[i], dim, outer, micro_batches) for i, dim, outer in inputs]
         frames: list[list[Any]] = [[]] * micro_batches
-        with torch.inference_mode(False), torch.no_grad():  # other threads write them
+        with KeptGradMode(), torch.inference_mode(False), torch.no_grad():  # others write them
             sent = [
                 JoinedOutput(*pair, micro_batches)
                 for pair in zip(program.outputs, joined, strict=True)

@@ -38,6 +38,15 @@ class Loss(nn.Module):
         return result[0] if isinstance(result, tuple) else result.loss
 
 
+def training(door, model, config):
+    """A program that trains a placed model, of poptorch or of the core."""
+    if door == "poptorch":
+        optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-3)
+        return poptorch.trainingModel(Loss(model), config.to_options(), optimizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return compile_training(Loss(model), optimizer, config.to_core_options(), loss=0)
+
+
 def plain_training(model, batches, accumulation):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for batch in batches:
@@ -84,12 +93,7 @@ def train(name, ipus, door, **fields):
     batches = [one.batch(ROWS * accumulation) for _ in range(STEPS)]
     lists = find_layer_lists(model, one.layers)
     assert parallelize(model, config, layers=one.layers) is model
-    if door == "poptorch":
-        optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-3)
-        step = poptorch.trainingModel(Loss(model), config.to_options(), optimizer)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        step = compile_training(Loss(model), optimizer, config.to_core_options(), loss=0)
+    step = training(door, model, config)
     for batch in batches:
         step(**batch)
     if door == "poptorch":

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import poptorch
-from ipu_dynamo import compile_training
 from ipu_dynamo.optimum import (
     IPUConfig,
     SerializedEmbedding,
@@ -14,7 +13,7 @@ from ipu_dynamo.optimum import (
     parallelize,
 )
 from tests.optimum.small_models import SMALL, Block, small
-from tests.optimum.test_models import Loss, plain_training
+from tests.optimum.test_models import Loss, plain_training, training
 
 
 @pytest.fixture(autouse=True)
@@ -132,12 +131,7 @@ def test_programs_of_both_modes_share_the_parts(door, fields):
     )
     model = small("llama", 2)
     parallelize(model, config)
-    if door == "poptorch":
-        optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-3)
-        step = poptorch.trainingModel(Loss(model), config.to_options(), optimizer)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        step = compile_training(Loss(model), optimizer, config.to_core_options(), loss=0)
+    step = training(door, model, config)
     run, inputs = None, SMALL["llama"].batch(1)["input_ids"]
     batches = [SMALL["llama"].batch(8) for _ in range(3)]
     for count, batch in enumerate(batches, start=1):

@@ -13,6 +13,7 @@ from ipu_dynamo.optimum.serialized.serialized_parts import (
     filled,
     first_parts,
     part_sizes,
+    take_rows,
 )
 
 
@@ -106,10 +107,7 @@ class SerializedEmbedding(nn.Module):
 
     def take(self, whole: nn.Embedding) -> None:
         """Have the weights and the mode of `whole`."""
-        for number, part in enumerate(self._tables()):
-            with torch.no_grad():
-                part.weight[: part.real] = whole.weight[number * self.rows :][: part.real]
-            part.weight.requires_grad_(whole.weight.requires_grad)
+        take_rows(self._tables(), whole)
         self.train(whole.training)
 
     def forward(self, indices: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from ipu_dynamo.optimum.serialized.serialized_parts import (
     filled,
     first_parts,
     part_sizes,
+    take_rows,
 )
 
 OUTPUT_CHANNELS, REDUCING_DIM, DISABLED = "output_channels", "reducing_dim", "none"
@@ -182,10 +183,7 @@ class SplitProjection(nn.Module):
 
     def take(self, whole: nn.Linear) -> None:
         """Have the weights and the mode of `whole`, by its outputs."""
-        for number, part in enumerate(self._layers()):
-            with torch.no_grad():
-                part.weight[: part.real] = whole.weight[number * self.rows :][: part.real]
-            part.weight.requires_grad_(whole.weight.requires_grad)
+        take_rows(self._layers(), whole)
         if self.bias is not None:
             with torch.no_grad():
                 self.bias.copy_(whole.bias)

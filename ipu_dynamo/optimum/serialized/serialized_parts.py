@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,16 @@ def can_fill(parts: Sequence[_Filled], whole: nn.Module) -> bool:
     """Whether parts have the kind of numbers that a whole layer has, where it has them."""
     weight: Any = whole.weight
     return all((p.weight.dtype, p.weight.device) == (weight.dtype, weight.device) for p in parts)
+
+
+def take_rows(parts: Sequence[_Filled], whole: nn.Module) -> None:
+    """Give parts that `can_fill` the rows of a whole layer, and let them train as it does."""
+    begin, weight = 0, cast(Tensor, whole.weight)
+    for part in parts:
+        with torch.no_grad():
+            part.weight[: part.real] = weight[begin : begin + part.real]
+        part.weight.requires_grad_(weight.requires_grad)
+        begin += part.real
 
 
 def check_replaceable(layer: nn.Module) -> None:

@@ -10,7 +10,13 @@ from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.matmul_classes import MATMULS
 
 aten = torch.ops.aten
-_CHOOSE = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
+# Elementwise operators of whose arguments every value counts. `sign`, `clamp`, `maximum` or a mask
+# hide some: a trial could not tell whether a state was read once more behind its new value.
+_COUNTING = {
+    aten.add, aten.addcdiv, aten.addcmul, aten.div, aten.exp, aten.lerp, aten.mul, aten.neg,
+    aten.pow, aten.reciprocal, aten.rsqrt, aten.rsub, aten.sqrt, aten.square, aten.sub, aten.tanh,
+}  # fmt: skip
+_ROUNDING = {aten.div.Tensor_mode, aten.div.Scalar_mode}
 
 
 def overwritten_states(graph: fx.Graph, count: int) -> tuple[int, ...]:
@@ -21,7 +27,7 @@ def overwritten_states(graph: fx.Graph, count: int) -> tuple[int, ...]:
     the old one's layout, and what else is computed from the old one, up to matmuls, which are calls
     of their own, is elementwise. In which order these calls are is known when they are recorded.
     There it is also tried with random values, all of which have to count: what chooses between
-    values is refused, but for momentum that begins with the first gradient.
+    values or hides some is refused, but for momentum that begins with the first gradient.
     """
     inputs = graph.find_nodes(op="placeholder")[:count]
     results = graph.output_node().args[0]
@@ -72,13 +78,13 @@ def _matrices(node: fx.Node) -> Iterator[torch.Size]:
 
 
 def _is_elementwise(node: fx.Node, state: fx.Node) -> bool:
-    """Whether each element is computed from that element of the state, where states are not 0."""
+    """Whether each element hangs on that element of the state, where states are not 0."""
     target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags:
+    if not isinstance(target, OpOverload) or _layout(node) != _layout(state):
         return False
-    if target in _CHOOSE and not _begins(node, state):
-        return False
-    return _layout(node) == _layout(state)
+    if target is aten.where.self:
+        return _begins(node, state)
+    return target.overloadpacket in _COUNTING and target not in _ROUNDING
 
 
 def _begins(node: fx.Node, state: fx.Node) -> bool:

@@ -40,7 +40,8 @@ class ReplaySteps(RecipePass):
         fused = host.fused if host is not None else None
         if fused is None or recipe.function is not fused.function:
             return recipe, ()
-        largest = largest_matmul(recipe.lowered.graph.graph)
+        graph = recipe.lowered.graph.graph
+        largest = largest_matmul(graph)
         if self.forced is False:
             repeats, reason = False, "it is forced"
         else:
@@ -48,6 +49,5 @@ class ReplaySteps(RecipePass):
             reason = f"{largest} operations in its largest matmul"
         choice = "repeated" if repeats else "called"
         decision = Decision(self.name, choice, reason, recipe.function.name)
-        overwritten = overwritten_states(recipe.lowered.graph.graph, len(fused.state))
-        overwrites = overwritten if repeats else ()
+        overwrites = overwritten_states(graph, len(fused.state)) if repeats else ()
         return replace(recipe, replays=repeats, overwrites=overwrites), [decision]

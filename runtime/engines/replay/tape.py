@@ -142,12 +142,11 @@ def last_read_where_written(tape: Tape, states: Sequence[int]) -> tuple[int, ...
         for memory in tape.operands[start : start + 2 * pointers : 2]:
             first.setdefault(memory, number)
             last[memory] = number
-    count = tape.signature.states
+    made = [(state, first.get(tape.signature.states + state)) for state in states]
     return tuple(
         state
-        for state in states
-        if last.get(state, -1) <= first[count + state]
-        and tape.calls[first[count + state]] == KERNEL
+        for state, call in made
+        if call is not None and last.get(state, -1) <= call and tape.calls[call] == KERNEL
     )
 
 

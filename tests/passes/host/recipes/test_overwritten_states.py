@@ -38,6 +38,26 @@ def chosen(w, g):
     return [torch.where(g > 1, w, g)]
 
 
+def signed(m, g):
+    return [m * 0.9 + 0.1 * torch.sign(m * 0.5 + g)]
+
+
+def clamped(w, g):
+    return [(w - 0.1 * g).clamp(5, 6)]
+
+
+def the_larger(v, g):
+    return [torch.maximum(v, g)]
+
+
+def masked(w, g):
+    return [(w - g).masked_fill(g > 1, 0)]
+
+
+def rounded(w, g):
+    return [torch.div(w, g, rounding_mode="floor")]
+
+
 def another_layout(w, g):
     return [(w + g).t()]
 
@@ -63,13 +83,18 @@ def begun_with_itself(m, g, started):
         (transposed, [(4, 4), (4, 4)], False),
         (normed, [(4, 4), (4, 4)], False),
         (chosen, [(4, 4), (4, 4)], False),
+        (signed, [(4, 4), (4, 4)], False),
+        (clamped, [(4, 4), (4, 4)], False),
+        (the_larger, [(4, 4), (4, 4)], False),
+        (masked, [(4, 4), (4, 4)], False),
+        (rounded, [(4, 4), (4, 4)], False),
         (another_layout, [(4, 4), (4, 4)], False),
         (a_product_of_one_row_may_be_a_loop, [(4, 4), (1, 4)], False),
         (begun, [(4, 4), (4, 4), ()], True),
         (begun_with_itself, [(4, 4), (4, 4), ()], False),
     ],
 )
-def test_a_state_is_free_if_each_element_is_read_where_it_is_written(step, shapes, free):
+def test_a_state_is_free_if_each_element_counts_where_it_is_written(step, shapes, free):
     assert overwritten_states(graph_of(step, *shapes), 1) == ((0,) if free else ())
 
 
