@@ -5,6 +5,7 @@ call, and its time beside how much the other checkout differs from itself.
 
 Usage: python -m benchmarks.against OLD_CHECKOUT [--quick] [--only PATTERN] [--models NAME ...]
                                     [--new CHECKOUT] [--json FILE] [--graphs FOLDER]
+                                    [--without [PASS ...]]
 
 Exits with 1 where graphs or bits differ and `expected.py` does not say why, where a configuration
 raises, or where two runs of the old checkout differ. Memory and time are reported only.
@@ -14,6 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 from benchmarks.against.checkouts import Checkout
 from benchmarks.against.comparison import HEAD, Comparison, summary
 from benchmarks.against.configurations import MODELS, Configuration, configurations
+from benchmarks.against.expected import LEFT_OUT
 from benchmarks.provenance import ROOT, provenance, state_of_checkout
 
 _ROUNDS = 2
@@ -41,6 +44,14 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="names that match this shell pattern")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "against.json")
     parser.add_argument("--graphs", type=Path, help="write graphs that differ into this folder")
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        default=LEFT_OUT,
+        metavar="PASS",
+        help="passes that the new checkout leaves out, as the old one has none such; by default "
+        + ", ".join(LEFT_OUT),
+    )
     arguments = parser.parse_args()
     chosen = [
         c
@@ -50,7 +61,7 @@ def main() -> None:
     if not chosen:
         parser.error(f"no configuration matches {arguments.only}")
     old, new = arguments.old.resolve(), arguments.new.resolve()
-    comparisons = _compare_all(chosen, old, new)
+    comparisons = _compare_all(chosen, old, new, arguments.without)
     for text in filter(None, (c.details() for c in comparisons)):
         print(f"\n{text}")
     print(f"\n{summary(comparisons)}")
@@ -60,17 +71,19 @@ def main() -> None:
     sys.exit(any(c.fails for c in comparisons))
 
 
-def _compare_all(chosen: list[Configuration], old: Path, new: Path) -> list[Comparison]:
+def _compare_all(
+    chosen: list[Configuration], old: Path, new: Path, without: Sequence[str]
+) -> list[Comparison]:
     comparisons = []
     texts: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         processes = {
-            who: stack.enter_context(Checkout(root, who, folder, folder / cache))
-            for who, root, cache in (
-                ("old", old, "cache_of_old"),
-                ("new", new, "cache_of_new"),
-                ("again", old, "cache_of_old"),
+            who: stack.enter_context(Checkout(root, who, folder, folder / cache, left_out))
+            for who, root, cache, left_out in (
+                ("old", old, "cache_of_old", ()),
+                ("new", new, "cache_of_new", without),
+                ("again", old, "cache_of_old", ()),
             )
         }
         print(HEAD)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +25,12 @@ class Checkout:
         name: what tells its folder and its log from those of others.
         folder: where its log lies; exists.
         cache: where compiled code is kept; may be shared between processes of the same checkout.
+        without: names of passes that it leaves out.
     """
 
-    def __init__(self, root: Path, name: str, folder: Path, cache: Path) -> None:
+    def __init__(
+        self, root: Path, name: str, folder: Path, cache: Path, without: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
         code = folder / "code"
@@ -41,6 +45,8 @@ class Checkout:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join((str(code), str(root))),
         }
+        if without:
+            environment["IPU_DYNAMO_WITHOUT"] = ",".join(without)
         # What measured times decide may differ from run to run; a library that is named may not.
         environment.setdefault("IPU_DYNAMO_MATMUL", "torch")
         with self._log.open("w", encoding="utf-8") as log:
