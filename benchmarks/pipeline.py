@@ -3,6 +3,7 @@
 import copy
 import statistics
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -44,6 +45,7 @@ def two_stages() -> dict[str, Maker]:
             _halves(model), _loss, tokens, targets, micro_batches=ACCUMULATION
         ),
         "1 worker": lambda: _pipeline(model, workers=1).run,
+        "2 workers, zero bubble": lambda: _pipeline(model, workers=2, schedule="zero_bubble").run,
         "2 workers": lambda: _pipeline(model, workers=2).run,
     }
 
@@ -85,12 +87,17 @@ def random_tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, tokens.roll(-1, 1)
 
 
-def _pipeline(model: LanguageModel, *, workers: int) -> _Pipeline:
+def _pipeline(
+    model: LanguageModel,
+    *,
+    workers: int,
+    schedule: Literal["grouped", "zero_bubble"] = "grouped",
+) -> _Pipeline:
     own = copy.deepcopy(model)
     ipu_dynamo.BeginBlock(own.layers[LAYERS // 2], ipu_id=1)
     options = ipu_dynamo.Options(
         gradient_accumulation=ACCUMULATION,
-        strategy=ipu_dynamo.Strategy(kind="pipelined"),
+        strategy=ipu_dynamo.Strategy(kind="pipelined", schedule=schedule),
         recompute="off",  # as the others, who keep what forward made
         workers=workers,
     )

@@ -4,6 +4,11 @@ Source: PopTorch user guide, "poptorch.PipelinedExecution": in a training pipeli
 stages micro-batch m is in slot t of its 2F - 1 slots in cycle m + t. A value that is made in slot
 t and last read in slot u lives in u - t + 1 copies: 2 (F - 1 - s) + 1 for what stage s < F - 1
 keeps for its backward pass, and 1, no stash, on the last stage.
+
+An IPU whose last slot is d before the pipeline's would be idle for d slots at the end of a step.
+There it computes the weight gradients of its last d + 1 micro-batches, where these are calls of
+their own, so that others get what they wait for sooner: "Zero Bubble Pipeline Parallelism" (Qi et
+al., 2023), schedule H1.
 """
 
 from collections.abc import Sequence
@@ -57,6 +62,15 @@ def slots(calls: Sequence[Call]) -> list[int]:
     return positions
 
 
+def slots_left(calls: Sequence[Call]) -> dict[int, int]:
+    """For how many slots each IPU has nothing but weight gradients to do at the end of a step."""
+    when = slots(calls)
+    last: dict[int, int] = {}
+    for slot, call in zip(when, calls, strict=True):
+        last[call.ipu] = max(last.get(call.ipu, 0), slot)
+    return {ipu: max(when) - slot for ipu, slot in last.items()}
+
+
 def stash(program: "Program") -> tuple[Stash, ...]:
     """What the stages keep, by stage; nothing, when the program is no training pipeline."""
     if program.kind != "training" or program.order == "sequential":
@@ -65,7 +79,7 @@ def stash(program: "Program") -> tuple[Stash, ...]:
     variables = {variable.name for variable in program.variables}
     passes_of = stage_passes(program.calls)
     calls = [as_call(stage_pass) for stage_pass in passes_of]
-    when = slots(calls)
+    when, left = slots(calls), slots_left(calls)
     stashes = []
     for stage in sorted({call.stage for call in calls}):
         passes = [i for i, call in enumerate(calls) if call.stage == stage]
@@ -76,5 +90,7 @@ def stash(program: "Program") -> tuple[Stash, ...]:
             types = zip(call.arguments, functions[call.function].inputs, strict=True)
             kept |= {name: type_ for name, type_ in types if name in there}
         copies = 1 + when[passes[-1]] - when[passes[0]]
+        if calls[passes[-1]].direction == "weights":
+            copies = max(copies, 1 + left[first.ipu])
         stashes.append(Stash(stage, first.ipu, copies, tuple(kept.items())))
     return tuple(stashes)

@@ -20,7 +20,7 @@ from ipu_dynamo.program.schedule.dependencies import (
 )
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.phased_schedule import alternating
-from ipu_dynamo.program.schedule.pipeline_clock import slots
+from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
@@ -151,13 +151,20 @@ def pipelined(
     places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
     count = min(len(places), workers or len(places))
     worker_of = {place: index % count for index, place in enumerate(places)}
-    when = slots(calls)
+    when, left = slots(calls), slots_left(calls)
+    ends = [0] * count  # the cycle in which each worker has done what others may wait for
+    for (_, ipu), worker in worker_of.items():
+        last = max(slot for slot, call in zip(when, calls, strict=True) if call.ipu == ipu)
+        ends[worker] = max(ends[worker], micro_batches - 1 + last)
     tasks: list[list[Task]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):
             for index, call in enumerate(calls):
-                task = Task(micro_batch + when[index], index, micro_batch, replica)
-                tasks[worker_of[replica, call.ipu]].append(task)
+                worker, cycle = worker_of[replica, call.ipu], micro_batch + when[index]
+                after = micro_batches - 1 - micro_batch  # so many micro-batches come after it
+                if call.direction == "weights" and after <= left[call.ipu]:
+                    cycle = ends[worker]
+                tasks[worker].append(Task(cycle, index, micro_batch, replica))
 
     def turn(task: Task) -> tuple[int, bool, Task]:
         return task.cycle, calls[task.call].direction == "weights", task
