@@ -45,9 +45,9 @@ class Shipment:
             _Pickler(out, behind).dump(self._data)
         return _Arrived, (reduction.DupFd(stream), reduction.DupFd(tensors))
 
-    def __del__(self) -> None:
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
         for file in self._files:
-            os.close(file)
+            _close(file)  # bound above: the names of modules may be gone when the interpreter ends
 
 
 class _Arrived:

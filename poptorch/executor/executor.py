@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,8 +157,9 @@ class PoplarExecutor(
             note_trainers()  # the classes will not show any more that this one has trained
         self._weights.alone(drop)
 
-    def __del__(self) -> None:
-        if self.__dict__.get("_wrapping") is not None and not sys.is_finalizing():
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # bound here: when the interpreter ends, the names of modules go before the last objects
+        if self.__dict__.get("_wrapping") is not None and not _ending():
             with unrecorded():  # it may be freed while a model is traced
                 self.destroy()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from ipu_dynamo.capture.custom.checkpoints import checkpointed
 from ipu_dynamo.capture.custom.host_functions import on_host
 from ipu_dynamo.capture.custom.inner_gradients import record_gradients, record_hook
 from ipu_dynamo.capture.private.function_apply import apply_replaced
@@ -36,8 +37,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:
-            run_function, _, *given = args  # what it computes; when to do so again is our choice
-            return run_function(*given)
+            return checkpointed(*args)
         leaves, spec = flatten((args, kwargs))
         positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         structure: list[tuple[list[Any], Any]] = []

@@ -6,6 +6,7 @@ Keeps    every operator and its order.
 Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies".
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import getitem
 from typing import ClassVar
@@ -19,6 +20,7 @@ from ipu_dynamo.ops.marks.markers import begin_block, end_block
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.traced.stages import step_end_places
 from ipu_dynamo.passes.traced.stages.block_places import Blocks
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
@@ -66,8 +68,12 @@ class Placed:
     pipeline_stages: int
 
 
-def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
-    """Decide where every operator runs. Reads the graph, changes nothing."""
+def plan(graph: fx.Graph, strategy: Strategy, variables: Collection[fx.Node] = ()) -> Placed:
+    """Decide where every operator runs. Reads the graph, changes nothing.
+
+    Args:
+        variables: parameters and buffers that operators of one IPU may read.
+    """
     blocks = Blocks(strategy)
     sizes = _Sizes()
     ranks: dict[fx.Node, Rank] = {}
@@ -110,6 +116,7 @@ def plan(graph: fx.Graph, strategy: Strategy) -> Placed:
             ranks[node] = current
         elif node.target is getitem and node.args[0] in ranks:
             ranks[node] = ranks[node.args[0]]
+    ranks |= step_end_places.plan(graph, ranks, ipus, variables)
     if strategy.kind != "sharded":
         _check_order(ranks, "phase" if strategy.phased else "pipeline stage")
     order = sorted(set(ranks.values())) or [(0, 0)]
@@ -184,13 +191,14 @@ class Placement:
     def __call__(self, capture: Capture) -> bool:
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
-        placed = plan(capture.graph.graph, self.strategy)
+        one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
+        one_ipu = one_ipu and self.micro_batches is not None
+        placed = plan(capture.graph.graph, self.strategy, _variables(capture) if one_ipu else ())
         if self.strategy.kind == "pipelined" and self.micro_batches is not None:
             num_ipus = max(placed.ipus.values()) + 1
             check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
         apply(capture, placed, self.strategy)
-        one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
-        if one_ipu and self.micro_batches is not None:
+        if one_ipu:
             _check_weights(capture)
         capture.graph.recompile()
         return True
@@ -274,17 +282,21 @@ def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:
                 )
 
 
+def _variables(capture: Capture) -> list[fx.Node]:
+    roles = capture.roles().items()
+    return [node for node, role in roles if role.kind in ("parameter", "buffer")]
+
+
 def _check_weights(capture: Capture) -> None:
     """Raise when two IPUs of a pipeline read one parameter or buffer."""
-    for node, role in capture.roles().items():
-        if role.kind not in ("parameter", "buffer"):
-            continue
+    roles = capture.roles()
+    for node in _variables(capture):
         readers = {
             capture.ipus[user.meta[STAGE]]: user for user in node.users if STAGE in user.meta
         }
         if len(readers) > 1:
             raise CompileError(
-                f"Can not copy variable tensor {role.name} between virtual graphs when "
+                f"Can not copy variable tensor {roles[node].name} between virtual graphs when "
                 f"pipelining. All pipeline stages using this tensor should be on the same "
                 f"graph. It is read on IPUs {sorted(readers)}",
                 node=readers[max(readers)],

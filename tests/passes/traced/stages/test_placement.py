@@ -9,6 +9,7 @@ from ipu_dynamo import BeginBlock, Block, BlockFunction, CompileError, StageSpec
 from ipu_dynamo.capture.capture import STAGE
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
+from ipu_dynamo.ops.marks.step_end import write_at_step_end, write_at_step_end_op
 from ipu_dynamo.passes.traced.stages.block_places import BlockError
 from ipu_dynamo.passes.traced.stages.placement import PipelineSizeError, Placement
 from tests.properties.evaluate import check
@@ -265,3 +266,57 @@ def test_weight_on_two_ipus_is_refused_where_the_strategy_says_so():
     message = "Can not copy variable tensor layer.weight between virtual graphs"
     with pytest.raises(CompileError, match=message):
         place(Model(), Strategy("pipelined", weights_on_one_ipu=True))
+
+
+# --- Writes at the end of a step -------------------------------------------------------------
+
+
+class Following(nn.Module):
+    """A layer on two IPUs, its weight computed on the first; `case` says what another follows."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case = case
+        self.weight, self.other = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+        self.register_buffer("average", torch.zeros(2, 2))
+
+    def forward(self, x):
+        with Block("a", 0):
+            weight = F.normalize(self.weight)
+            slow = F.normalize(self.average) if self.case != "nothing else" else self.average
+        with Block("b", 1):
+            x = F.linear(x, weight) + self.other.sum()
+            made = x.sum()
+            x = x + slow if self.case != "nothing else" else x
+            followed = {"weight": self.weight, "other": self.other, "made": made}
+            value = followed.get(self.case, self.weight) * 0.5 + self.average * 0.5
+            write_at_step_end(self.average, value)
+        with Block("c", 2):
+            return x * 2
+
+
+ON_ONE_IPU = Strategy("pipelined", weights_on_one_ipu=True)
+
+
+def test_a_write_at_the_end_of_a_step_is_where_its_variables_are():
+    capture, _ = place(Following("weight"), ON_ONE_IPU)
+    (write,) = capture.graph.graph.find_nodes(op="call_function", target=write_at_step_end_op)
+    assert write.meta[STAGE] == 0
+    assert {source.meta[STAGE] for source in write.args[1].all_input_nodes} == {0}
+    assert capture.ipus == {0: 0, 1: 1, 2: 2}
+    capture, _ = place(Following("weight"), PIPELINED)  # where weights may be copied: as it says
+    (write,) = capture.graph.graph.find_nodes(op="call_function", target=write_at_step_end_op)
+    assert write.meta[STAGE] == 1
+
+
+def test_a_write_follows_a_weight_where_nothing_else_reads_the_average():
+    capture, _ = place(Following("nothing else"), ON_ONE_IPU)
+    (write,) = capture.graph.graph.find_nodes(op="call_function", target=write_at_step_end_op)
+    assert write.meta[STAGE] == 0
+
+
+@pytest.mark.parametrize("case", ["other", "made"])
+def test_a_write_of_variables_of_two_ipus_is_refused(case):
+    """Also of what another stage computes: it is not moved before that."""
+    with pytest.raises(CompileError, match="Can not copy variable tensor average"):
+        place(Following(case), ON_ONE_IPU)
