@@ -12,6 +12,7 @@ from time import monotonic, perf_counter, sleep
 import torch
 
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.runtime.execute.tasks.changes import Changes
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
@@ -75,7 +76,7 @@ class _Progress:
 
     done: dict[tuple[int, int], int]
     reports: Reports | None = None
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    changes: Changes = field(default_factory=Changes)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
     ended: set[threading.Thread] = field(default_factory=set)  # after their last task
@@ -110,27 +111,28 @@ class _Progress:
                 reports.tell()
             if ready() and self.error is None:
                 return True
-            with self.changed:
-                while not self.changed.wait_for(
-                    lambda: self.error is not None or ready() or news(), _LOOK
-                ):
-                    if any(map(self._is_lost, self.threads)):
-                        self.error = RuntimeError(_LOST)
-                if self.error is not None:
-                    return False
+            while not self.changes.wait_for(
+                lambda: self.error is not None or ready() or news(), _LOOK
+            ):
+                if any(map(self._is_lost, self.threads)):
+                    self.stop(RuntimeError(_LOST))
+            if self.error is not None:
+                return False
 
     def finish(self, task: Task) -> None:
-        with self.changed:
+        def note() -> None:
             self.done[task.call, task.replica] = task.micro_batch + 1
             if self.reports is not None:
                 self.reports.note(task)
-            self.changed.notify_all()
+
+        self.changes.make(note)
 
     def stop(self, error: BaseException) -> None:
-        with self.changed:
+        def note() -> None:
             if self.error is None:
                 self.error = error
-            self.changed.notify_all()
+
+        self.changes.make(note)
 
     def _is_lost(self, thread: threading.Thread) -> bool:
         """Whether a thread died without a word, as when a hook of its start raises."""

@@ -1,0 +1,42 @@
+"""Wait for what other threads change, in a way that a signal's handler may leave at any time.
+
+`threading.Condition` locks in functions of Python. A handler that raises as one of these ends leaves
+it locked for good, and other threads wait without end; or unlocked, which its `with` takes for an
+error. `with` a lock of C is one instruction.
+"""
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+
+class Changes:
+    """Guards values, and wakes up who waits for one of them.
+
+    Invariant: the lock is never held while a thread waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []  # of those that wait, or were interrupted
+
+    def make(self, change: Callable[[], None]) -> None:
+        """Change something, and have all who wait look."""
+        with self._lock:
+            change()
+            bells, self._bells = self._bells, []
+            for bell in bells:
+                bell.release()
+
+    def wait_for(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Wait until `ready`, or until that time has passed; returns whether it is."""
+        end = monotonic() + seconds
+        while True:
+            with self._lock:
+                if ready():
+                    return True
+                bell = threading.Lock()
+                bell.acquire()
+                self._bells.append(bell)
+            if not bell.acquire(timeout=max(0.0, end - monotonic())):
+                return ready()
