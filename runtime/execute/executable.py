@@ -121,18 +121,6 @@ class Executable:
         if host.fused is not None:
             self.fused = FusedStep(host, engine, storage, self._link.kept, fuse_again)
             self.fused.prepare(hyperparameters)
-        else:
-            self._loop = MicroBatchLoop(
-                program,
-                stages_of(host, engine),
-                storage,
-                self.schedule,
-                self._link.kept,
-                threads=threads,
-                devices=self.devices,
-                memory=self.memory,
-                deferred=deferred,
-            )
         self._steps = TransactionalSteps(
             program,
             storage,
@@ -145,6 +133,20 @@ class Executable:
             update_recipe=update_recipe,
             others=others,
         )
+        if self.fused:
+            self._steps.compile(())
+        else:
+            self._loop = MicroBatchLoop(
+                program,
+                stages_of(host, self._steps.compile),
+                storage,
+                self.schedule,
+                self._link.kept,
+                threads=threads,
+                devices=self.devices,
+                memory=self.memory,
+                deferred=deferred,
+            )
         self._transaction = self._steps.transaction
         self._signals = DeferredSignals()
         self._one_call = fork_safe_lock()

@@ -234,7 +234,7 @@ class FusedStep:
     def _bind(self, host: HostProgram) -> FusedFunction:
         assert host.fused is not None
         fused = host.fused
-        ((recipe, stage),) = stages_of(host, self._engine).values()
+        ((recipe, stage),) = stages_of(host, self._engine.compile).values()
         hyperparameters = [f"{name} of group {group}" for group, name in fused.hyperparameters]
         arguments = (*fused.state, *fused.constants, *fused.received, *hyperparameters)
         new = [f"{name} new" for name in fused.state]

@@ -61,7 +61,7 @@ def bind(
         program,
         registers,
         {*returned},
-        stages_of(host, engine),
+        stages_of(host, engine.compile),
         failure_of(program),
     )
     blank = [None] * (count - len(arguments))
@@ -96,7 +96,7 @@ def bind_loop(
         program,
         registers,
         set(),
-        stages_of(host, engine),
+        stages_of(host, engine.compile),
         failure_of(program),
         received={i.result: places[i.stream] for i in loop if isinstance(i, Receive)},
         sent={output.name: (place, None) for place, output in enumerate(program.outputs)},

@@ -372,7 +372,7 @@ def assert_arguments_are_there(host):
         program,
         registers,
         {registers[name] for name in stay},
-        stages_of(host, Following(program, devices)),
+        stages_of(host, Following(program, devices).compile),
         lambda number, error, arguments, micro_batch: error,
         received={receive.result: place for place, receive in enumerate(receives)},
         devices=devices,

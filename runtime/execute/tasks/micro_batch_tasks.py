@@ -7,7 +7,6 @@ from ipu_dynamo.program import HostProgram, Plain, Program
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
-from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.error_attribution import explain
@@ -20,10 +19,10 @@ Stages = Mapping[str, tuple[Recipe, Stage]]
 _ARGUMENTS = "r, k, received, sent"
 
 
-def stages_of(host: HostProgram, engine: Engine) -> Stages:
-    """Recipe and callable of every function."""
+def stages_of(host: HostProgram, compile_: Callable[[Sequence[Recipe]], Sequence[Stage]]) -> Stages:
+    """Recipe and callable of every function, which `compile_` makes."""
     recipes = {name: keyed(recipe) for name, recipe in host.recipes.items()}
-    stages = engine.compile([*recipes.values()])
+    stages = compile_([*recipes.values()])
     return dict(zip(recipes, zip(recipes.values(), stages, strict=True), strict=True))
 
 

@@ -10,6 +10,7 @@ from ipu_dynamo.program import Copy, Program, Update, UpdateFactors
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
@@ -104,9 +105,7 @@ class TransactionalSteps:
         tensors = storage.of_replicas()
         self._begin = StepEnd(program, moves, tensors, devices, self._rounding, memory)
         self.end = self._end_of(program)
-        self._ends = [(program, self.end)]
-        for other in others:
-            self.add(other)
+        self._ends = [(program, self.end), *((other, self._end_of(other)) for other in others)]
         self.transaction = transaction_of(
             program,
             program.replicas,
@@ -117,9 +116,15 @@ class TransactionalSteps:
         )
         self._signals = DeferredSignals()
 
+    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+        """Compile the functions of updates, before the first step, and others with them."""
+        return self._runs.compile(recipes)
+
     def add(self, program: Program) -> None:
         """Take in the updates of another program."""
-        self._ends.append((program, self._end_of(program)))
+        end = self._end_of(program)
+        self._runs.compile()
+        self._ends.append((program, end))
 
     @property
     def others(self) -> tuple[Program, ...]:

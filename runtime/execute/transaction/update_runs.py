@@ -1,12 +1,15 @@
-"""Make callables of the functions of traced updates, each once."""
+"""Make callables of the functions of traced updates, each once, and compile them together."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
+from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.update.traced_update import Run
 
@@ -32,8 +35,25 @@ class UpdateRecipe(Protocol):
     ) -> Recipe | None: ...
 
 
+class _Later:
+    """A callable that is compiled with others, after all are known."""
+
+    __slots__ = ("_stage",)
+
+    def __init__(self) -> None:
+        self._stage: Stage | None = None
+
+    def is_made(self, stage: Stage) -> None:
+        """From now on it calls that."""
+        self._stage = stage
+
+    def __call__(self, arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        assert self._stage is not None, "the functions of updates are not compiled yet"
+        return self._stage(arguments)
+
+
 class UpdateRuns:
-    """The callables of a program.
+    """The callables of a program. They can be called once `compile` has been.
 
     Args:
         engine: makes them, but for those that run operator by operator.
@@ -44,6 +64,17 @@ class UpdateRuns:
     def __init__(self, engine: Engine, threads: int | None, recipe: UpdateRecipe | None) -> None:
         self._engine, self._threads, self._recipe = engine, threads, recipe
         self._runs: dict[tuple[str, torch.device | None, bool], Run] = {}
+        self._waiting: list[tuple[Recipe, _Later]] = []
+
+    def compile(self, recipes: Sequence[Recipe] = ()) -> list[Stage]:
+        """Compile what was asked for since the last time, and other functions with it: what
+        compiles has one run of its compiler. Returns the others' callables."""
+        own = [keyed(recipe) for recipe, _ in self._waiting]
+        stages = self._engine.compile([*recipes, *own]) if recipes or own else []
+        for (_, run), stage in zip(self._waiting, stages[len(recipes) :], strict=True):
+            run.is_made(stage)
+        self._waiting.clear()
+        return stages[: len(recipes)]
 
     def updating(
         self, function: Function, device: torch.device, keep_weight: bool, once: bool
@@ -51,7 +82,7 @@ class UpdateRuns:
         """One that writes what a function gives."""
         key = function.key, device, keep_weight
         if key not in self._runs:
-            self._runs[key] = self._compile(function, keep_weight=keep_weight, once=once)
+            self._runs[key] = self._made(function, keep_weight=keep_weight, once=once)
         return self._runs[key]
 
     def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
@@ -65,7 +96,7 @@ class UpdateRuns:
             return None
         key = recipe.function.key, device, False
         if key not in self._runs:
-            (self._runs[key],) = self._engine.compile([keyed(recipe)])
+            self._runs[key] = self._later(recipe)
         return self._runs[key]
 
     def computing(self, function: Function) -> Run:
@@ -74,10 +105,10 @@ class UpdateRuns:
         key = function.key, None, False
         if key not in self._runs:
             numbers = all(type_ is None or not type_.shape for type_ in function.inputs)
-            self._runs[key] = self._compile(function, keep_weight=False, once=numbers, writes=False)
+            self._runs[key] = self._made(function, keep_weight=False, once=numbers, writes=False)
         return self._runs[key]
 
-    def _compile(
+    def _made(
         self, function: Function, *, keep_weight: bool, once: bool, writes: bool = True
     ) -> Run:
         assert self._recipe is not None, "the program has traced updates"
@@ -90,6 +121,12 @@ class UpdateRuns:
             elements=None,
         )
         assert recipe is not None
-        engine = EagerEngine() if once else self._engine
-        (run,) = engine.compile([keyed(recipe)])
+        if not once:
+            return self._later(recipe)
+        (run,) = EagerEngine().compile([keyed(recipe)])
+        return run
+
+    def _later(self, recipe: Recipe) -> Run:
+        run = _Later()
+        self._waiting.append((recipe, run))
         return run

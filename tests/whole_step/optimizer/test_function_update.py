@@ -19,6 +19,8 @@ from ipu_dynamo import (
     save,
 )
 from ipu_dynamo.program import JointUpdate, Program, UpdatePart
+from ipu_dynamo.runtime.engines import compiled_stages, kernel_units
+from ipu_dynamo.tune.artifact_store import CACHE_DIR
 from tests.whole_step.optimizer.test_traced_optimizers import PLACES, Layers
 
 
@@ -385,9 +387,20 @@ def test_one_update_is_for_one_model():
         compile_training(Layers(), update)
 
 
-def test_inductor_computes_the_same():
+@pytest.mark.inductor
+def test_inductor_computes_the_same_in_one_run_of_the_compiler(monkeypatch, tmp_path):
+    commands, original = [], kernel_units.run_compiler
+
+    def run_compiler(command, folder):
+        commands.append(command)
+        original(command, folder)
+
+    monkeypatch.setattr(kernel_units, "run_compiler", run_compiler)
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
+    compiled_stages.forget()
     run, model, ours, theirs, reference = pair({"engine": "inductor"})
     for x in batches(3, 4):
         run(x)
         train(theirs, reference, x)
     check(model, ours, theirs, reference)
+    assert len(commands) == 1
