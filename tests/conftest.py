@@ -1,5 +1,6 @@
 """Set up every test: hypothesis profiles, threads, Inductor's folder, the CUDA marker, --json."""
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Folders for all workers and runs: what one compiled, the others load. Set before the first use.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / "build" / "inductor"))
 os.environ.setdefault("IPU_DYNAMO_CACHE_DIR", str(ROOT / "build" / "stages"))
+os.environ.setdefault("IPU_DYNAMO_HEADER_DIR", str(ROOT / "build" / "headers"))
 if IN_WORKER:
     torch.set_num_threads(1)  # the workers share the cores; so do the pools that Inductor starts
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -30,6 +32,8 @@ settings.register_profile("ci", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("all", COMMON, max_examples=1000)
 settings.load_profile("ci")  # unless --hypothesis-profile names another
 INDUCTOR_EXAMPLES = {"ci": 3, "all": 50}  # a compilation takes a second, an eager example does not
+
+GARBAGE = 20_000  # new objects between two looks for garbage; Python's 700 cost a tenth of the time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Let Python look for garbage among what tests make, and not among all that was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -63,7 +63,7 @@ class StageStore:
         self._stages, self._kernels = folder / "stages", folder / "kernels"
         self._building = folder / "building"
         for private in (folder, self._stages, self._kernels, self.scratch, self._building):
-            _make_private(private)
+            make_private(private)
 
     @property
     def scratch(self) -> Path:
@@ -169,7 +169,7 @@ def open_store() -> StageStore | None:
         return StageStore(Path(named).absolute() if named else _default())
     except OSError as error:
         problem = f"compiled stages cannot be kept: {error}"
-    except _Unsafe as error:
+    except UnsafeFolder as error:
         problem = str(error)
     if named:
         raise IpuError(f"{problem}\n  try:  set {CACHE_DIR} to another folder, or to {OFF}")
@@ -177,25 +177,30 @@ def open_store() -> StageStore | None:
     return None
 
 
-class _Unsafe(Exception):
-    """Somebody else could have put code into the folder."""
+class UnsafeFolder(Exception):
+    """Somebody else could have put code into a folder."""
 
 
 def _default() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipu_dynamo"
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
+    """Make a folder, unless it is there, that nobody else can put code into.
+
+    Raises:
+        UnsafeFolder: the one that is there belongs to another user, or others can write to it.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "geteuid"):
         return  # Windows: the folder inherits the access list of the user's profile
     status = folder.stat()
     if status.st_uid != os.geteuid():
-        raise _Unsafe(
+        raise UnsafeFolder(
             f"compiled stages are not taken from {folder}, which belongs to user {status.st_uid}"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _Unsafe(
+        raise UnsafeFolder(
             f"compiled stages are not taken from {folder}, which others can write to "
             f"(mode {stat.S_IMODE(status.st_mode):04o}, it should be 0700)"
         )

@@ -16,7 +16,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent`, of mode 0700, for the block. It is locked for as long as its
     process lives."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(parent / _GATE):
+    with locked(parent / _GATE):
         folder = Path(tempfile.mkdtemp(dir=parent))
         handle = _open(folder)
         _try_lock(handle)
@@ -31,7 +31,7 @@ def sweep(parent: Path) -> None:
     """Remove the folders in `parent` of processes that were killed."""
     if not parent.exists() or all(path.name == _GATE for path in parent.iterdir()):
         return
-    with _locked(parent / _GATE):
+    with locked(parent / _GATE):
         folders = [path for path in parent.iterdir() if path.name != _GATE]
         _remove_unlocked(folders)
 
@@ -56,7 +56,7 @@ if sys.platform == "win32":  # there a folder cannot be locked, and nothing is s
         return False
 
     @contextmanager
-    def _locked(path: Path) -> Iterator[None]:
+    def locked(path: Path) -> Iterator[None]:
         yield
 
 else:
@@ -73,7 +73,8 @@ else:
         return True
 
     @contextmanager
-    def _locked(path: Path) -> Iterator[None]:
+    def locked(path: Path) -> Iterator[None]:
+        """Keep other processes out of blocks with the same file, which stays."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with suppress(OSError):  # a file system without locks: nothing is swept there either

@@ -95,12 +95,14 @@ def _space(kernel: Kernel) -> str:
     return f"of_{kernel.symbol}"
 
 
-_HEAD = f"""{_INCLUDE}
+# What every unit begins with: all that can be read before it is known which kernels there are.
+HEADERS = f"""{_INCLUDE}
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cstdlib>
 #include <stdexcept>
-
+"""
+_HEAD = f"""{HEADERS}
 static void* (*data_of_tensor)(PyObject*);
 
 template <typename T> static inline T address_of(PyObject* args, Py_ssize_t place) {{

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_compiler
 from ipu_dynamo.runtime.engines.kernel_source import unit_source
+from ipu_dynamo.runtime.engines.precompiled_header import with_header
 from ipu_dynamo.runtime.engines.private.promised_kernels import (
     COMPILER_ERRORS,
     LIBRARY,
@@ -82,7 +83,7 @@ def _compile_together(group: Sequence[Promise], scratch: Scratch, keep: Keep) ->
     with scratch() as folder:
         source = unit_source([promise.kernel for promise in group])
         (folder / SOURCE).write_text(source, encoding="utf-8")
-        run_compiler(group[0].command, folder)
+        run_compiler(with_header(group[0].command), folder)
         if not (folder / LIBRARY).is_file():
             raise _NothingWrittenError(f"{group[0].command[0]} succeeds, and writes no library")
         library = keep(folder / LIBRARY)

@@ -7,9 +7,10 @@ import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._inductor import compile_fx, sizevars
+from torch._inductor import compile_fx, sizevars, utils
 from torch._inductor.codegen.common import KernelTemplate
 from torch._inductor.cpu_vec_isa import VecISA
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, post_grad
 from torch._inductor.pattern_matcher import PatternMatcherPass, init_once_fakemode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,6 +19,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from ipu_dynamo.runtime.engines.private.inductor import lower_artifact
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import (
     attention_patterns_on_demand,
+    dtype_rules_made_once,
     polynomial_indices_kept,
     templates_on_demand,
 )
@@ -80,6 +82,29 @@ def test_strides_are_the_same(parts, first, variable):
     expected = stride_at(index, variable, 16)
     with polynomial_indices_kept():
         assert stride_at(index, variable, 16) == expected
+
+
+def test_rules_of_dtypes_are_made_once(monkeypatch):
+    rules = vars(DtypePropagationOpsHandler()).keys()
+    made, original = [], DtypePropagationOpsHandler.__init__
+    monkeypatch.setattr(
+        DtypePropagationOpsHandler, "__init__", lambda self: made.append(1) or original(self)
+    )
+    with dtype_rules_made_once():
+        handlers = [DtypePropagationOpsHandler() for _ in range(3)]
+        assert len(made) == 1
+        assert len(set(map(id, handlers))) == 1
+        assert vars(handlers[0]).keys() == rules
+        with ThreadPoolExecutor(1) as pool:  # another thread's compilation is not ours
+            pool.submit(DtypePropagationOpsHandler).result()
+        assert len(made) == 2
+        (name, rule), *_ = utils.op_dtype_propagation_rules.items()
+        monkeypatch.setitem(utils.op_dtype_propagation_rules, f"{name}_again", rule)
+        DtypePropagationOpsHandler()
+        assert len(made) == 3
+    DtypePropagationOpsHandler()
+    assert len(made) == 4
+    vars(handlers[0]).pop(f"{name}_again")
 
 
 def test_templates_are_compiled_when_they_are_rendered(monkeypatch):
