@@ -109,7 +109,7 @@ OUTSIDE_TRAINING = (
     Group(
         "the number of stored elements depends on the values of a tensor",
         "of layout torch.sparse_coo",
-        "nn_functional_embedding to_sparse",
+        "nn_functional_embedding nn_functional_embedding_bag to_sparse",
     ),
 )
 

@@ -4,26 +4,22 @@ places that are values, which share memory with the inputs.
 The program returns tensors of no dims in their place. They are read when it has run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx
 
 from ipu_dynamo.capture.private.dynamo import is_read_number
 from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
-from ipu_dynamo.passes.graph.slices_at_values import ReturnedCut, returned_cut
+from ipu_dynamo.passes.graph.slices_at_values import ReturnedCut, model_results, returned_cut
 
 LateResults = Mapping[int, ReturnedCut | None]  # by place; None: a number
 
 
 def late_results(graph: fx.GraphModule) -> LateResults:
     """What a graph of AOTAutograd returns that its caller is to make."""
-    returned = graph.graph.output_node().args[0]
-    assert isinstance(returned, Sequence)
     late: dict[int, ReturnedCut | None] = {}
-    for place, node in enumerate(returned):
-        if not isinstance(node, fx.Node):
-            continue
+    for place, node in model_results(graph.graph):
         if is_read_number(node.meta.get("val")):
             if number_as_tensor(node, plan=True) is not None:
                 late[place] = None

@@ -27,6 +27,7 @@ from ipu_dynamo.capture.private.dynamo import is_read_number
 from ipu_dynamo.passes.graph.read_numbers import insert as _insert
 from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
 from ipu_dynamo.passes.graph.slices_at_values import (
+    model_results,
     returned_cut,
     select_by_indices,
     start_of_cut,
@@ -129,18 +130,18 @@ def _is_unique(node: fx.Node) -> bool:
 
 def _return_tensors(graph: fx.Graph) -> bool:
     """Return the tensors of numbers that are results, and where results are cut from inputs."""
-    returned = graph.output_node().args[0]
-    assert isinstance(returned, list | tuple)
     tensors: dict[fx.Node, fx.Node] = {}
-    for result in returned:
-        if not isinstance(result, fx.Node) or result in tensors:
-            continue
+    places = model_results(graph)
+    for result in dict.fromkeys(node for _, node in places):
         if is_read_number(result.meta.get("val")):
             if (tensor := number_as_tensor(result)) is not None:
                 tensors[result] = tensor
         elif returned_cut(result) is not None:
             tensors[result] = start_of_cut(result)
-    graph.output_node().args = ([tensors.get(result, result) for result in returned],)
+    returned = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    for place, result in places:
+        returned[place] = tensors.get(result, result)
+    graph.output_node().args = (returned,)
     for result in tensors:
         _drop_bounds(result)
         _erase_unused(result)

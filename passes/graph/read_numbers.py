@@ -15,7 +15,7 @@ from torch import fx
 from ipu_dynamo.passes.graph.builder import evaluate
 
 aten = torch.ops.aten
-_SAME = {
+_SAME: dict[Any, Any] = {
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
     operator.mul: aten.mul.Tensor,
@@ -79,7 +79,7 @@ def _converted(number: fx.Node, done: dict[fx.Node, fx.Node]) -> fx.Node:
         if value.dtype not in (torch.bool, wide):
             tensor = insert(number, aten._to_copy.default, tensor, dtype=wide)
         done[number] = tensor
-        return tensor
+        return done[number]
     numbers = [part for part in number.args if isinstance(part, fx.Node)]
     tensors = {part: _converted(part, done) for part in numbers}
     like = tensors[numbers[0]]

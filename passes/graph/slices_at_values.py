@@ -11,18 +11,20 @@ A cut that is returned is to share memory with the input that it is cut from: th
 where it begins, and its caller cuts.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.capture.private.aot import PlainAOTOutput
 from ipu_dynamo.capture.private.dynamo import static
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.graph.read_numbers import insert, number_as_tensor
 
 aten = torch.ops.aten
-_FIRST_OPTION = {  # where the dim stands among the arguments, then the place
+_FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, then the place
     aten.slice.Tensor: 1,
     aten.slice_scatter.default: 2,
     aten.slice_backward.default: 2,
@@ -53,6 +55,19 @@ class ReturnedCut:
         return whole.narrow(self.dim, start, self.length)
 
 
+def model_results(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
+    """What a graph of AOTAutograd computes of the model's own results, with their places: the
+    others are gradients, and new values of inputs."""
+    output = graph.output_node()
+    returned: Any = output.args[0]
+    described = output.meta["desc"]
+    return [
+        (place, node)
+        for place, (node, desc) in enumerate(zip(returned, described, strict=True))
+        if isinstance(node, fx.Node) and isinstance(desc, PlainAOTOutput)
+    ]
+
+
 def returned_cut(node: fx.Node) -> ReturnedCut | None:
     """How the caller cuts what is `node`, a result, if the value of a tensor says where."""
     if node.target not in _CUTS or (options := _options(node)) is None:
@@ -80,29 +95,32 @@ def select_by_indices(graph: fx.Graph) -> list[fx.Node]:
     Returns:
         The cuts, which nobody reads any more. What is returned as a view of something stays.
     """
+    results = {node for _, node in model_results(graph)}
     cuts = [
         node
         for target in _FIRST_OPTION
         for node in graph.find_nodes(op="call_function", target=target)
-        if _options(node) is not None and not (target in _CUTS and _is_returned(node))
+        if _options(node) is not None and not (target in _CUTS and _is_returned(node, results))
     ]
     for node in cuts:
         _select(node)
     return cuts
 
 
-def _is_returned(node: fx.Node) -> bool:
-    """Whether a result shares memory with `node`."""
-    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
+def _is_returned(node: fx.Node, results: Collection[fx.Node]) -> bool:
+    """Whether one of `results` shares memory with `node`."""
+    views = [user for user in node.users if is_view(user)]
+    return node in results or any(_is_returned(view, results) for view in views)
 
 
 def _options(node: fx.Node) -> tuple[int, fx.Node, int] | None:
     """Dim, place and length of a cut, if the value of a tensor is the place and sizes are known."""
     first = _FIRST_OPTION[node.target]
-    dim, place, *rest = (*node.args[first:], *[None] * 4)
+    given: tuple[Any, ...] = (*node.args[first:], *[None] * 4)
+    dim, place, _, step = given[:4]
     is_slice = "slice" in str(node.target)
     whole, part = map(static, _shapes(node))
-    if whole is None or part is None or (is_slice and rest[1] not in (None, 1)):
+    if whole is None or part is None or (is_slice and step not in (None, 1)):
         return None
     if not isinstance(place, fx.Node) or number_as_tensor(place, plan=True) is None:
         return None

@@ -74,11 +74,27 @@ def test_writes_at_a_place_that_is_a_value():
     def run(x, start):
         y = x * 1
         y.narrow(1, start, 2).mul_(3)
-        return y
+        return y.tanh()
 
     call = compiled(run)
     for start in (0, 1):
         torch.testing.assert_close(call(X, torch.tensor(start)), run(X, torch.tensor(start)))
+    with pytest.raises(CompileError, match="depends on the values of a tensor"):
+        compiled(run)(X.clone().requires_grad_(), torch.tensor(1))
+
+
+def test_a_gradient_may_be_a_cut():
+    def run(x, part, start):
+        return x.select_scatter(part, 0, start.item())
+
+    call = compiled(run)
+    for start in (0, 2):
+        pairs = []
+        for forward in (call, run):
+            x, part = X.clone().requires_grad_(), torch.ones(3, requires_grad=True)
+            (forward(x, part, torch.tensor(start)) * X).sum().backward()
+            pairs.append((x.grad, part.grad))
+        torch.testing.assert_close(*pairs)
 
 
 def test_a_view_of_a_cut_is_not_returned():
