@@ -2,17 +2,22 @@
 
 `cov` and `corrcoef` look whether weights are negative and whether the divisor is positive;
 `combinations` selects by a mask that only sizes decide. While tensors have no values, PyTorch calls
-these kernels in place of its own; everywhere else it calls its own.
+these kernels in place of its own; everywhere else it calls its own. How much the CTC loss saves for
+its gradient depends on the lengths: the operator that programs have for it saves nothing.
 
-Source   the definitions in PyTorch's reference, "torch.cov" and "torch.combinations".
+Source   the definitions in PyTorch's reference, "torch.cov", "torch.combinations" and
+         "torch.nn.CTCLoss".
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import comb
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.library.ctc_loss import ctc_loss
 from ipu_dynamo.ops.private.native import COMPOSITE
 
 aten = torch.ops.aten
@@ -84,5 +89,23 @@ def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tens
     return torch.stack([x[place.flatten()[chosen]] for place in places], 1)
 
 
+_REDUCTIONS: tuple[Literal["none", "mean", "sum"], ...] = ("none", "mean", "sum")  # as numbered
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    lengths = input_lengths, target_lengths
+    return ctc_loss(log_probs, targets, *lengths, blank, _REDUCTIONS[reduction], zero_infinity)
+
+
 aten.cov.default.py_impl(COMPOSITE)(_cov)
 aten.combinations.default.py_impl(COMPOSITE)(_combinations)
+aten.ctc_loss.IntList.py_impl(COMPOSITE)(_ctc_loss)
+aten.ctc_loss.Tensor.py_impl(COMPOSITE)(_ctc_loss)

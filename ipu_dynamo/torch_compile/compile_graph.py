@@ -47,6 +47,7 @@ from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
+from ipu_dynamo.torch_compile.late_results import LateResults, late_results, making_results
 from ipu_dynamo.torch_compile.notices import (
     break_reason,
     tell_of_break,
@@ -167,6 +168,7 @@ class _GraphPrograms:
         seen: roles of the forward graph's placeholders, by node name.
         owners: where the forward program keeps its variables.
         done: passes that ran on the joint graph.
+        late: results of forward that are made when its program has run.
     """
 
     roles: list[Placeholder]
@@ -178,6 +180,7 @@ class _GraphPrograms:
     seen: dict[str, Placeholder] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
+    late: LateResults = field(default_factory=dict)
 
     def split(
         self, graph: fx.GraphModule, results: int, lasting: Sequence[int]
@@ -189,6 +192,7 @@ class _GraphPrograms:
             lasting: which inputs are the same tensors in every call.
         """
         core = self.options.core()
+        self.late = late_results(graph)
         manager = PassManager("joint", first="joint", runs=self.record.runs_of("joint"))
         with outside_tracing():
             capture = open_pass(graph, self.roles, {}, None).capture
@@ -223,6 +227,7 @@ class _GraphPrograms:
                 kind, first="flat", runs=self.record.runs_of(kind), done=set(self.done)
             )
             if kind == "inference":
+                self.late = late_results(graph)
                 manager.run(self._aot_passes(core), capture)
             manager.run(flat_passes(core), capture)
             close_pass(flat)
@@ -242,6 +247,8 @@ class _GraphPrograms:
                 self.record.programs.append(program)
                 remember(program)
                 log.debug("%s", program)
+        if self.late and kind != "backward":
+            boxed = making_results(boxed, self.late)
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
 

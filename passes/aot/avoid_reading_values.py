@@ -1,14 +1,17 @@
 """Compute in tensors what a graph computes by reading a tensor's values, where shapes allow it.
 
 Before   %u = aten._local_scalar_dense(%x);  aten.scalar_tensor(%u, dtype=float64)
+         aten.slice.Tensor(%x, 0, %u, %end);  return %u          a place, or a result
          aten.sum(aten.index(%x, [%mask]), [0], True)            the elements that a mask selects
          aten.sum(aten.index_select(%x, d, aten._unique(%i)))    each selected element once
 After    aten._to_copy(%x, dtype=float64)
+         aten.index_select(%x, 0, %u + arange);  return %x       of no dims: the caller reads it
          aten.sum(aten.masked_fill(%x, not %mask, 0), ...)       all elements, most of them zero
 Keeps    values up to the order of a sum, shapes, dtypes, source lines.
 Source   programs have static shapes, and no value of a tensor decides what runs.
 
-The first is a number of the model (`x.item()`) that becomes a tensor again. The others are
+The first is a number of the model (`x.item()`) that becomes a tensor again; then come
+`torch.narrow` with a tensor as its start, and a number that the model returns. The others are
 gradients of one value that `x[mask] = value` or `index_fill` writes to many places.
 """
 
@@ -18,9 +21,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.private.dynamo import is_read_number
+from ipu_dynamo.passes.graph.read_numbers import insert as _insert
+from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
+from ipu_dynamo.passes.graph.slices_at_values import (
+    model_results,
+    returned_cut,
+    select_by_indices,
+    start_of_cut,
+)
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -41,6 +52,10 @@ class AvoidReadingValues:
         for target in (aten.sum.default, aten.sum.dim_IntList):
             for node in graph.find_nodes(op="call_function", target=target):
                 changed |= _sum_under_mask(node)
+        changed |= _return_tensors(graph)
+        for node in select_by_indices(graph):
+            _erase_unused(node)
+            changed = True
         if changed:
             capture.graph.recompile()
         return changed
@@ -113,13 +128,42 @@ def _is_unique(node: fx.Node) -> bool:
     return bool(position == 0 and source.target is aten._unique.default)
 
 
-def _insert(before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call that has the metadata of `before`, which it helps to replace, and its own value."""
-    with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args, kwargs)
-    node.meta = dict(before.meta)
-    node.meta["val"] = target(*map_arg(args, lambda n: n.meta["val"]), **kwargs)
-    return node
+def _return_tensors(graph: fx.Graph) -> bool:
+    """Return the tensors of numbers that are results, and where results are cut from inputs."""
+    tensors: dict[fx.Node, fx.Node] = {}
+    places = model_results(graph)
+    for result in dict.fromkeys(node for _, node in places):
+        if is_read_number(result.meta.get("val")):
+            if (tensor := number_as_tensor(result)) is not None:
+                tensors[result] = tensor
+        elif returned_cut(result) is not None:
+            tensors[result] = start_of_cut(result)
+    returned = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    for place, result in places:
+        returned[place] = tensors.get(result, result)
+    graph.output_node().args = (returned,)
+    for result in tensors:
+        _drop_bounds(result)
+        _erase_unused(result)
+    return bool(tensors)
+
+
+def _drop_bounds(number: fx.Node) -> None:
+    """Erase PyTorch's checks that a truth value, as a number, is from 0 to 1."""
+    if not isinstance(number.meta["val"], torch.SymBool):
+        return
+    for as_number in [user for user in number.users if user.target is torch.sym_ite]:
+        if as_number.args != (number, 1, 0):
+            continue
+        for bound in list(as_number.users):
+            checks = list(bound.users)
+            holds = bound.args[1:] == ((0,) if bound.target is operator.ge else (1,))
+            is_check = all(check.target is aten._assert_scalar.default for check in checks)
+            if bound.target in (operator.ge, operator.le) and holds and is_check:
+                for node in (*checks, bound):
+                    bound.graph.erase_node(node)
+        if not as_number.users:
+            as_number.graph.erase_node(as_number)
 
 
 def _erase_unused(node: fx.Node) -> None:

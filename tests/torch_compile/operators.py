@@ -6,7 +6,9 @@ What the file has is not run again.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 import ipu_dynamo
 from ipu_dynamo.torch_compile.backend import ipu
+from tests.operator_lists import UNDEFINED_VALUES
 from tests.torch_compile.database import database
-from tests.torch_compile.operator_lists import UNDEFINED_VALUES
 from tests.whole_step.database_runs import NotInEagerError, main, tolerance
 
 # The database draws random numbers from a generator that it seeds inside the operator, which
@@ -77,14 +79,20 @@ def cases(name: str, dtype: str = "float32", count: int = SAMPLES) -> Iterator[C
         yield Case(info.op, inputs, sample.output_process_fn_grad)
 
 
-def check(name: str, *, values: bool = True) -> None:
+def check(name: str, dtype: str = "float32", *, values: bool = True) -> None:
     """Compare some samples of `name`: results, changed inputs, gradients.
 
     Args:
         values: compare values too, and not shapes and dtypes alone.
     """
-    for case in cases(name):
-        check_case(case, values=values)
+    for case in cases(name, dtype):
+        check_case(case, dtype, values=values)
+
+
+def all_captured() -> AbstractContextManager[None]:
+    """Have Dynamo capture recurrent layers, and go on at a warning, which PyTorch's own code gives:
+    what users are told to set."""
+    return torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions={warnings.warn})
 
 
 def checks(name: str, dtype: str, count: int) -> Iterator[Callable[[], None]]:
@@ -96,7 +104,7 @@ def checks(name: str, dtype: str, count: int) -> Iterator[Callable[[], None]]:
 def check_alone(case: Case, dtype: str, values: bool) -> None:
     """Compare a sample; Dynamo, which compiles a function for few samples, forgets it."""
     try:
-        with torch._dynamo.config.patch(allow_rnn=True):
+        with all_captured():
             check_case(case, dtype, values=values)
     finally:
         torch._dynamo.reset()

@@ -5,14 +5,14 @@
 
 import pytest
 
+from tests.operator_lists import MODULE_SAMPLES, by_name
 from tests.whole_step.database_runs import NotInEagerError
 from tests.whole_step.module_database import MODULES, checks
-from tests.whole_step.operator_lists import MODULE_SAMPLES
 
 SOME = 9  # one of so many modules is part of the fast tests
 FEW = 6  # of the samples of each, evenly chosen, are; some modules have hundreds
 MANY = 1000  # samples: all
-REFUSED = {name: group for group in MODULE_SAMPLES for name in group.names}
+REFUSED = by_name(MODULE_SAMPLES)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,9 +5,14 @@
 
 import pytest
 
+from tests.operator_lists import (
+    FAILURES_TRAINING,
+    OUTSIDE_TRAINING,
+    RANDOM_BEGINNINGS,
+    by_name,
+)
 from tests.whole_step.database_runs import NotInEagerError
 from tests.whole_step.operator_database import DTYPES, OPERATORS, check, names_with
-from tests.whole_step.operator_lists import FAILURES, OUTSIDE
 
 SOME = 12  # one of so many operators of each type is looked at here
 FEW = 6  # one of so many of these is part of the fast tests
@@ -24,15 +29,14 @@ NOT_COMPARED = {  # eager PyTorch cannot do it, or draws numbers; or it takes no
     ("bool", "full"),
     ("bool", "jiterator_binary_return_by_ref"),
 }
-MANY = 12  # samples of an operator that is listed: one of them is refused
-REFUSED = {name: group for group in (*OUTSIDE, *FAILURES) for name in group.names}
-CLOSE = {("float32", "svd_lowrank")}  # it begins with random numbers, and ends close by
+MANY = 30  # samples of an operator that is listed: one of them is refused
+REFUSED = by_name((*OUTSIDE_TRAINING, *FAILURES_TRAINING))
 
 
 def cases():
     for dtype in DTYPES:
         for index, name in enumerate(names_with(dtype)[::SOME]):
-            if (dtype, name) in CLOSE or name in REFUSED:
+            if name in RANDOM_BEGINNINGS or name in REFUSED:
                 continue
             fast = index % FEW == 0
             yield pytest.param(dtype, name, marks=[] if fast else pytest.mark.slow)
@@ -52,7 +56,7 @@ def test_a_step_is_what_eager_does_or_the_operator_is_listed(dtype, name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_listed_is_refused_for_its_reason(name):
-    dtypes = ("float32",) if REFUSED[name] in FAILURES else ("int32", "float32")
+    dtypes = ("float32",) if REFUSED[name] in FAILURES_TRAINING else ("int32", "float32")
     dtype = next(dtype for dtype in dtypes if name in names_with(dtype))
     with pytest.raises(Exception) as caught:  # noqa: PT011 - of PyTorch's own types, too
         check(name, dtype, count=MANY)
@@ -60,7 +64,6 @@ def test_what_is_listed_is_refused_for_its_reason(name):
 
 
 def test_at_most_one_percent_is_refused_that_has_static_shapes():
-    outside = {name for group in OUTSIDE for name in group.names}
-    names = set(OPERATORS) - outside
-    assert sum(len(group.names) for group in FAILURES) <= 0.01 * len(names)
+    names = set(OPERATORS) - by_name(OUTSIDE_TRAINING).keys()
+    assert len(by_name(FAILURES_TRAINING)) <= 0.01 * len(names)
     assert REFUSED.keys() <= set(OPERATORS)

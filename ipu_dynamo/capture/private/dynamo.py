@@ -20,6 +20,7 @@ __all__ = [
     "ShortenTraceback",
     "compile_count",
     "errors_are_swallowed",
+    "is_read_number",
     "marked_dynamic",
     "recompile_limit",
     "reset_with_dynamo",
@@ -53,7 +54,7 @@ def static(value: Any) -> Any:
         return None if free_unbacked_symbols(value) else _number(value)
     if not isinstance(value, FakeTensor) or not value._has_symbolic_sizes_strides:
         return value
-    if free_unbacked_symbols(value):
+    if any(map(free_unbacked_symbols, (*value.shape, *value.stride()))):
         return None
     with value.fake_mode:
         return torch.empty_strided(
@@ -71,6 +72,12 @@ def unbacked_symbols(value: Any) -> set[str]:
         if isinstance(leaf, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             symbols |= set(map(str, free_unbacked_symbols(leaf)))
     return symbols
+
+
+def is_read_number(value: object) -> bool:
+    """Whether a value is a number that the values of tensors decide."""
+    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return isinstance(value, kinds) and bool(unbacked_symbols(value))
 
 
 def reset_with_dynamo(backend: Callable[..., Any]) -> None:

@@ -1,0 +1,45 @@
+"""Return what a program cannot: numbers that a model reads from tensors, and cuts of its inputs at
+places that are values, which share memory with the inputs.
+
+The program returns tensors of no dims in their place. They are read when it has run.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from ipu_dynamo.capture.private.dynamo import is_read_number
+from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
+from ipu_dynamo.passes.graph.slices_at_values import ReturnedCut, model_results, returned_cut
+
+LateResults = Mapping[int, ReturnedCut | None]  # by place; None: a number
+
+
+def late_results(graph: fx.GraphModule) -> LateResults:
+    """What a graph of AOTAutograd returns that its caller is to make."""
+    late: dict[int, ReturnedCut | None] = {}
+    for place, node in model_results(graph.graph):
+        if is_read_number(node.meta.get("val")):
+            if number_as_tensor(node, plan=True) is not None:
+                late[place] = None
+        elif (cut := returned_cut(node)) is not None:
+            late[place] = cut
+    return late
+
+
+def making_results(
+    call: Callable[[list[Any]], tuple[Any, ...]], late: LateResults
+) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A call that makes `late` results of the tensors that `call` returns for them."""
+    cut_inputs = {cut.argument for cut in late.values() if cut is not None}
+
+    def run(arguments: list[Any]) -> tuple[Any, ...]:
+        inputs = {place: arguments[place] for place in cut_inputs}  # `call` empties the list
+        results = list(call(arguments))
+        for place, cut in late.items():
+            number = results[place].item()
+            results[place] = number if cut is None else cut(inputs[cut.argument], number)
+        return tuple(results)
+
+    return run
