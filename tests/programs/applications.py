@@ -136,11 +136,14 @@ PROGRAMS = (
     _application(
         "train_ipu.py",
         "vision/dino/pytorch",
-        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 29 --arch vit_mini "
+        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 29 --arch vit_tiny "
         "--pipeline 1 1 1 0 --replica 1 --num_workers 1 --ema_so x.so --data_path . --out_dim 64 "
         "--min_lr 0.001",
         _PICTURES,
-        edits={"core/dino.py": {"hidden_dim=2048": "hidden_dim=64"}},
+        edits={
+            "core/dino.py": {"hidden_dim=2048": "hidden_dim=64"},
+            "core/vision_transformer.py": {"embed_dim=192": "embed_dim=96", "depth=12": "depth=3"},
+        },
         files=("x.so",),
     ),
     _application(
