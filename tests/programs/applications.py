@@ -35,7 +35,7 @@ _LIGHTNING = (
     "pillow",
 )
 _GEOMETRIC = ("torch-geometric==2.3.1", "psutil", "pyparsing", *_TABLES)
-_FIXED_SIZES = ("torch-geometric==2.4.0", *_GEOMETRIC[1:])
+_FIXED_SIZES = ("pyg-nightly==2.4.0.dev20230613", "tabulate", *_GEOMETRIC[1:])
 _OF_FIXED_SIZES = {"poptorch_geometric": (POPTORCH, "poptorch_geometric/python")}
 _PICTURES = ("torchvision==0.28.0", "pillow", "timm==0.5.4", "yacs", "simplejpeg", "randaugment")
 _OLDER_PICTURES = tuple("timm==0.4.12" if p.startswith("timm") else p for p in _PICTURES)

@@ -119,4 +119,4 @@ def molecules(name: str) -> None:
     folder.mkdir(parents=True)
     parts = {"A": bonds, "graph_indicator": graphs, "graph_labels": classes, "node_labels": atoms}
     for part, lines in parts.items():
-        (folder / f"{name}_{part}.txt").write_text("\n".join(lines))
+        (folder / f"{name}_{part}.txt").write_text("".join(f"{line}\n" for line in lines))
