@@ -7,13 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs import inert
 from tests.programs.catalogue import PROGRAMS
 from tests.programs.packages import NotInstalled, packages
-from tests.programs.program import Program
+from tests.programs.program import Program, Repository
 from tests.programs.sources import NotFetched, Sources
 
 _ROOT = Path(__file__).parents[2]
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     local = {name: Path(folder) for name, _, folder in (s.partition("=") for s in chosen.source)}
     programs = [p for name, p in PROGRAMS.items() if fnmatch.fnmatch(name, chosen.only)]
     repositories = {program.repository for program in programs}
+    repositories |= {found for program in programs for found, _ in program.beside.values()}
     if unknown := local.keys() - {p.repository.name for p in PROGRAMS.values()}:
         parser.error(f"no program comes from {', '.join(sorted(unknown))}")
     sources = {r: Sources(r, local.get(r.name)) for r in repositories}
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for program in programs:
         begun = time.perf_counter()
         try:
-            problem = run(program, sources[program.repository], chosen.timeout)
+            problem = run(program, sources, chosen.timeout)
         except (NotFetched, NotInstalled) as error:
             print(error, file=sys.stderr)
             return 2
@@ -74,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(program: Program, sources: Sources, timeout: float) -> str:
+def run(program: Program, all_sources: Mapping[Repository, Sources], timeout: float) -> str:
     """Run a program in a process and a folder of its own; what it prints if it fails, else ""."""
+    sources = all_sources[program.repository]
     with tempfile.TemporaryDirectory(prefix="program_") as folder:
         source, work, stand_ins = (Path(folder, name) for name in ("source", "work", "stand_ins"))
         for part in (source, work, stand_ins):
@@ -86,6 +88,8 @@ def run(program: Program, sources: Sources, timeout: float) -> str:
         else:
             file = source / Path(program.path).name
             file.write_text(sources.read(program.path))
+        for name, (repository, part_of_it) in program.beside.items():
+            all_sources[repository].copy(part_of_it, stand_ins / name)
         inert.write(program.inert, stand_ins)  # files: workers that spawn import them, too
         if any(package.startswith("torchvision") for package in program.packages):
             (stand_ins / "sitecustomize.py").write_text(_NO_KERNELS)

@@ -4,11 +4,13 @@ They are run as a user does, by their command lines, with small sizes. The name 
 claim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from shlex import split
 
 from tests.programs import downloads, steps
-from tests.programs.program import Check, Names, Program
+from tests.programs.guide import POPTORCH
+from tests.programs.program import Check, Names, Program, Repository
 from tests.programs.tutorials import EXAMPLES
 
 _LAUNCHERS = ("horovod.torch", "wandb")  # nothing to do for one process, nothing to log
@@ -33,7 +35,10 @@ _LIGHTNING = (
     "pillow",
 )
 _GEOMETRIC = ("torch-geometric==2.3.1", "psutil", "pyparsing", *_TABLES)
+_FIXED_SIZES = ("pyg-nightly==2.4.0.dev20230613", "tabulate", *_GEOMETRIC[1:])
+_OF_FIXED_SIZES = {"poptorch_geometric": (POPTORCH, "poptorch_geometric/python")}
 _PICTURES = ("torchvision==0.28.0", "pillow", "timm==0.5.4", "yacs", "simplejpeg", "randaugment")
+_OLDER_PICTURES = tuple("timm==0.4.12" if p.startswith("timm") else p for p in _PICTURES)
 
 
 def its_weights_are_trained(names: Names, printed: str) -> None:
@@ -47,6 +52,7 @@ def _application(
     packages: tuple[str, ...] = (),
     inert: tuple[str, ...] = (),
     *,
+    beside: Mapping[str, tuple[Repository, str]] | None = None,
     check: Check = its_weights_are_trained,
     enough: int = 1,
     edits: dict[str, dict[str, str]] | None = None,
@@ -62,6 +68,7 @@ def _application(
         split(arguments),
         folder=folder,
         packages=packages,
+        beside=beside or {},
         inert=(*_LAUNCHERS, *inert),
         enough=enough,
         edits=edits or {},
@@ -121,21 +128,29 @@ PROGRAMS = (
         "--gradient_accumulation_count 16 --rebatched_worker_size 8 --ipus 8 --remap_so x.so "
         "--loss_scale 1024",
         _PICTURES,
+        edits={
+            "core/models_mae.py": {"=768": "=96", "decoder_embed_dim=512": "decoder_embed_dim=64"}
+        },
         files=("x.so",),
     ),
     _application(
         "train_ipu.py",
         "vision/dino/pytorch",
-        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 64 --arch vit_tiny "
-        "--replica 1 --num_workers 1 --ema_so x.so --data_path . --out_dim 64",
+        "--config vit_base_pod16 --synthetic_data --batch_size 1 --ga 29 --arch vit_tiny "
+        "--pipeline 1 1 1 0 --replica 1 --num_workers 1 --ema_so x.so --data_path . --out_dim 64 "
+        "--min_lr 0.001",
         _PICTURES,
+        edits={
+            "core/dino.py": {"hidden_dim=2048": "hidden_dim=64"},
+            "core/vision_transformer.py": {"embed_dim=192": "embed_dim=96", "depth=12": "depth=3"},
+        },
         files=("x.so",),
     ),
     _application(
         "train_swin.py",
         "vision/swin/pytorch",
         "--cfg SWIN_TINY --data-path x --checkpoint-output-dir out --batch-size 2 --ga 7",
-        _PICTURES,
+        _OLDER_PICTURES,
         files=("custom_ops.so",),
         edits={
             "configs/configs.yaml": {
@@ -161,10 +176,11 @@ PROGRAMS = (
         "--gradient-accumulation 4 --num-dataloader-workers 1",
         ("unidecode",),
         ("dllogger", "inflect", "parselmouth", "librosa.filters", "librosa.util"),
+        enough=2,  # the first step's rate is zero
         edits={
-            "dataset.py": {  # lengths of zero, which are divided by
-                "0, torch.zeros(189), torch.zeros(189), 0]": "870, torch.ones(189), "
-                "torch.ones(189), 870]"
+            "dataset.py": {  # lengths and sums of zero, which are divided by
+                "torch.zeros(80, 870), 0, torch.zeros(189), torch.zeros(189), 0]": "torch.ones("
+                "80, 870), 870, torch.ones(189), torch.ones(189), 870]"
             },
             "common/tb_dllogger.py": {
                 "from torch.utils.tensorboard import": "from wandb import",
@@ -181,7 +197,8 @@ PROGRAMS = (
             "configs/train.yaml": {
                 "output_size 256": "output_size 32",
                 "linear_units: 2048": "linear_units: 64",
-                "max_length 1220": "max_length 120",
+                "max_length 1220": "max_length 120",  # a quarter are frames: twice the target
+                "max_length 48": "max_length 12",
                 "vocab_size 4233": "vocab_size 97",
                 "num_blocks: 12": "num_blocks: 4",
                 "num_blocks: 6": "num_blocks: 1",
@@ -191,6 +208,7 @@ PROGRAMS = (
                 "gradient_accumulation: 72": "gradient_accumulation: 8",
                 "num_workers: 16": "num_workers: 1",
                 "  batch_size: 4": "  batch_size: 1",
+                "warmup_steps: 25000": "warmup_steps: 4",
             }
         },
     ),
@@ -276,6 +294,28 @@ PROGRAMS = (
         enough=10,
     ),
     _application(
+        "pipelined_ipu.py",
+        "vision/cnns/pytorch-lightning/tutorials",
+        "",
+        _LIGHTNING,
+        prepare=downloads.clothes,
+        sizes={"deviceIterations(50)": "deviceIterations(1)", "batch_size=64": "batch_size=4"},
+        enough=2,
+    ),
+    _application(
+        "ipu_strategy_and_dataloading.py",
+        "vision/cnns/pytorch-lightning/tutorials",
+        "",
+        _LIGHTNING,
+        prepare=downloads.clothes,
+        sizes={
+            "deviceIterations(300)": "deviceIterations(2)",
+            "batch_size=16": "batch_size=4",
+            "num_workers=64": "num_workers=1",
+        },
+        enough=2,
+    ),
+    _application(
         "train.py",
         "gnn/tgn/pytorch",
         "--epochs 1 --batch-size 10 --nodes-size 100 --edges-size 400 --device-iterations 4",
@@ -289,6 +329,27 @@ PROGRAMS = (
         "--config configs/IndFB15k-237_v1.yaml",
         _GEOMETRIC,
         prepare=downloads.knowledge_graph,
+        enough=2,
+    ),
+    _application(
+        "molecular_property_prediction_with_gin_code_only.py",
+        "gnn/message_passing/pytorch_geometric",
+        "",
+        _FIXED_SIZES,
+        ("matplotlib.pyplot",),
+        beside=_OF_FIXED_SIZES,
+        prepare=partial(downloads.molecules, "NCI1"),
+        sizes={"num_graphs = 64": "num_graphs = 8", "num_graphs = 300": "num_graphs = 20"},
+        enough=2,
+    ),
+    _application(
+        "4_small_graph_batching_with_packing_code_only.py",
+        "tutorials/tutorials/pytorch_geometric/4_small_graph_batching_with_packing",
+        "",
+        _FIXED_SIZES,
+        ("matplotlib.pyplot",),
+        beside=_OF_FIXED_SIZES,
+        prepare=partial(downloads.molecules, "MUTAG"),
         enough=2,
     ),
 )

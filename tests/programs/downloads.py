@@ -11,6 +11,7 @@ import torch
 
 _IDX_BYTES = 8  # the type of values that are bytes
 _WIKIPEDIA_USERS, _WIKIPEDIA_PAGES, _EVENTS, _FEATURES = 60, 20, 400, 172
+_MOLECULES, _ATOMS = 188, 7  # and kinds of atoms
 _ENTITIES, _RELATIONS, _TRIPLES = 30, 5, 120
 
 
@@ -100,3 +101,22 @@ def knowledge_graph() -> None:
             for _ in range(_TRIPLES)
         ]
         (folder / file).write_text("\n".join(chosen))
+
+
+def molecules(name: str) -> None:
+    """Rings of atoms in two classes, as the data sets of TU Dortmund list them."""
+    own = random.Random(0)
+    bonds, graphs, classes, atoms = [], [], [], []
+    for number in range(1, _MOLECULES + 1):
+        first, count = len(atoms) + 1, own.randrange(5, 12)
+        ring = range(first, first + count)
+        for atom, following in zip(ring, (*ring[1:], first), strict=True):
+            bonds += [f"{atom}, {following}", f"{following}, {atom}"]
+        graphs += [str(number)] * count
+        classes.append(str(own.randrange(2)))
+        atoms += [str(own.randrange(_ATOMS)) for _ in ring]
+    folder = Path("data", "TUDataset", name, "raw")
+    folder.mkdir(parents=True)
+    parts = {"A": bonds, "graph_indicator": graphs, "graph_labels": classes, "node_labels": atoms}
+    for part, lines in parts.items():
+        (folder / f"{name}_{part}.txt").write_text("".join(f"{line}\n" for line in lines))

@@ -9,7 +9,7 @@ import torch
 
 from tests.programs.program import Names, Program, Repository
 
-_POPTORCH = Repository(
+POPTORCH = Repository(
     "poptorch",
     "https://github.com/graphcore/poptorch.git",
     "c2a8b17762f1d7106f7bf048ff011ab4fee7685e",
@@ -156,60 +156,58 @@ def the_sum_is_right(names: Names, printed: str) -> None:
 
 PROGRAMS = (
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/api.py",
         the_bias_is_trained_to_one_and_the_tensor_was_printed,
         files={"tmp/poptorch.conf": "deviceIterations(2)\n"},
     ),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/buffers.py",
         a_plain_tensor_counts_once_and_a_buffer_counts_calls,
     ),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/debugging.py",
         the_anchors_are_the_gradient_and_the_new_weight_of_plain_pytorch,
     ),
-    Program(_POPTORCH, "docs/user_guide/device_iterations.py", every_example_takes_all_its_batches),
+    Program(POPTORCH, "docs/user_guide/device_iterations.py", every_example_takes_all_its_batches),
+    Program(POPTORCH, "docs/user_guide/error_handling.py", every_kind_of_error_reaches_its_handler),
     Program(
-        _POPTORCH, "docs/user_guide/error_handling.py", every_kind_of_error_reaches_its_handler
-    ),
-    Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/inferenceModel.py",
         the_classes_are_those_of_plain_pytorch_and_half_stays_half,
     ),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/mnist.py",
         the_trained_network_knows_most_pictures,
         ("--lr=1e-3",),
     ),
-    Program(_POPTORCH, "docs/user_guide/phased_execution.py", all_four_phased_models_compile),
+    Program(POPTORCH, "docs/user_guide/phased_execution.py", all_four_phased_models_compile),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/pipeline_simple.py",
         the_answers_have_the_scores_of_plain_pytorch,
         without=("assert answer_string",),
     ),
     Program(
-        _POPTORCH, "docs/user_guide/poptorch_training_simple.py", both_ways_to_train_find_the_border
+        POPTORCH, "docs/user_guide/poptorch_training_simple.py", both_ways_to_train_find_the_border
     ),
-    Program(_POPTORCH, "docs/user_guide/precompilation.py", every_saved_program_is_loaded_and_runs),
+    Program(POPTORCH, "docs/user_guide/precompilation.py", every_saved_program_is_loaded_and_runs),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/replica_grouped_weights.py",
         grouped_weights_train_as_the_whole_matrix,
     ),
     Program(
-        _POPTORCH,
+        POPTORCH,
         "docs/user_guide/sumAnchorReturnType.py",
         every_accuracy_is_the_share_of_250_samples,
     ),
-    Program(_POPTORCH, "docs/user_guide/trainingModel.py", inference_follows_training_and_the_host),
-    Program(_POPTORCH, "examples/bert_ipu.py", the_questions_have_the_scores_of_plain_pytorch),
-    Program(_POPTORCH, "examples/lstm.py", the_outputs_are_those_of_plain_pytorch),
-    Program(_POPTORCH, "examples/mnist.py", twenty_steps_train_the_network_above_chance),
-    Program(_POPTORCH, "examples/simple_adder.py", the_sum_is_right),
+    Program(POPTORCH, "docs/user_guide/trainingModel.py", inference_follows_training_and_the_host),
+    Program(POPTORCH, "examples/bert_ipu.py", the_questions_have_the_scores_of_plain_pytorch),
+    Program(POPTORCH, "examples/lstm.py", the_outputs_are_those_of_plain_pytorch),
+    Program(POPTORCH, "examples/mnist.py", twenty_steps_train_the_network_above_chance),
+    Program(POPTORCH, "examples/simple_adder.py", the_sum_is_right),
 )

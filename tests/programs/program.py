@@ -41,6 +41,7 @@ class Program:
         pictures: files with random ones.
         prepare: writes more files of the working directory.
         packages: what pip has to fetch for it, without their dependencies.
+        beside: packages that it imports, by name, and where their folders are.
         inert: modules that it imports and that may do nothing.
         enough: after so many training calls it need not go on.
     """
@@ -57,6 +58,7 @@ class Program:
     pictures: tuple[str, ...] = ()
     prepare: Callable[[], None] | None = None
     packages: tuple[str, ...] = ()
+    beside: Mapping[str, tuple[Repository, str]] = field(default_factory=dict)
     inert: tuple[str, ...] = ()
     enough: int = 0
 

@@ -41,9 +41,16 @@ def moving_average(weight: Tensor, average: Tensor, share: Tensor, **_: Any) -> 
     with torch.no_grad():
         wide = torch.promote_types(average.dtype, torch.float32)
         kept = share.reshape(()).to(wide)
-        value = (kept * average.to(wide) + (1 - kept) * weight.to(wide)).to(average.dtype)
+        value = kept * _converted(average, wide) + (1 - kept) * _converted(weight, wide)
+        value = value.to(average.dtype)
         write_at_step_end(average, value)
     return value
+
+
+def _converted(variable: Tensor, dtype: torch.dtype) -> Tensor:
+    """`variable.to(dtype)`, which a trace takes for the variable itself where nothing changes: who
+    reads it later would read what this operator's block has made."""
+    return variable if variable.dtype == dtype else variable.to(dtype)
 
 
 def ctc_loss_and_gradient(
