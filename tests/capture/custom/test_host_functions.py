@@ -129,7 +129,8 @@ def test_training_is_refused_with_the_line():
 def test_saving_is_refused_by_name(tmp_path):
     compiled = ipu_dynamo.compile_inference(Doubled(with_numpy), Options(engine="eager"))
     compiled(torch.randn(2, 3))
-    with pytest.raises(ipu_dynamo.SavedProgramError, match=r"the host function halve(/\d+)? is Python of"):
+    message = r"the host function halve(/\d+)? is Python of"  # older ones may still be alive
+    with pytest.raises(ipu_dynamo.SavedProgramError, match=message):
         ipu_dynamo.save(compiled, tmp_path / "program")
 
 
