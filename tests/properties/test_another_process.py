@@ -79,7 +79,7 @@ def assert_another_process_does_the_same(jobs, folder, monkeypatch, here, there,
 
     Args:
         here, there: environment variables that name the cache folder, in this and in the other one.
-        beside: what is done beside the other process.
+        beside: what is done beside the other process, once that has imported all it needs.
     """
     monkeypatch.delenv("IPU_DYNAMO_CACHE_DIR")
     with monkeypatch.context() as patch, intra_op_threads(THREADS):
@@ -89,8 +89,11 @@ def assert_another_process_does_the_same(jobs, folder, monkeypatch, here, there,
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     files = [str(folder / "jobs"), str(folder / "found")]
     command = [sys.executable, "-m", "tests.properties.jobs", *files, "4"]
-    with beside:
-        subprocess.run(command, cwd=ROOT, env={**os.environ, **there}, check=True, timeout=3000)
+    environment = {**os.environ, **there}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"ready\n"
+        with beside:
+            assert other.wait(timeout=3000) == 0
     found = json.loads((folder / "found").read_text())
     for job, (text, bits), (other_text, other_bits) in zip(jobs, expected, found, strict=True):
         assert other_text == text, job
