@@ -81,7 +81,8 @@ class Job:
 
 
 def main(jobs: Path, results: Path, workers: int) -> None:
-    """Run every job of a file, and write a list of pairs."""
+    """Run every job of a file, and write a list of pairs. The first line says that it begins."""
+    print("ready", flush=True)
     torch.set_num_threads(THREADS)
     ran = [job.run(workers) for job in pickle.loads(jobs.read_bytes())]
     results.write_text(json.dumps(ran))

@@ -20,6 +20,11 @@ ENGINES = [
     pytest.param("eager"),
     pytest.param("inductor", marks=pytest.mark.inductor),
 ]
+# Of properties that compile several programs for an example: fewer in `make test`.
+ENGINES_OF_SEVERAL = [
+    pytest.param("eager", marks=pytest.mark.quick(8)),
+    pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.quick(2)]),
+]
 
 
 def draw_placement(data, recipe):

@@ -17,7 +17,7 @@ from ipu_dynamo.testing import (
     with_enough_digits,
 )
 from ipu_dynamo.testing.kinds import KINDS
-from tests.properties.running import ENGINES, draw_placement, outcome
+from tests.properties.running import ENGINES_OF_SEVERAL, draw_placement, outcome
 
 NOWHERE = Placement()
 
@@ -28,7 +28,7 @@ def in_enough_digits(recipe, options, **settings):
     return with_enough_digits(recipe, lambda one: outcome(one, NOWHERE, alone, **settings))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_two_runs_give_the_same_bits(engine, recipe, training, data):
     placement = draw_placement(data, recipe)
@@ -38,7 +38,7 @@ def test_two_runs_give_the_same_bits(engine, recipe, training, data):
     assert_same_bits(first, second)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
 @pytest.mark.examples(500)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_strategy_and_workers_change_no_bit(engine, recipe, training, data):
@@ -61,7 +61,7 @@ def test_strategy_and_workers_change_no_bit(engine, recipe, training, data):
     (assert_same_bits if engine == "eager" else assert_close)(placed, alone)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
 @pytest.mark.examples(500)
 @given(recipe=recipes(exact=True), training=st.booleans(), data=st.data())
 def test_exact_sums_are_the_bits_of_one_ipu(engine, recipe, training, data):

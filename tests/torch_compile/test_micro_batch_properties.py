@@ -17,6 +17,7 @@ ENGINES = ["eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.examples(200)
+@pytest.mark.quick(8)
 @given(
     recipe=recipes(kinds=SPLITTABLE, dtypes=[torch.float64]),
     n=st.integers(2, 4),

@@ -42,6 +42,7 @@ def holds(leaf: object) -> bool:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.examples(200)
+@pytest.mark.quick(8)
 @given(recipe=recipes(), data=st.data())
 def test_agrees_with_pytorch(engine, training, recipe, data):
     placement = data.draw(placements_of(recipe.build().names, kinds=("sharded",)))
