@@ -112,7 +112,7 @@ OUTSIDE_TRAINING = (
         "nn_functional_embedding to_sparse",
     ),
     Group(
-        "the same of its sparse gradient, whose shape PyTorch gets wrong while tensors have no values",
+        "the same of its gradient, whose shape PyTorch gets wrong while tensors have no values",
         "Attempting to broadcast a dimension",
         "nn_functional_embedding_bag",
     ),
