@@ -18,6 +18,7 @@ from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_
 from ipu_dynamo.capture.layers.checked_losses import CheckedLosses
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
+from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
@@ -161,6 +162,7 @@ def trace(
                 MixedPrecision() if mixed_precision else nullcontext(),
                 CheckedLosses(),
                 CtcLosses(),
+                FilledIndices(),
                 RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),

@@ -30,7 +30,14 @@ def chosen(x, counts, weights):
     ]
 
 
-@pytest.mark.parametrize("forward", [covariances, chosen])
+def losses_of_a_row(x, counts, weights):
+    return [
+        F.multilabel_margin_loss(x[0], counts, reduction=reduction)
+        for reduction in ("none", "mean", "sum")
+    ]
+
+
+@pytest.mark.parametrize("forward", [covariances, chosen, losses_of_a_row])
 @pytest.mark.parametrize("whole", [True, False])
 def test_computes_what_pytorch_does(forward, whole):
     if whole:

@@ -29,7 +29,7 @@ NOT_COMPARED = {  # eager PyTorch cannot do it, or draws numbers; or it takes no
     ("bool", "full"),
     ("bool", "jiterator_binary_return_by_ref"),
 }
-MANY = 30  # samples of an operator that is listed: one of them is refused
+MANY = 12  # samples of an operator that is listed: one of them is refused
 REFUSED = by_name((*OUTSIDE_TRAINING, *FAILURES_TRAINING))
 
 
