@@ -93,7 +93,8 @@ def test_any_decisions_train_as_eager(force):
 
 
 @pytest.mark.inductor
-@pytest.mark.examples(3)
+@pytest.mark.examples(10)
+@pytest.mark.quick(2)
 @given(force=choices_of())
 def test_any_decisions_train_compiled_as_eager(force):
     check(force, "inductor")

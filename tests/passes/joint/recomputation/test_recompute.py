@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -149,25 +150,33 @@ def test_a_pipeline_keeps_the_inputs_of_its_stages_and_what_is_marked():
         assert_same_bits(found, results["off"])
 
 
-@pytest.mark.examples(8)
+@pytest.mark.examples(50)
+@pytest.mark.quick(5)
 @given(st.floats(0, 1))
 def test_a_budget_is_kept_and_used(share):
     """Between the least and the most that a step can need; results are of 4 KiB each."""
-    model, batch = Deep(), (torch.ones(64, 16),)
-    capture, _ = captured(model, batch, Options(), before="Recompute")
-    most = peak_bytes(capture)
-    least = _peak(model, batch, None)
+    least, most = _least_and_most()
     budget = round(least + share * (most - least))
-    found = _peak(model, batch, budget)
+    found = _peak(budget)
     assert found <= budget
     assert budget - found <= 4 * 4096
 
 
-def _peak(model, batch, budget):
+@cache
+def _least_and_most():
+    """The counted peaks of all and of no recomputation."""
+    return _peak(None), peak_bytes(_deep())
+
+
+def _peak(budget):
     """The counted peak after the pass."""
-    capture, _ = captured(model, batch, Options(), before="Recompute")
+    capture = _deep()
     Recompute("all", budget)(capture)
     return peak_bytes(capture)
+
+
+def _deep():
+    return captured(Deep(), (torch.ones(64, 16),), Options(), before="Recompute")[0]
 
 
 def test_a_budget_that_is_too_small_is_a_warning():
