@@ -134,7 +134,11 @@ def test_a_part_may_begin_with_blocks_that_draw():
         (False, {"gradient_accumulation": 3, "mean_strategy": "running"}),
         (False, {"gradient_accumulation": 2, "replicas": 2}),
         (True, {"dtype": torch.float16, "partials": "half", "partials_chunk": 16}),
-        (True, {"dtype": torch.float16, "stochastic_rounding": True}),
+        pytest.param(
+            True,
+            {"dtype": torch.float16, "stochastic_rounding": True},
+            marks=pytest.mark.slow,  # as the next, but for recomputation
+        ),
         (False, {"dtype": torch.float16, "stochastic_rounding": True, "recompute": "all"}),
     ],
     ids=str,

@@ -248,8 +248,8 @@ class Slow(Chain):
 def test_ctrl_c_stops_all_workers_and_leaves_no_trace(workers):
     torch.manual_seed(0)
     model = Slow(2)
-    step = step_of(model, 100, workers=workers)
-    data = torch.randn(200, 8)
+    step = step_of(model, 40, workers=workers)  # of 0.8 s at least
+    data = torch.randn(80, 8)
     step.compile(data)
     before = [value.clone() for value in model.state_dict().values()]
     threads = set(threading.enumerate())
@@ -262,7 +262,7 @@ def test_ctrl_c_stops_all_workers_and_leaves_no_trace(workers):
     assert same(model.state_dict().values(), before)
     torch.manual_seed(0)
     fresh = Slow(2)
-    assert torch.equal(step(data), step_of(fresh, 100, workers=1)(data))
+    assert torch.equal(step(data), step_of(fresh, 40, workers=1)(data))
     assert same(model.state_dict().values(), fresh.state_dict().values())
 
 

@@ -77,7 +77,8 @@ def train(model, optimizer, rows, y):
     return torch.stack([loss for loss, _ in losses]), torch.cat([each for _, each in losses])
 
 
-@pytest.mark.examples(2)
+@pytest.mark.examples(10)
+@pytest.mark.quick(1)
 @given(
     name=st.sampled_from([*OPTIMIZERS]), widths=st.tuples(st.integers(2, 40), st.integers(2, 40))
 )
