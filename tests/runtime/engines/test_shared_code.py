@@ -9,7 +9,7 @@ from torch import nn
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.runtime.engines import compiled_stages
-from tests.runtime.engines.fresh_folder import use_fresh_folder
+from ipu_dynamo.tune.artifact_store import CACHE_DIR
 
 SHARDED = Options(engine="inductor", strategy=Strategy(kind="sharded"))
 
@@ -31,7 +31,7 @@ class Frozen(nn.Module):
 @pytest.fixture
 def origins(tmp_path, monkeypatch):
     """Calls something, and says where the code came from that it needed."""
-    use_fresh_folder(tmp_path, monkeypatch)
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     compiled_stages.forget()
 
     def of(run):

@@ -13,7 +13,7 @@ from ipu_dynamo.runtime.engines import compiled_stages
 from ipu_dynamo.runtime.engines.engines import EagerEngine, InductorEngine
 from ipu_dynamo.runtime.engines.private.inductor import _unwrapped
 from ipu_dynamo.testing import assert_same_bits
-from tests.runtime.engines.fresh_folder import use_fresh_folder
+from ipu_dynamo.tune.artifact_store import CACHE_DIR
 from tests.runtime.engines.stages import stage_of
 
 pytestmark = pytest.mark.inductor
@@ -87,7 +87,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_code_without_wrappers_computes_and_changes_what_eager_does(model, tmp_path, monkeypatch):
-    use_fresh_folder(tmp_path, monkeypatch)
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     given = torch.zeros(2, 3), torch.randn(2, 3)
     for origin in ("compiler", "disk"):
         compiled_stages.forget()
