@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -132,8 +133,13 @@ class MachineCodes:
                 yield Path(name)
 
     def _library(self, path: Path) -> Path:
-        """A library of the compiler's where it may be loaded from; once it is, it may go."""
-        return self._store.keep_library(path) if self._store else path
+        """A library of the compiler's where it may be loaded from; once it is, it may go.
+
+        Its name says what is in it: of libraries with one name a process loads the first only.
+        """
+        if self._store:
+            return self._store.keep_library(path)
+        return path.rename(path.with_stem(sha256(path.read_bytes()).hexdigest()))
 
 
 @contextmanager
