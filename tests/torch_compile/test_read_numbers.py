@@ -120,3 +120,16 @@ def test_ctc_losses_compute_what_pytorch_does(reduction, tensors):
     expected.sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
     assert len(ipu_dynamo.programs()) == 2
+
+
+def test_numbers_and_cuts_of_a_cut_batch_are_those_of_the_whole():
+    layer = torch.nn.Linear(3, 4)
+
+    def run(x, start):
+        return layer(x), x.argmax().item(), (x > 0).sum().item(), x.narrow(0, start, 2)
+
+    x = torch.randn(6, 3)
+    found = compiled(run, micro_batches=2)(x, torch.tensor(3))
+    expected = run(x, torch.tensor(3))
+    assert found[1:3] == expected[1:3]
+    torch.testing.assert_close((found[0], found[3]), (expected[0], expected[3]))
