@@ -4,7 +4,9 @@ Before   recipe step0: inductor, of %y = aten.index_add(%x, 0, %i, aten.mul(%x, 
 After    recipe step0: eager
 Keeps    the function.
 Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is
-         still read from it; plain torch.compile computes the same wrong numbers.
+         still read from it. It divides gradients of an average pool by the size of the whole window
+         where `ceil_mode` lets the last windows reach beyond the padded input. Plain torch.compile
+         computes the same wrong numbers.
 """
 
 import logging
@@ -32,11 +34,16 @@ _SCATTERS: dict[object, int] = {  # operator -> position of the values that it w
     aten.scatter_add.default: 3,
     aten.scatter_reduce.two: 3,
 }
+_POOLS: dict[object, int] = {  # gradients of average pools -> dims of a window
+    aten.avg_pool2d_backward.default: 2,
+    aten.avg_pool3d_backward.default: 3,
+}
 _READ_IN_PLACE = {aten.gather.default, aten.index.Tensor, aten.index_select.default}
 
 
 def miscompiled(graph: fx.Graph) -> fx.Node | None:
-    """The first operator that would read what it has already overwritten, or None."""
+    """The first operator that would read what it has already overwritten, or divide by a wrong
+    number; or None."""
     nodes: list[fx.Node] = list(graph.nodes)
     for node in nodes:
         place = _SCATTERS.get(node.target)
@@ -44,7 +51,28 @@ def miscompiled(graph: fx.Graph) -> fx.Node | None:
             written, values = node.args[0], node.args[place]
             if isinstance(values, fx.Node) and _base(written) in _read_by(values):
                 return node
+        if node.target in _POOLS and _has_windows_beyond_padding(node):
+            return node
     return None
+
+
+def _has_windows_beyond_padding(node: fx.Node) -> bool:
+    """Whether an average pool counts padding, and a window reaches beyond it."""
+    gradient, source, kernel, stride, padding, _, counts_padding, divisor = node.args
+    if not counts_padding or divisor is not None:
+        return False
+    dims = _POOLS[node.target]
+    assert isinstance(gradient, fx.Node)
+    assert isinstance(source, fx.Node)
+    sizes: list[list[int]] = [
+        list(of) * (dims if len(of) == 1 else 1)  # type: ignore[arg-type, call-overload]
+        for of in (kernel, stride or kernel, padding)
+    ]
+    counts, lengths = (list(of.meta["val"].shape)[-dims:] for of in (gradient, source))
+    return any(
+        (count - 1) * step + width > length + 2 * pad
+        for count, length, width, step, pad in zip(counts, lengths, *sizes, strict=True)
+    )
 
 
 def _read_by(values: fx.Node) -> set[object]:
