@@ -65,7 +65,7 @@ def _has_windows_beyond_padding(node: fx.Node) -> bool:
     assert isinstance(gradient, fx.Node)
     assert isinstance(source, fx.Node)
     sizes: list[list[int]] = [
-        list(of) * (dims if len(of) == 1 else 1)  # type: ignore[arg-type, call-overload]
+        list(of) * (dims if len(of) == 1 else 1)  # type: ignore[arg-type]
         for of in (kernel, stride or kernel, padding)
     ]
     counts, lengths = (list(of.meta["val"].shape)[-dims:] for of in (gradient, source))
