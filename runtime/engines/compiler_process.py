@@ -57,3 +57,12 @@ def run_compiler(command: Sequence[str], folder: Path) -> None:
             printed.seek(0)
             text = printed.read().decode(errors="replace")
             raise CompilerFailed(f"{command[0]} has ended with status {status}\n{text}")
+
+
+def compiler_says(command: str, argument: str) -> str:
+    """What a compiler prints of itself; nothing where it is not there or fails."""
+    try:
+        done = subprocess.run([command, argument], capture_output=True, text=True, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

@@ -7,7 +7,6 @@ with the flags and for the processor that they were compiled for, and reads them
 
 import logging
 import os
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_compiler
+from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, compiler_says, run_compiler
 from ipu_dynamo.runtime.engines.kernel_source import HEADERS
 from ipu_dynamo.runtime.engines.private.promised_kernels import LIBRARY, SOURCE
 from ipu_dynamo.tune.artifact_store import UnsafeFolder, make_private, replace_file
@@ -93,8 +92,5 @@ def _compiled(command: tuple[str, ...], header: Path) -> bool:
 @cache
 def _version_of_gcc(compiler: str) -> str | None:
     """What GCC says that it is; None for another compiler, or none."""
-    try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return done.stdout if "Free Software Foundation" in done.stdout else None
+    said = compiler_says(compiler, "--version")
+    return said if "Free Software Foundation" in said else None

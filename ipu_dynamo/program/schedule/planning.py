@@ -154,8 +154,7 @@ def pipelined(
     when, left = slots(calls), slots_left(calls)
     ends = [0] * count  # the cycle in which each worker has done what others may wait for
     for (_, ipu), worker in worker_of.items():
-        last = max(slot for slot, call in zip(when, calls, strict=True) if call.ipu == ipu)
-        ends[worker] = max(ends[worker], micro_batches - 1 + last)
+        ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])
     tasks: list[list[Task]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):

@@ -4,9 +4,9 @@ Before   recipe step0: inductor, of %y = aten.index_add(%x, 0, %i, aten.mul(%x, 
 After    recipe step0: eager
 Keeps    the function.
 Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is
-         still read from it. It divides gradients of an average pool by the size of the whole window
-         where `ceil_mode` lets the last windows reach beyond the padded input. Plain torch.compile
-         computes the same wrong numbers.
+         still read from it. Its gradients of an average pool are wrong where padding counts and
+         `ceil_mode` lets the last windows reach beyond it. Plain torch.compile computes the same
+         wrong numbers.
 """
 
 import logging
@@ -42,8 +42,8 @@ _READ_IN_PLACE = {aten.gather.default, aten.index.Tensor, aten.index_select.defa
 
 
 def miscompiled(graph: fx.Graph) -> fx.Node | None:
-    """The first operator that would read what it has already overwritten, or divide by a wrong
-    number; or None."""
+    """The first operator that would read what it has already overwritten, or is an average pool's
+    gradient that would be wrong; or None."""
     nodes: list[fx.Node] = list(graph.nodes)
     for node in nodes:
         place = _SCATTERS.get(node.target)

@@ -8,7 +8,6 @@ has the same names.
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.cpu_vec_isa import VecAMX, VecAVX512, VecAVX512VNNI, VecISA
 
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
+from ipu_dynamo.runtime.engines.compiler_process import compiler_says
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,16 @@ def _is_known(isa: VecISA, code: str) -> bool:
 @cache
 def _compiler(command: str) -> tuple[str, int, tuple[int, int]] | None:
     """Kind and major version of a compiler, and the version of its assembler."""
-    said = re.sub(r"\(.*?\)", "", _said(command, "--version").partition("\n")[0])
+    said = re.sub(r"\(.*?\)", "", compiler_says(command, "--version").partition("\n")[0])
     if match := re.search(r"\bclang version (\d+)\.", said):
         return None if "Apple" in said else ("clang", int(match[1]), (0, 0))
     if match := re.match(r"\S*(?:g\+\+|gcc|c\+\+)\S* .*?(\d+)\.\d+", said):
-        assembler = _said(_said(command, "-print-prog-name=as").strip(), "--version")
+        assembler = compiler_says(
+            compiler_says(command, "-print-prog-name=as").strip(), "--version"
+        )
         if version := re.match(r"GNU assembler .*?(\d+)\.(\d+)", assembler):
             return "gcc", int(match[1]), (int(version[1]), int(version[2]))
     return None
-
-
-def _said(command: str, argument: str) -> str:
-    try:
-        done = subprocess.run([command, argument], capture_output=True, text=True, check=True)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
 
 
 @cache

@@ -44,7 +44,7 @@ def test_a_compiler_is_known_by_what_it_says(monkeypatch, said):
     assembler = "GNU assembler (GNU Binutils for Debian) 2.40\n"
     monkeypatch.setattr(
         vector_instructions,
-        "_said",
+        "compiler_says",
         lambda command, argument: assembler if command == "as" else answers[argument],
     )
     assert vector_instructions._compiler.__wrapped__("c++") == SAID[said]
