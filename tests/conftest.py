@@ -1,6 +1,7 @@
 """Set up every test: hypothesis profiles, threads, Inductor's folder, the CUDA marker, --json."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -43,6 +44,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("json")) and not IN_WORKER:
         config.pluginmanager.register(JsonReport(path))
+    if "TORCH_TRACE" not in os.environ:
+        _nobody_reads_traces()
+
+
+def _nobody_reads_traces() -> None:
+    """Keep pytest from reading PyTorch's structured trace: each graph would be printed for it.
+
+    pytest puts its handlers on loggers that do not propagate, and PyTorch makes what it traces if
+    there is a handler.
+    """
+    trace = logging.getLogger("torch.__trace")
+    trace.handlers.clear()
+    trace.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

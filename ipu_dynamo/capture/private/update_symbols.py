@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
+from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 Symbol = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -213,10 +214,12 @@ def symbolic_functions() -> Iterator[None]:
 
 
 def record(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
-    """What `run` does to stand-ins, with the writes that it makes."""
-    return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True, record_stack_traces=True)(
-        *values
-    )
+    """What `run` does to stand-ins, with the writes that it makes.
+
+    Stacks stay unrecorded: PyTorch looks all up, and keeps frames of functions called `forward`,
+    which an optimiser's step has none of.
+    """
+    return _traced(run, values)
 
 
 def without_writes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
@@ -224,7 +227,13 @@ def without_writes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphMod
     run = torch.func.functionalize(
         lambda *args: fx.Interpreter(module).run(*args), remove="mutations"
     )
-    return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+    return _traced(run, values)
+
+
+def _traced(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
+    tracer = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)
+    with tracing_here():
+        return tracer(*values)
 
 
 def recording(stand: Stand) -> ExitStack:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import unwrap
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import fx
@@ -63,12 +64,21 @@ def tracing_here() -> Iterator[None]:
     """Let `make_fx` trace in this thread, without a trace of that in others.
 
     PyTorch notes that there is a trace for the whole process, and every compiled function refuses
-    to be called then. Here the code that notes it has other globals.
+    to be called then. Here the code that notes it has other globals. With them it leaves
+    `nn.Module` as it is, too: what it would replace there does nothing in such a trace, and
+    replacing it takes a millisecond where there are a thousand classes of modules.
     """
     shared = _symbolic_trace.Tracer.trace
     plain = unwrap(shared)  # Dynamo wraps it
     assert isinstance(plain, FunctionType)
-    own = FunctionType(plain.__code__, dict(vars(_symbolic_trace)), argdefs=plain.__defaults__)
+    codes = [
+        FunctionType(plain.__code__, vars(_symbolic_trace) | names, argdefs=plain.__defaults__)
+        for names in ({}, {"_new_patcher": _patcher_of_functions})
+    ]
+
+    def own(tracer: fx.Tracer, *args: Any, **kwargs: Any) -> Any:
+        return codes[type(tracer) is PythonKeyTracer](tracer, *args, **kwargs)
+
     trace = in_this_thread(torch.compiler.disable(own), shared)
     with (
         pytorch_compile_lock(),
@@ -76,6 +86,25 @@ def tracing_here() -> Iterator[None]:
         replaced(PythonKeyTracer, "trace", trace),
     ):
         yield
+
+
+class _OfFunctions(_symbolic_trace._Patcher):
+    """Replaces functions for a trace, and not the methods of `nn.Module`.
+
+    `PythonKeyTracer` itself records no modules: it calls them, and gives their attributes.
+    """
+
+    def patch_method(self, cls: type, name: str, *_: Any, **__: Any) -> None:
+        assert cls is torch.nn.Module, (cls, name)
+
+
+@contextmanager
+def _patcher_of_functions() -> Iterator[_OfFunctions]:
+    patcher = _OfFunctions()
+    try:
+        yield patcher
+    finally:
+        patcher.revert_all_patches()
 
 
 def is_registered(operator: str, overload: str) -> bool:
