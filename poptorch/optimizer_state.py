@@ -65,10 +65,11 @@ class StateOnDevice:
             self._core.set_loss_scale(self._core.loss_scale * factor)
 
     def read_optimizer_state(self) -> dict[str, Any]:
-        """Copies of everything, by name, after the step that may be running."""
+        """Copies of everything in host memory, by name, after the step that may be running."""
 
         def read() -> dict[str, Any]:
-            tensors = {name: value.clone() for name, value in self.tensors_now().items()}
+            now = self.tensors_now()
+            tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
             return {"ipu_state": tensors, "ipu_param": self._parameters()}
 
         return self._weights.alone(read)

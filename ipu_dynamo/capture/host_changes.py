@@ -34,9 +34,13 @@ def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
     if not attributes or not any(map(written_arguments, graph.graph.nodes)):
         return []
     with torch.no_grad(), outside_modes():
-        # The stand-ins of attributes may have changed: operators on nothing else run in the trace.
-        begin = {name: attributes.get(name, tensor) for name, tensor in tensors.items()}
-        copies = {name: t.clone() for name, t in begin.items() if isinstance(t, Tensor)}
+        # Stand-ins of attributes may have changed, for operators on nothing else run in the trace;
+        # they are where the program runs.
+        copies = {
+            name: attributes.get(name, stand).to(stand.device, copy=True)
+            for name, stand in tensors.items()
+            if isinstance(stand, Tensor)
+        }
         lost = _run(graph.graph, copies)
     return [
         (tensor, copies[name])

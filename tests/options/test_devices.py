@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import poptorch
 from ipu_dynamo import (
@@ -508,3 +509,38 @@ def test_poptorch_trains_on_cuda(monkeypatch):
     expected = trained()
     monkeypatch.setenv("IPU_DYNAMO_DEVICES", "cuda")
     assert_close(trained(), expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:the tensor .* is neither an input")
+def test_what_the_host_sees_of_poptorch_is_on_the_host(monkeypatch):
+    """Plain tensors that forward changes, packed sequences, anchors, the state of the optimiser."""
+
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4, batch_first=True)
+            self.calls = torch.zeros(())
+
+        def forward(self, x, lengths):
+            self.calls += 1
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=5)
+            return poptorch.identity_loss(out.square() * self.calls, "mean")
+
+    def trained():
+        torch.manual_seed(0)
+        model, options = Sequences(), poptorch.Options()
+        options.anchorTensor("bias", "lstm.bias_ih_l0")
+        optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+        training = poptorch.trainingModel(model, options, optimizer)
+        losses = [training(torch.randn(3, 5, 3), torch.tensor([2, 5, 3])) for _ in range(2)]
+        state = optimizer.state_dict()["ipu_state"]
+        seen = losses, state, training.getAnchoredTensor("bias"), model.calls
+        assert {tensor.device for tensor in pytree.tree_leaves(seen)} == {CPU}
+        return seen
+
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    expected = trained()
+    monkeypatch.setenv("IPU_DYNAMO_DEVICES", "cuda")
+    assert_close(trained(), expected, rtol=1e-4, atol=1e-5)

@@ -128,7 +128,7 @@ class PackedSequences:
             (lengths[1:] <= lengths[:-1]).all(),
             "pack_padded_sequence: with enforce_sorted=True the longest sequence has to be first",
         )
-        sizes = torch.zeros(steps, dtype=torch.int64)
+        sizes = torch.zeros(steps, dtype=torch.int64, device="cpu")  # where PyTorch demands them
         packed = Packed(padded.reshape(-1, *padded.shape[2:]), sizes, lengths, steps, batch)
         self._by_sizes[id(sizes)] = packed
         return self.like(packed, padded), sizes
