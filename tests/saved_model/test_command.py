@@ -13,6 +13,8 @@ import torch
 
 from ipu_dynamo.saved_model import load, save
 from ipu_dynamo.saved_model.command.main import main
+from tests.saved_model import prepared_processes
+from tests.saved_model.prepared_processes import errors_of, run_command
 from tests.saved_model.programs import branches, command, exported, packed
 
 SERVE = ("--tag_set", "serve", "--signature_def", "serving_default")
@@ -49,12 +51,14 @@ def refused(result, problem):
     assert "Traceback" not in err
 
 
-def test_processes_end_as_the_command_says(folder):
+def test_processes_end_as_the_command_says(folder, tmp_path):
     done = command("show", "--dir", folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "tag_set: serve\n", "")
-    done = command("show", "--dir", f"{folder}-none")  # one more process: its stderr is whole
-    assert done.returncode == 1
-    assert done.stderr == f"error: no saved program found in {folder}-none\n"
+    output = tmp_path / "output"
+    arguments = ["show", "--dir", f"{folder}-none"]
+    assert prepared_processes.run(run_command, arguments, output=output) == 1
+    assert output.read_text() == ""
+    assert errors_of(output) == f"error: no saved program found in {folder}-none\n"
 
 
 @pytest.mark.parametrize(

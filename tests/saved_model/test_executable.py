@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -25,6 +23,7 @@ from tests.saved_model.converting import (
     inputs,
     save_branches,
 )
+from tests.saved_model.prepared_processes import errors_of, run, run_loaded
 
 
 @pytest.fixture(autouse=True)
@@ -265,16 +264,6 @@ def test_description_says_what_is_taken_and_given(program):
     assert value["runtime_api_timeout_us"] == 5000
 
 
-RUN = """
-import sys, torch
-from ipu_dynamo.saved_model import load
-signature = load(sys.argv[1])["serving_default"]
-values = torch.load(sys.argv[2], weights_only=True)
-torch.save({**signature(**values)}, sys.argv[3])
-assert "transformers" not in sys.modules
-"""
-
-
 def test_it_runs_in_another_process_from_another_place(tmp_path, source):
     copy, moved = tmp_path / "copy", tmp_path / "moved/there"
     shutil.copytree(source[0], copy)
@@ -284,11 +273,9 @@ def test_it_runs_in_another_process_from_another_place(tmp_path, source):
     os.rename(tmp_path / "out", moved)
     given = inputs(5)
     torch.save(given, tmp_path / "in.pt")
-    subprocess.run(
-        [sys.executable, "-c", RUN, moved, tmp_path / "in.pt", tmp_path / "result.pt"],
-        check=True,
-        timeout=300,
-    )
+    files = moved, tmp_path / "in.pt", tmp_path / "result.pt"
+    output = tmp_path / "output"
+    assert run(run_loaded, *files, output=output) == 0, errors_of(output)
     results = torch.load(tmp_path / "result.pt", weights_only=True)
     expected = source[1](**given)
     for name, value in expected.items():

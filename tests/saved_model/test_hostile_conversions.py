@@ -5,8 +5,8 @@ import json
 import os
 import pickle
 import random
-import subprocess
-import sys
+import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from ipu_dynamo.saved_model.conversion.executable.open_executable import Executa
 from ipu_dynamo.saved_model.conversion.pipelines.solution_file import read_solution_file
 from ipu_dynamo.saved_model.conversion.settings.config_file import read_request
 from tests.saved_model.converting import embedded, inputs, save_branches
+from tests.saved_model.prepared_processes import errors_of, run
 
 PIPELINE = {
     "converter": "manual",
@@ -30,6 +31,7 @@ PIPELINE = {
     "device_info": [0, 1],
 }
 REFUSALS = (ValueError, TypeError, RuntimeError)
+KINDS = ("executable", "description", "solution", "configuration")
 
 
 def prepare(folder):
@@ -112,33 +114,28 @@ class Target:
         return "read"
 
 
-CHILD = """
-import resource, sys, time
-from pathlib import Path
-from tests.saved_model.test_hostile_conversions import Target, prepare
-folder, count = Path(sys.argv[1]), int(sys.argv[2])
-prepare(folder)
-targets = [Target(folder, k) for k in ("executable", "description", "solution", "configuration")]
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
-for target in targets:
-    for seed in range(count):
-        start = time.process_time()
-        print(target.kind, seed, target.try_changed(seed), time.process_time() - start, flush=True)
-"""
+def try_all(folder, count):
+    """Print what becomes of each changed file, in a gigabyte of memory more than is used."""
+    torch.set_num_threads(1)
+    prepare(folder)
+    targets = [
+        Target(folder, kind) for kind in ("executable", "description", "solution", "configuration")
+    ]
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+    for target in targets:
+        for seed in range(count):
+            start = time.process_time()
+            result = target.try_changed(seed)
+            print(target.kind, seed, result, time.process_time() - start, flush=True)
 
 
 def check(folder, count):
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, folder, str(count)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.count(" ") == 3]
-    assert len(lines) == 4 * count
+    output = folder / "output"
+    status = run(try_all, folder, count, output=output, seconds=3000)
+    assert status == 0, errors_of(output)[-2000:]
+    lines = [line.split() for line in output.read_text().splitlines() if line.count(" ") == 3]
+    assert len(lines) == len(KINDS) * count
     for kind, seed, result, seconds in lines:
         assert result != "different", (kind, seed)
         assert float(seconds) < 2, (kind, seed)

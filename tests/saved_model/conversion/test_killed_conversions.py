@@ -1,6 +1,5 @@
 """Kill conversions at random times, and look at what they leave."""
 
-import multiprocessing
 import random
 import time
 
@@ -9,6 +8,7 @@ import torch
 
 from ipu_dynamo.saved_model import load, save
 from tests.saved_model.conversion.killed_conversions import convert_all
+from tests.saved_model.prepared_processes import CONTEXT
 from tests.saved_model.programs import branches, exported
 
 
@@ -24,11 +24,9 @@ def contents(folder):
 def test_what_a_killed_conversion_leaves_is_absent_old_or_complete(tmp_path, monkeypatch, rounds):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
     save(tmp_path / "p", {"serving_default": exported()})
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.saved_model.conversion.killed_conversions"])
 
     def start(folder):
-        process = context.Process(target=convert_all, args=(tmp_path / "p", folder))
+        process = CONTEXT.Process(target=convert_all, args=(tmp_path / "p", folder))
         process.start()
         return process
 

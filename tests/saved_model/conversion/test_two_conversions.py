@@ -1,7 +1,6 @@
 """Convert twice at the same time into one folder: both are right, or one says what is wrong."""
 
 import fcntl
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from ipu_dynamo.saved_model import load
 from ipu_dynamo.saved_model.files.locked_folder import locked_folder
 from tests.saved_model.conversion.slow_conversions import convert_slowly
 from tests.saved_model.converting import assert_like, save_branches
+from tests.saved_model.prepared_processes import CONTEXT
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,8 @@ def source(tmp_path_factory):
 
 def both(*arguments):
     """What two conversions at the same time tell."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.saved_model.conversion.slow_conversions"])
-    told = context.Queue()
-    processes = [context.Process(target=convert_slowly, args=(*a, told)) for a in arguments]
+    told = CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=convert_slowly, args=(*a, told)) for a in arguments]
     for process in processes:
         process.start()
     try:
