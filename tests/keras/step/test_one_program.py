@@ -98,8 +98,7 @@ def test_programs_work_in_the_memory_of_keras(model):
 def test_states_of_the_optimizer_that_the_host_assigns_act(model, engine):
     twin = keras.models.clone_model(model)
     twin.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=4)
-    twin.set_weights(model.get_weights())
-    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    twin.set_weights([weight + 0.1 for weight in model.get_weights()])
     twin.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     twin.set_weights(model.get_weights())
     for variable in twin.optimizer.variables:  # as new: the same update again

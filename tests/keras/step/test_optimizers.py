@@ -14,12 +14,12 @@ from tests.keras.step.optimizer_cases import (
 )
 
 EVERY = [*itertools.product((*CLASSES, "MultiOptimizer"), FLAGS)]
-# each class once, and each flag at least once
+# each class once, each flag at least once, and each schedule
 SAMPLE = [
     (name, list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate((*CLASSES, "MultiOptimizer"))
 ]
+RATES = dict(zip(SAMPLE, SCHEDULES, strict=False))
 ALL_SCHEDULES = [*itertools.product(SCHEDULED, SCHEDULES)]
-SOME_SCHEDULES = [(list(SCHEDULED)[i % len(SCHEDULED)], s) for i, s in enumerate(SCHEDULES)]
 
 
 def _mark(cases, sample):
@@ -29,18 +29,29 @@ def _mark(cases, sample):
 
 @pytest.mark.parametrize(("name", "flag"), _mark(EVERY, SAMPLE))
 def test_updates_are_those_of_plain_keras(name, flag):
-    apart = differences(*train_both(name, flag))
+    plain, model = train_both(name, flag, SCHEDULES.get(RATES.get((name, flag)), lambda: 0.01))
+    apart = differences(plain, model)
     assert max(apart.values()) <= 1e-5, apart
+    if (name, flag) in RATES:
+        assert float(model.optimizer.learning_rate) == pytest.approx(
+            float(plain.optimizer.learning_rate), rel=1e-5
+        )
 
 
 @pytest.mark.inductor
 @pytest.mark.parametrize(("name", "flag"), [("Adam", "ema"), ("Nadam", "loss_scale")])
 def test_compiled_updates_are_those_of_plain_keras(name, flag):
-    apart = differences(*train_both(name, flag))
+    plain, model = train_both(name, flag)
+    apart = differences(plain, model)
     assert max(apart.values()) <= 1e-5, apart
+    if name == "Nadam":  # a variable that Keras does not track is a state, too
+        products = [m.optimizer.inner_optimizer._u_product.numpy() for m in (plain, model)]
+        assert products[0] == pytest.approx(products[1], rel=1e-5)
+        assert products[0] < 0.5
 
 
-@pytest.mark.parametrize(("name", "schedule"), _mark(ALL_SCHEDULES, SOME_SCHEDULES))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "schedule"), ALL_SCHEDULES)
 def test_schedules_are_those_of_plain_keras(name, schedule):
     plain, model = train_both(name, "plain", SCHEDULES[schedule])
     apart = differences(plain, model)
@@ -48,15 +59,6 @@ def test_schedules_are_those_of_plain_keras(name, schedule):
     assert float(model.optimizer.learning_rate) == pytest.approx(
         float(plain.optimizer.learning_rate), rel=1e-5
     )
-
-
-def test_a_variable_that_keras_does_not_track_is_a_state_too():
-    plain, model = train_both("Nadam", "loss_scale")
-    apart = differences(plain, model)
-    assert max(apart.values()) <= 1e-5, apart
-    products = [m.optimizer.inner_optimizer._u_product.numpy() for m in (plain, model)]
-    assert products[0] == pytest.approx(products[1], rel=1e-5)
-    assert products[0] < 0.5
 
 
 def test_an_infinite_gradient_halves_the_scale_and_leaves_out_the_update():
