@@ -6,14 +6,14 @@ Every use of PyTorch's private names that this takes. Checked on PyTorch 2.13.0.
 import builtins
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -25,11 +25,35 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
+from ipu_dynamo.capture.private.recording import shortened_recording
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 Symbol = (torch.SymFloat, torch.SymInt, torch.SymBool)
 DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
+
+
+class _Mode(FakeTensorMode):
+    """Remembers what results of operators look like where neither values nor symbols are known.
+
+    PyTorch's memory has neither: from it there would come no value, and no guard.
+    """
+
+    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        leaves = [*_leaves(args), *_leaves(kwargs.values())]
+        unknown = any(isinstance(x, FakeTensor) and x.real_tensor is None for x in leaves)
+        if unknown and not any(isinstance(x, Symbol) for x in leaves):
+            return super()._cached_dispatch_impl(func, types, args, kwargs)
+        return self._dispatch_impl(func, types, args, kwargs)
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Arguments of an operator, and what lists among them hold."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
 
 
 class Stand:
@@ -41,9 +65,9 @@ class Stand:
 
     def __init__(self) -> None:
         self._env = ShapeEnv()
-        self.mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
-        # `item` of a known 0-dim tensor may decide, as a guard; a cache would skip such guards
-        self.mode.propagate_real_tensors, self.mode.cache_enabled = True, False
+        self.mode = _Mode(shape_env=self._env, allow_non_fake_inputs=True)
+        # `item` of a known 0-dim tensor may decide, as a guard
+        self.mode.propagate_real_tensors = True
 
     def number(self, value: float | int, name: str) -> Any:
         """A symbol for a number. `create_symbol` would merge equal ones, and make 0 and 1 fixed."""
@@ -232,7 +256,7 @@ def without_writes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphMod
 
 def _traced(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
     tracer = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)
-    with tracing_here():
+    with tracing_here(), shortened_recording():
         return tracer(*values)
 
 
