@@ -22,6 +22,7 @@ CONTEXT.set_forkserver_preload(
         "ipu_dynamo.saved_model.command.main",
         "tests.saved_model.conversion.killed_conversions",
         "tests.saved_model.conversion.slow_conversions",
+        "tests.saved_model.test_gate",
         "tests.saved_model.test_hostile_conversions",
         "tests.saved_model.test_hostile_inputs",
     ]

@@ -5,9 +5,9 @@ import json
 import pickle
 import random
 import re
-import subprocess
-import sys
+import resource
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from ipu_dynamo.saved_model import load, save
 from ipu_dynamo.saved_model.gate.read_program import read_program
 from ipu_dynamo.saved_model.gate.refusal import Refusal
+from tests.saved_model.prepared_processes import errors_of, run
 from tests.saved_model.programs import (
     archive,
     branches,
@@ -332,45 +333,33 @@ def _mutate(content, seed):
     return "read"
 
 
-MUTATIONS = """
-import resource, sys
-from tests.saved_model.test_gate import _mutate, outputs, read
-from tests.saved_model.programs import archive
-content = archive()
-outputs(read(content))
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
-for seed in range(*map(int, sys.argv[1:])):
-    limit = int(sum(resource.getrusage(0)[:2])) + 6
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    print(seed, _mutate(content, seed), flush=True)
-"""
+def try_all(count):
+    """Print what becomes of changed programs, in a gigabyte of memory and six seconds for each."""
+    content = archive()
+    outputs(read(content))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+    for seed in range(count):
+        limit = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 6
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+        print(seed, _mutate(content, seed), flush=True)
 
 
-def mutations(first, last):
-    return subprocess.run(
-        [sys.executable, "-c", MUTATIONS, str(first), str(last)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def check_mutations(count):
-    done = mutations(0, count)
-    results = [line.split()[1] for line in done.stdout.splitlines()]
-    assert done.returncode == 0, done.stderr[-2000:]
+def check_mutations(output, count):
+    status = run(try_all, count, output=output, seconds=3000)
+    assert status == 0, errors_of(output)[-2000:]
+    results = [line.split()[1] for line in output.read_text().splitlines()]
     assert len(results) == count
     assert results.count("refused") > count // 4
 
 
-def test_changed_programs_are_refused_or_run():
-    check_mutations(100)
+def test_changed_programs_are_refused_or_run(tmp_path):
+    check_mutations(tmp_path / "output", 100)
 
 
 @pytest.mark.slow
-def test_many_changed_programs_are_refused_or_run():
-    check_mutations(1000)
+def test_many_changed_programs_are_refused_or_run(tmp_path):
+    check_mutations(tmp_path / "output", 1000)
 
 
 class WithAutocast(nn.Module):
