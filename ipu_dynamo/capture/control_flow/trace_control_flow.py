@@ -17,7 +17,6 @@ from ipu_dynamo.capture.private.subgraphs import example, quote_body, trace_body
 from ipu_dynamo.capture.private.tracing import fake_mode_of, flatten, graph_being_traced, pytree
 from ipu_dynamo.capture.scopes import SCOPE
 from ipu_dynamo.errors import CompileError, called_from
-from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, register_flow
 from ipu_dynamo.ops.graph_queries import owner, written_arguments
 from ipu_dynamo.program import TensorType
@@ -39,7 +38,8 @@ class ControlFlow:
         carried, scanned: how many tensors are.
         count: of iterations.
         where: the user's line.
-        lowered: what its bodies became, while somebody has to keep them.
+        lowered: what its bodies became, by which of its tensors require a gradient: PyTorch runs
+            a graph several times while it differentiates it, and the bodies become the same.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class ControlFlow:
     scanned: int = 0
     count: int = 0
     where: str = ""
-    lowered: list[Body] = field(default_factory=list)
+    lowered: dict[tuple[bool, ...], Any] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Tensor]:

@@ -25,25 +25,8 @@ from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, exporte
 from ipu_dynamo.program import TensorType
 
 
-def differentiable_branch(
-    flow: ControlFlow,
-    wanted: Sequence[bool],
-    tensors: Sequence[Tensor],
-    run_of: Callable[[Capture], Run],
-) -> list[Tensor]:
-    """Call a branch whose results have gradients.
-
-    Args:
-        wanted: of which tensors there is to be a gradient.
-        tensors: the predicate, and what both bodies take.
-        run_of: how a captured body is run.
-    """
-    plan = _plan(flow, wanted, run_of)
-    return list(_Branch.apply(plan, *tensors))  # type: ignore[no-untyped-call]
-
-
 @dataclass(frozen=True, eq=False)
-class _BranchGradient:
+class BranchGradient:
     """A branch that keeps what its gradient reads, and that gradient.
 
     Args:
@@ -64,10 +47,14 @@ class _BranchGradient:
     read: tuple[int, ...]
 
 
-def _plan(
+def branch_gradient(
     flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Capture], Run]
-) -> _BranchGradient:
-    """The gradient of a branch for the inputs where it is `wanted`; the first is the predicate."""
+) -> BranchGradient:
+    """The gradient of a branch for the inputs where it is `wanted`; the first is the predicate.
+
+    Args:
+        run_of: how a captured body is run.
+    """
     likes = [n.meta["val"] for n in flow.bodies[0].placeholder_nodes]
     asked = list(zip(likes, wanted[1:], strict=True))
     cuts = [cut_body(exported(run_of(body), asked).graph, lambda _: True) for body in flow.bodies]
@@ -101,8 +88,7 @@ def _plan(
     pairs = list(zip(cuts, places, strict=True))
     ahead = [functional(forward(*pair), likes) for pair in pairs]
     back = [functional(backward(*pair), values) for pair in pairs]
-    flow.lowered += [*ahead, *back]
-    return _BranchGradient(
+    return BranchGradient(
         flow, (ahead[0], ahead[1]), (back[0], back[1]), len(results), tangents, gradients, read
     )
 
@@ -130,11 +116,16 @@ def _blank(like: Tensor) -> Tensor:
     return torch.zeros(tuple(like.shape), dtype=like.dtype, device=like.device)
 
 
+def differentiable_branch(plan: BranchGradient, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Call a branch whose results have gradients."""
+    return list(_Branch.apply(plan, *tensors))  # type: ignore[no-untyped-call]
+
+
 class _Branch(torch.autograd.Function):
     """A branch, for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _BranchGradient, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: BranchGradient, *tensors: Tensor) -> tuple[Tensor, ...]:
         returned = call_operator(plan.flow, plan.forward, tensors)
         results, kept = returned[: plan.results], returned[plan.results :]
         ctx.plan, ctx.inputs = plan, len(tensors)
@@ -147,7 +138,7 @@ class _Branch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Tensor | None, ...]:
-        plan: _BranchGradient = ctx.plan
+        plan: BranchGradient = ctx.plan
         predicate, *saved = ctx.saved_tensors
         tangents = []
         for number in plan.differentiable:

@@ -24,24 +24,8 @@ from ipu_dynamo.passes.traced.control_flow.call_operators import (
 from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, exported, functional
 
 
-def differentiable_loop(
-    flow: ControlFlow,
-    wanted: Sequence[bool],
-    tensors: Sequence[Tensor],
-    run_of: Callable[[Capture], Run],
-) -> list[Tensor]:
-    """Call a loop whose results have gradients.
-
-    Args:
-        wanted: of which tensors there is to be a gradient.
-        run_of: how a captured body is run.
-    """
-    plan = _plan(flow, wanted, run_of)
-    return list(_Loop.apply(plan, *tensors))  # type: ignore[no-untyped-call]
-
-
 @dataclass(frozen=True, eq=False)
-class _LoopGradient:
+class LoopGradient:
     """A loop that keeps what its gradient reads, and that gradient.
 
     Args:
@@ -66,10 +50,14 @@ class _LoopGradient:
     captured: tuple[int, ...]
 
 
-def _plan(
+def loop_gradient(
     flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Capture], Run]
-) -> _LoopGradient:
-    """The gradient of a loop for the inputs where it is `wanted`, and for all that it carries."""
+) -> LoopGradient:
+    """The gradient of a loop for the inputs where it is `wanted`, and for all that it carries.
+
+    Args:
+        run_of: how a captured body is run.
+    """
     (body,) = flow.bodies
     likes = [n.meta["val"] for n in body.placeholder_nodes]
     rows = range(flow.carried, flow.carried + flow.scanned)
@@ -112,18 +100,22 @@ def _plan(
     values += [node.meta["val"] for node in cut.kept]
     values += [likes[i] for i in (*again, *scanned, *captured)]
     ahead, back = functional(forward, likes), functional(backward, values)
-    flow.lowered += [ahead, back]
-    return _LoopGradient(
+    return LoopGradient(
         flow, ahead, back, len(cut.joint.results),
         frozenset(cut.joint.tangents), carried, summed, of_rows, stacked, scanned, captured,
     )  # fmt: skip
+
+
+def differentiable_loop(plan: LoopGradient, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Call a loop whose results have gradients."""
+    return list(_Loop.apply(plan, *tensors))  # type: ignore[no-untyped-call]
 
 
 class _Loop(torch.autograd.Function):
     """A loop, for autograd."""
 
     @staticmethod
-    def forward(ctx: Any, plan: _LoopGradient, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: LoopGradient, *tensors: Tensor) -> tuple[Tensor, ...]:
         returned = call_operator(plan.flow, [plan.forward], tensors)
         results, kept = returned[: plan.results], returned[plan.results :]
         ctx.plan, ctx.inputs = plan, [*map(type_of, tensors)]
@@ -137,7 +129,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Tensor | None, ...]:
-        plan: _LoopGradient = ctx.plan
+        plan: LoopGradient = ctx.plan
         saved = list(ctx.saved_tensors)
         captured = [saved.pop() for _ in plan.captured][::-1]
         tangents = [

@@ -30,10 +30,13 @@ from ipu_dynamo.ops.marks.inner_gradients import (
     take_gradients_op,
 )
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.traced.control_flow.branch_gradient import differentiable_branch
+from ipu_dynamo.passes.traced.control_flow.branch_gradient import (
+    branch_gradient,
+    differentiable_branch,
+)
 from ipu_dynamo.passes.traced.control_flow.call_operators import call_operator
 from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, functional
-from ipu_dynamo.passes.traced.control_flow.loop_gradient import differentiable_loop
+from ipu_dynamo.passes.traced.control_flow.loop_gradient import differentiable_loop, loop_gradient
 from ipu_dynamo.passes.traced.take_gradients import take_gradients
 
 
@@ -75,22 +78,25 @@ def call_flow(tensors: Sequence[Tensor], handle: int) -> list[Tensor]:
 def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Call the operator of a loop or a branch, with a gradient where a tensor requires one."""
     wanted = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+    key = tuple(wanted)
     if not any(wanted):
-        return call_operator(flow, _forward_bodies(flow), tensors)
+        if key not in flow.lowered:
+            flow.lowered[key] = _forward_bodies(flow)
+        return call_operator(flow, flow.lowered[key], tensors)
     if flow.kind == "while_loop":
         raise CompileError(NO_GRADIENT, where=flow.where, hint=WITH_GRADIENT, id="control-flow")
-    call = differentiable_loop if flow.kind == "loop" else differentiable_branch
-    return call(flow, wanted, tensors, _run_of)
+    loop = flow.kind == "loop"
+    if key not in flow.lowered:
+        flow.lowered[key] = (loop_gradient if loop else branch_gradient)(flow, wanted, _run_of)
+    return (differentiable_loop if loop else differentiable_branch)(flow.lowered[key], tensors)
 
 
 def _forward_bodies(flow: ControlFlow) -> list[Body]:
     """The bodies of a flow that needs no gradient."""
-    bodies = [
+    return [
         functional(_run_of(body), [n.meta["val"] for n in body.placeholder_nodes])
         for body in flow.bodies
     ]
-    flow.lowered += bodies
-    return bodies
 
 
 def _run_of(body: Capture) -> Run:

@@ -47,6 +47,7 @@ class PrepareBodies:
     def __call__(self, capture: Capture) -> bool:
         changed = False
         for flow in flows(capture.graph.graph):
+            flow.lowered.clear()
             for body in flow.bodies:
                 changed |= self(body)
                 _refuse_marks(body.graph.graph)
