@@ -20,9 +20,10 @@ def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
         again: forward operators that are repeated for the backward pass.
     """
     repeated = {node for nodes in again.values() for node in nodes}
+    owners = {node: owner(node) for node in capture.graph.graph.nodes}
 
     def value(node: fx.Node, later: bool) -> _Value:
-        base = owner(node)
+        base = owners[node]
         return base, later and base in repeated
 
     steps: list[tuple[fx.Node, bool, list[_Value]]] = []
@@ -44,7 +45,7 @@ def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
     peak = live = 0
     for index, (node, repetition, reads) in enumerate(steps):
         result = (node, repetition)
-        if owner(node) is node:
+        if owners[node] is node:
             held[result] = nbytes(node)
             live += held[result]
         peak = max(peak, live)

@@ -141,7 +141,8 @@ def test_other_processes_decide_and_compute_the_same(engine, check, tmp_path, mo
     check([*chosen, *drawn(40 if engine == "eager" else 8, engine)], tmp_path, monkeypatch)
 
 
-@pytest.mark.examples(15)
+@pytest.mark.examples(60)
+@pytest.mark.quick(7)
 @given(recipe=recipes(random=True), kind=st.sampled_from(["sharded", "pipelined"]), data=st.data())
 def test_equal_costs_cut_a_model_equally(recipe, kind, data):
     """For any engine, any number of workers, in any process."""

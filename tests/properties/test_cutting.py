@@ -147,6 +147,7 @@ def test_gradients_are_placed_along_the_data(case):
 
 
 @pytest.mark.parametrize("accumulation", ["store", "+=", "mean"])
+@pytest.mark.quick(8)
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_parts_compute_the_model(accumulation, recipe, training, data):
     model = recipe.build()

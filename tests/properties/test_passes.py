@@ -26,6 +26,7 @@ PASSES = [
 
 
 @pytest.mark.parametrize("name", PASSES)
+@pytest.mark.quick(8)
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
     model = recipe.build()

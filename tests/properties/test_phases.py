@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import prod
 
+import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def micro_batch(program):
     return loop.body
 
 
+@pytest.mark.quick(8)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_workers_change_no_bit(recipe, training, data):
     placement = data.draw(placements_of(recipe.build().names, kinds=PHASED))
@@ -44,6 +46,7 @@ def test_workers_change_no_bit(recipe, training, data):
     assert_same_bits(placed, outcome(recipe, Placement(), plain, training=training))
 
 
+@pytest.mark.quick(8)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_as_many_bytes_move_as_the_program_says(recipe, training, data):
     placement = data.draw(placements_of(recipe.build().names, kinds=(*PHASED, "sharded")))

@@ -75,6 +75,7 @@ def test_exact_sums_are_the_bits_of_one_ipu(engine, recipe, training, data):
     assert_close(placed, outcome(recipe, NOWHERE, options, training=training), rtol=0, atol=0)
 
 
+@pytest.mark.quick(8)
 @given(
     recipe=recipes(dtypes=[torch.float32], kinds=KINDS.keys() - {"count", "batch_norm"}),
     training=st.booleans(),

@@ -85,7 +85,7 @@ def _one_unread_state() -> AbstractContextManager[None]:
     """Let AOTAutograd's states of random numbers share one tensor until they are set.
 
     Each of its traces makes twelve of them, through all modes of the traces around it, and nobody
-    reads them: that was a tenth of the time of a model with loops.
+    reads them: that was a twelfth of the time of a model with loops.
     """
 
     def reset(state: Any) -> None:

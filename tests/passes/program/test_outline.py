@@ -90,6 +90,7 @@ def blocks(program):
 
 
 @pytest.mark.examples(500)
+@pytest.mark.quick(8)
 @given(
     recipe=recipes(kinds=KINDS.keys(), max_steps=3, random=True),
     repeats=st.integers(3, 5),

@@ -175,7 +175,8 @@ def test_other_layers_are_what_they_were(change, monkeypatch):
     count=st.integers(5, 7),
 )
 @example(steps=("residual",), count=6)  # whose backward pass is sums only
-@pytest.mark.examples(15)
+@pytest.mark.examples(60)
+@pytest.mark.quick(7)
 def test_drawn_layers_are_what_they_were(steps, count):
     with pytest.MonkeyPatch.context() as patch:
         model = Stack(count, steps)

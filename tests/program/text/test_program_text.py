@@ -98,6 +98,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 @pytest.mark.parametrize(
     "engine", ["eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
 )
+@pytest.mark.quick(8)
 @given(recipe=recipes(), data=st.data())
 def test_drawn_models_run_alike_from_text(engine, recipe, data):
     train = data.draw(st.booleans())
@@ -110,7 +111,8 @@ def test_drawn_models_run_alike_from_text(engine, recipe, data):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.examples(10)
+@pytest.mark.examples(40)
+@pytest.mark.quick(5)
 @given(recipe=recipes(), data=st.data())
 def test_drawn_models_run_alike_from_text_through_torch_compile(recipe, data):
     train = data.draw(st.booleans())
