@@ -9,6 +9,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,21 @@ import torch
 
 from ipu_dynamo.saved_model import load
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "ipu_dynamo.saved_model.command.main",
-        "tests.saved_model.conversion.killed_conversions",
-        "tests.saved_model.conversion.slow_conversions",
-        "tests.saved_model.test_gate",
-        "tests.saved_model.test_hostile_conversions",
-        "tests.saved_model.test_hostile_inputs",
-    ]
-)
+MODULES = [
+    "ipu_dynamo.saved_model.command.main",
+    "tests.saved_model.conversion.killed_conversions",
+    "tests.saved_model.conversion.slow_conversions",
+    "tests.saved_model.test_gate",
+    "tests.saved_model.test_hostile_conversions",
+    "tests.saved_model.test_hostile_inputs",
+]
+
+
+def prepared() -> ForkServerContext:
+    """What makes such processes; until it is asked for, other tests get a server without them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(MODULES)
+    return context
 
 
 def run(function: Callable[..., Any], *arguments: Any, output: Path, seconds: float = 300) -> int:
@@ -38,7 +43,7 @@ def run(function: Callable[..., Any], *arguments: Any, output: Path, seconds: fl
     Raises:
         TimeoutError: it does not end in time.
     """
-    process = CONTEXT.Process(target=_written, args=(function, arguments, output))
+    process = prepared().Process(target=_written, args=(function, arguments, output))
     process.start()
     process.join(seconds)
     if process.exitcode is None:

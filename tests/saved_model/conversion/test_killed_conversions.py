@@ -8,7 +8,7 @@ import torch
 
 from ipu_dynamo.saved_model import load, save
 from tests.saved_model.conversion.killed_conversions import convert_all
-from tests.saved_model.prepared_processes import CONTEXT
+from tests.saved_model.prepared_processes import prepared
 from tests.saved_model.programs import branches, exported
 
 
@@ -24,9 +24,10 @@ def contents(folder):
 def test_what_a_killed_conversion_leaves_is_absent_old_or_complete(tmp_path, monkeypatch, rounds):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
     save(tmp_path / "p", {"serving_default": exported()})
+    context = prepared()
 
     def start(folder):
-        process = CONTEXT.Process(target=convert_all, args=(tmp_path / "p", folder))
+        process = context.Process(target=convert_all, args=(tmp_path / "p", folder))
         process.start()
         return process
 

@@ -11,7 +11,7 @@ from ipu_dynamo.saved_model import load
 from ipu_dynamo.saved_model.files.locked_folder import locked_folder
 from tests.saved_model.conversion.slow_conversions import convert_slowly
 from tests.saved_model.converting import assert_like, save_branches
-from tests.saved_model.prepared_processes import CONTEXT
+from tests.saved_model.prepared_processes import prepared
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,9 @@ def source(tmp_path_factory):
 
 def both(*arguments):
     """What two conversions at the same time tell."""
-    told = CONTEXT.Queue()
-    processes = [CONTEXT.Process(target=convert_slowly, args=(*a, told)) for a in arguments]
+    context = prepared()
+    told = context.Queue()
+    processes = [context.Process(target=convert_slowly, args=(*a, told)) for a in arguments]
     for process in processes:
         process.start()
     try:
