@@ -26,7 +26,7 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.program import Program
 from ipu_dynamo.testing import assert_same_bits, options_for, placements_of
 from ipu_dynamo.testing.batchings import micro_batches
-from tests.properties.running import ENGINES_OF_SEVERAL
+from tests.properties.running import EAGER_FIRST_OF_SEVERAL
 
 LARGEST = 65504.0
 AUTOMATIC = AutomaticLossScaling()
@@ -80,7 +80,7 @@ def scaled(draw, options):
     return replace(options, loss_scale=scale, automatic_loss_scaling=settings)
 
 
-@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
+@pytest.mark.parametrize("engine", EAGER_FIRST_OF_SEVERAL)
 @pytest.mark.examples(300)
 @given(mixed=st.booleans(), half_loss=st.booleans(), seed=st.integers(0, 99), data=st.data())
 def test_powers_of_two_change_no_bit(engine, mixed, half_loss, seed, data):

@@ -25,6 +25,10 @@ ENGINES_OF_SEVERAL = [
     pytest.param("eager", marks=pytest.mark.quick(8)),
     pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.quick(2)]),
 ]
+# Of properties of passes that no engine sees: compiled in `make test-all` alone.
+_COMPILED_LATER = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])
+EAGER_FIRST = [ENGINES[0], _COMPILED_LATER]
+EAGER_FIRST_OF_SEVERAL = [ENGINES_OF_SEVERAL[0], _COMPILED_LATER]
 
 
 def draw_placement(data, recipe):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ipu_dynamo import compile_inference, compile_training
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.testing import assert_close, assert_same_bits, options_for, recipes
-from tests.properties.running import ENGINES_OF_SEVERAL, calls, draw_placement, outcome, slow
+from tests.properties.running import EAGER_FIRST_OF_SEVERAL, calls, draw_placement, outcome, slow
 from tests.properties.test_sameness import in_enough_digits
 
 
@@ -40,7 +40,7 @@ def everything(names, draw):
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
+@pytest.mark.parametrize("engine", EAGER_FIRST_OF_SEVERAL)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_anchoring_everything_changes_no_other_bit(engine, recipe, training, data):
     """Inductor fuses what one function holds, so what is returned beside moves its roundings."""

@@ -17,7 +17,7 @@ from ipu_dynamo.testing import (
 )
 from ipu_dynamo.testing.kinds import KINDS
 from ipu_dynamo.testing.recipe import Step
-from tests.properties.running import ENGINES_OF_SEVERAL, draw_placement, outcome
+from tests.properties.running import EAGER_FIRST_OF_SEVERAL, draw_placement, outcome
 
 # Options of the core: what is drawn of each, beside strategy and locations, and what is plain.
 DRAWN = {
@@ -64,7 +64,7 @@ def rewritten(draw, recipe, data):
 
 
 @pytest.mark.filterwarnings("ignore:recompute_budget")
-@pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
+@pytest.mark.parametrize("engine", EAGER_FIRST_OF_SEVERAL)
 @pytest.mark.examples(500)
 @given(recipe=recipes(random=True), data=st.data())
 def test_what_saves_memory_changes_no_result_in_any_combination(engine, recipe, data):

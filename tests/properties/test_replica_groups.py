@@ -18,7 +18,7 @@ from ipu_dynamo.testing import (
     with_enough_digits,
 )
 from ipu_dynamo.testing.kinds import KINDS
-from tests.properties.running import ENGINES, calls, draw_placement, loss_of, plain, slow
+from tests.properties.running import EAGER_FIRST, calls, draw_placement, loss_of, plain, slow
 
 PLAIN = KINDS.keys() - {"lstm"}  # it keeps a second list of its weights
 
@@ -40,7 +40,7 @@ def draw_groups(data, model, replicas):
     return drawn
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER_FIRST)
 @given(recipe=recipes(kinds=PLAIN), training=st.booleans(), data=st.data())
 def test_groups_agree_with_pytorch(engine, recipe, training, data):
     placement = draw_placement(data, recipe)

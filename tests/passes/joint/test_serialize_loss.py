@@ -23,7 +23,7 @@ from ipu_dynamo.ops.serialized_loss import (
 from ipu_dynamo.testing import assert_close, assert_same_training
 from tests.models_of_heads import Head
 from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
-from tests.properties.running import ENGINES
+from tests.properties.running import EAGER_FIRST
 
 EAGER = {"engine": "eager"}
 LOOPS = ("input_channels", "output_channels")
@@ -81,7 +81,7 @@ def test_keeps_values_and_metadata(settings, count):
     assert text_of(capture) == text
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER_FIRST)
 @given(
     settings=heads(),
     accumulation=st.integers(1, 3),

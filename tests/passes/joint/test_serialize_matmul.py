@@ -12,7 +12,7 @@ from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.testing import assert_close, assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
 from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
-from tests.properties.running import ENGINES
+from tests.properties.running import EAGER_FIRST
 
 EAGER = {"engine": "eager"}
 
@@ -76,7 +76,7 @@ def _marked(forward):
     return run
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", EAGER_FIRST)
 @given(products())
 def test_trains_as_plain_pytorch(engine, model):
     x = torch.tensor([0.7], dtype=torch.float64)

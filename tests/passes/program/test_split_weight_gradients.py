@@ -87,6 +87,7 @@ def test_weights_are_the_same_bits(workers, options):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_agrees():
     _, expected = trained(WHOLE, "inductor", workers=2)

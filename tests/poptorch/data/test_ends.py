@@ -57,7 +57,9 @@ def running(strategy, seconds):
             program.kill()
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize(
+    "number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))]
+)
 def test_killing_a_process_is_told_and_leaves_nothing(number):
     killed_round(random.Random(number))
 
