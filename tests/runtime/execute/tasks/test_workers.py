@@ -97,7 +97,8 @@ def test_memory_holds_the_stash_that_the_program_states(stages, workers):
     step.executable.timeline = timeline = Timeline()
     step(data)
     assert [one.copies for one in step.program.stash] == STASH[stages]
-    assert peaks == dict(enumerate(STASH[stages]))  # in memory
+    held = [peaks[stage] for stage in range(stages)]  # in memory; less where a later one is quicker
+    assert all(0 < n <= m for n, m in zip(held, STASH[stages], strict=True))
     assert all(n <= m for n, m in zip(timeline.stash().values(), STASH[stages], strict=True))
     assert not [one for made in alive.values() for one in made if not one.expired()]
 
