@@ -94,8 +94,9 @@ class _OfFunctions(_symbolic_trace._Patcher):
     `PythonKeyTracer` itself records no modules: it calls them, and gives their attributes.
     """
 
-    def patch_method(self, cls: type, name: str, *_: Any, **__: Any) -> None:
-        assert cls is torch.nn.Module, (cls, name)
+    def patch_method(self, cls: type, *arguments: Any, **named: Any) -> None:
+        if cls is not torch.nn.Module:  # that somebody has registered
+            super().patch_method(cls, *arguments, **named)
 
 
 @contextmanager
