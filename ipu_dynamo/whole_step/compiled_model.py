@@ -200,9 +200,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self._inputs.give_back(tensors, results)
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
-            host = next((tensor.device for tensor in fed.values()), None)  # where results come, too
-            records = executable.records.last.items()
-            self._anchored |= {short: tensor.to(host) for short, tensor in records}
+            self._anchored |= executable.records.last
         return self._returned(results)
 
     def _sent(self, on_send: OnSend, iteration: int, results: dict[str, Tensor]) -> None:

@@ -334,7 +334,7 @@ class Executable:
                 self._storage.own_changes()
                 streams.printed.flush()
         if self.records:
-            self.records.end()
+            self.records.end(self._link.home(inputs))
         if self.transfers and times:
             self.transfers.last = times
         return self._link.returned(streams, inputs)

@@ -23,6 +23,7 @@ from ipu_dynamo.program import TensorType
 
 aten = torch.ops.aten
 Kind = Literal["loop", "while_loop", "branch"]
+Lowered = Callable[[Sequence[Tensor]], list[Tensor]]
 NO_GRADIENT = "a while_loop has no gradient, because nobody knows how often it will run"
 WITH_GRADIENT = "use scan or ipu_dynamo.for_loop, or detach what it reads"
 
@@ -38,7 +39,7 @@ class ControlFlow:
         carried, scanned: how many tensors are.
         count: of iterations.
         where: the user's line.
-        lowered: what its bodies became, by which of its tensors require a gradient: PyTorch runs
+        lowered: what calls its operator, by which of its tensors require a gradient: PyTorch runs
             a graph several times while it differentiates it, and the bodies become the same.
     """
 
@@ -48,7 +49,7 @@ class ControlFlow:
     scanned: int = 0
     count: int = 0
     where: str = ""
-    lowered: dict[tuple[bool, ...], Any] = field(default_factory=dict)
+    lowered: dict[tuple[bool, ...], Lowered] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Tensor]:

@@ -71,13 +71,17 @@ def tracing_here() -> Iterator[None]:
     shared = _symbolic_trace.Tracer.trace
     plain = unwrap(shared)  # Dynamo wraps it
     assert isinstance(plain, FunctionType)
-    codes = [
-        FunctionType(plain.__code__, vars(_symbolic_trace) | names, argdefs=plain.__defaults__)
-        for names in ({}, {"_new_patcher": _patcher_of_functions})
-    ]
+
+    def with_names(**names: Any) -> FunctionType:
+        return FunctionType(
+            plain.__code__, vars(_symbolic_trace) | names, argdefs=plain.__defaults__
+        )
+
+    usual, of_functions = with_names(), with_names(_new_patcher=_patcher_of_functions)
 
     def own(tracer: fx.Tracer, *args: Any, **kwargs: Any) -> Any:
-        return codes[type(tracer) is PythonKeyTracer](tracer, *args, **kwargs)
+        code = of_functions if type(tracer) is PythonKeyTracer else usual
+        return code(tracer, *args, **kwargs)
 
     trace = in_this_thread(torch.compiler.disable(own), shared)
     with (

@@ -9,6 +9,7 @@ Source   PyTorch's AOTAutograd, for the gradient of a body.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ipu_dynamo.capture.control_flow.trace_control_flow import (
     NO_GRADIENT,
     WITH_GRADIENT,
     ControlFlow,
+    Lowered,
 )
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body
@@ -77,18 +79,21 @@ def call_flow(tensors: Sequence[Tensor], handle: int) -> list[Tensor]:
 
 def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Call the operator of a loop or a branch, with a gradient where a tensor requires one."""
-    wanted = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
-    key = tuple(wanted)
+    wanted = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
+    if wanted not in flow.lowered:
+        flow.lowered[wanted] = _lowered(flow, wanted)
+    return flow.lowered[wanted](tensors)
+
+
+def _lowered(flow: ControlFlow, wanted: Sequence[bool]) -> Lowered:
+    """What calls the operator, with a gradient for the tensors where it is `wanted`."""
     if not any(wanted):
-        if key not in flow.lowered:
-            flow.lowered[key] = _forward_bodies(flow)
-        return call_operator(flow, flow.lowered[key], tensors)
+        return partial(call_operator, flow, _forward_bodies(flow))
     if flow.kind == "while_loop":
         raise CompileError(NO_GRADIENT, where=flow.where, hint=WITH_GRADIENT, id="control-flow")
-    loop = flow.kind == "loop"
-    if key not in flow.lowered:
-        flow.lowered[key] = (loop_gradient if loop else branch_gradient)(flow, wanted, _run_of)
-    return (differentiable_loop if loop else differentiable_branch)(flow.lowered[key], tensors)
+    if flow.kind == "loop":
+        return partial(differentiable_loop, loop_gradient(flow, wanted, _run_of))
+    return partial(differentiable_branch, branch_gradient(flow, wanted, _run_of))
 
 
 def _forward_bodies(flow: ControlFlow) -> list[Body]:

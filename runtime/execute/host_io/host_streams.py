@@ -84,9 +84,13 @@ class HostLink:
         ]
         return HostStreams(received, sent, queue, times)
 
+    def home(self, inputs: Mapping[str, Tensor]) -> torch.device:
+        """Where the results of a call go: to its first tensor, or to the first IPU."""
+        return next((tensor.device for tensor in inputs.values()), self._devices[0])
+
     def returned(self, streams: HostStreams, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The joined tensor of every output stream that is returned, where the inputs are."""
-        host = next((tensor.device for tensor in inputs.values()), self._devices[0])
+        host = self.home(inputs)
         return {
             output.name: join(output, [v for v in values if v is not None], self._batching).to(host)
             for output, values in zip(self._outputs, streams.sent, strict=True)
@@ -107,7 +111,7 @@ class HostLink:
         Args:
             inputs: the tensors of the call, which say where results go.
         """
-        host = next((tensor.device for tensor in inputs.values()), self._devices[0])
+        host = self.home(inputs)
         width, replicas = self._one.accumulation * self._one.replicas, self._one.replicas
         made = {}
         for output, values, returned in zip(self._alone, streams.sent, self._returned, strict=True):

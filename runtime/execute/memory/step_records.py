@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Output
@@ -63,9 +64,9 @@ class StepRecords:
             ]
             self._values[name, when, step] = [tensor.clone() for tensor in tensors]
 
-    def end(self) -> None:
-        """Join the values of a call that is complete."""
-        self.last = {name: self._joined(record) for name, record in self.wanted.items()}
+    def end(self, home: torch.device) -> None:
+        """Join the values of a call that is complete, and bring them where its results go."""
+        self.last = {name: self._joined(record).to(home) for name, record in self.wanted.items()}
         self._values = {}
 
     def _is_wanted(self, record: Wanted, when: When, step: int) -> bool:
