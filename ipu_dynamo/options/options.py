@@ -117,7 +117,8 @@ class Options:
             or a comparison with nan, and name the operator. Stages then run on the eager engine.
         guard_updates: keep copies of weights and optimiser state while an update writes them, and
             put them back if it fails: as much memory again. Without it a program whose update
-            failed half-way refuses calls until weights and state are written again.
+            failed half-way refuses calls until weights and state are written again. Not with
+            `update="host"`: that optimiser has states of its own.
         workers: at most so many threads run the IPUs of a pipelined strategy, or of parallel
             phases, side by side, or the device iterations of inference on one IPU; one runs
             micro-batch by micro-batch. None: one for each IPU of every replica, or for each

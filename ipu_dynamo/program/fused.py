@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.update_rules import Rule, Traced
 
@@ -27,6 +28,9 @@ class Fused:
         hyperparameters: hyperparameters that are not left out, by group and name: 0-dim tensors.
         sent: the value of every output stream, by the stream's name.
         zeros: hyperparameters that are left out.
+
+    Raises:
+        ProgramError: the function returns another dtype or shape for a variable of `state`.
     """
 
     function: Function
@@ -36,6 +40,12 @@ class Fused:
     hyperparameters: tuple[tuple[int, str], ...]
     sent: tuple[str, ...]
     zeros: Zeros
+
+    def __post_init__(self) -> None:
+        function = self.function
+        for name, old, new in zip(self.state, function.inputs, function.outputs, strict=False):
+            if old != new:
+                raise ProgramError(f"@{function.name} writes {new} to %{name}, which is {old}")
 
 
 def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zeros:

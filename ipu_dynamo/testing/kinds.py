@@ -46,6 +46,15 @@ class Memory(nn.Module):
         self.register_buffer("value", torch.zeros(width))
 
 
+class Scalars(nn.Module):
+    """Hold parameters of no dimension, of one element, and of none."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scalar, self.single = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(1))
+        self.empty = nn.Parameter(torch.ones(0))
+
+
 class Twice(torch.autograd.Function):
     """Double a value; the gradient is tripled, to show that this backward is used."""
 
@@ -56,6 +65,10 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0] * 3
+
+
+def add_scalars(scalars: Scalars, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+    return x + scalars.scalar - scalars.single * 2 + scalars.empty.sum()
 
 
 def count(memory: Memory, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
@@ -168,6 +181,7 @@ KINDS: dict[str, Kind] = {
     "add": Kind(lambda _, x, y, i: x + y, exact=True),
     "relu": Kind(lambda _, x, y, i: x.relu(), exact=True),
     "multiply": Kind(lambda _, x, y, i: x.clamp(-2, 2) * y.clamp(-2, 2), exact=True),
+    "add_scalars": Kind(add_scalars, Scalars, exact=True),
     "join": Kind(
         lambda m, x, y, i: m(torch.cat((x, y), 1)), lambda w: nn.Linear(2 * w, w), exact=True
     ),

@@ -81,6 +81,11 @@ def compile_training(
     if isinstance(optimizer, TracedUpdate):
         optimizer.use_parameters_of(model)
     on_host = update == "host"
+    if on_host and Options.read(options).guard_updates:
+        raise OptionError(
+            'guard_updates keeps variables of the program, and an optimiser with update="host" has'
+            " states of its own; leave guard_updates out, or train without update"
+        )
     traced = None if on_host or has_rule(optimizer) else TracedOptimizer()
 
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:

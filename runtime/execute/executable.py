@@ -119,7 +119,7 @@ class Executable:
         self.fused: FusedStep | None = None
         self._loop: MicroBatchLoop | None = None
         if host.fused is not None:
-            self.fused = FusedStep(host, engine, storage, self._link.kept, fuse_again)
+            self.fused = FusedStep(host, engine, storage, self._link.drops, fuse_again)
             self.fused.prepare(hyperparameters)
         self._steps = TransactionalSteps(
             program,
@@ -141,7 +141,7 @@ class Executable:
                 stages_of(host, self._steps.compile),
                 storage,
                 self.schedule,
-                self._link.kept,
+                self._link.drops,
                 threads=threads,
                 devices=self.devices,
                 memory=self.memory,
@@ -284,13 +284,7 @@ class Executable:
                 "  try:  one call after the other, or an executable for each thread"
             )
         with self._one_call:  # whose thread waits, should another have come between
-            if sent is None:
-                return self._call(inputs, hyperparameters, None)
-            self._link.keep(every_iteration=True)
-            try:
-                return self._call(inputs, hyperparameters, sent)
-            finally:
-                self._link.keep(every_iteration=False)
+            return self._call(inputs, hyperparameters, sent)
 
     def _call(
         self,
@@ -304,7 +298,9 @@ class Executable:
         if self.records:
             self.records.begin()
         times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
-        streams = self._link.open(inputs, seed=self.seed, step=self.step, times=times)
+        streams = self._link.open(
+            inputs, seed=self.seed, step=self.step, times=times, every_iteration=sent is not None
+        )
         complete = None if sent is None else self._reporting(sent, streams, inputs)
         with KeptGradMode(), torch.no_grad():
             try:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, Update
+from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
@@ -21,8 +22,9 @@ from ipu_dynamo.runtime.engines.replay.replay import (
 from ipu_dynamo.runtime.engines.replay.tape import Signature
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
-from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, SentStream
 from ipu_dynamo.runtime.execute.host_io.own_tensors import own_tensors
+from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
@@ -65,6 +67,29 @@ class FusedFunction:
     places: list[int]
     replay: Replay | str | None
 
+    def check(self, values: Sequence[Tensor]) -> None:
+        """Check that the new values of variables have these variables' types.
+
+        Raises:
+            ProgramError: one has not. It would be read as what it is not.
+        """
+        for name, home, value in zip(self.fused.state, self.homes, values, strict=True):
+            if (old := TensorType.of(home)) != (new := TensorType.of(value)):
+                raise ProgramError(f"@{self.call.function} returned {new} for %{name}, a {old}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a step runs: a function, and the tensors of its hyperparameters.
+
+    Args:
+        hyperparameters: of each update group, in its rule's order.
+    """
+
+    hyperparameters: Sequence[Sequence[float]]
+    function: FusedFunction
+    tensors: Sequence[Tensor]
+
 
 class FusedStep:
     """The steps of a host program that is fused.
@@ -75,7 +100,7 @@ class FusedStep:
     Args:
         host: what to run.
         engine: compiles the functions, one for each set of hyperparameters that are left out.
-        kept: of every output.
+        drops: of every output, see `HostLink`.
         fuse_again: gives what to run when others are left out; None: they never are.
     """
 
@@ -84,35 +109,35 @@ class FusedStep:
         host: HostProgram,
         engine: Engine,
         storage: Storage,
-        kept: Kept,
+        drops: Sequence[bool],
         fuse_again: FuseAgain | None,
     ) -> None:
         program = host.inlined
         (self._call,) = program.calls
         self._host, self._program, self._engine, self._storage = host, program, engine, storage
-        self._kept, self._fuse_again = kept, fuse_again
+        self._drops, self._fuse_again = drops, fuse_again
         self._signals = DeferredSignals()
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._functions: dict[Zeros, FusedFunction] = {}
-        self._last: Sequence[Sequence[float]] = []  # the hyperparameters of `_now`
-        self._hyperparameters: list[Tensor] = []
-        self._now: FusedFunction | None = None
+        self._checked: set[Zeros] = set()  # whose results have had the types of their variables
+        self._prepared: Prepared | None = None  # for the last hyperparameters
 
     @property
     def now(self) -> FusedFunction:
         """The function for the hyperparameters of the last call, or of the first."""
-        assert self._now is not None
-        return self._now
+        assert self._prepared is not None
+        return self._prepared.function
 
     @property
     def completed(self) -> int:
         """Steps over all calls, also of those that failed later."""
         return self._storage.times_rebound
 
-    def prepare(self, hyperparameters: Hyperparameters) -> FusedFunction:
-        """The function for these hyperparameters, compiled if there was none like them before."""
-        if self._now is not None and hyperparameters == self._last:
-            return self._now
+    def prepare(self, hyperparameters: Hyperparameters) -> "Prepared":
+        """What runs with these hyperparameters, compiled if there were none like them before."""
+        prepared = self._prepared
+        if prepared is not None and hyperparameters == prepared.hyperparameters:
+            return prepared
         values = [[float(number) for number in group] for group in hyperparameters]
         named = {
             (group, name): value
@@ -122,16 +147,17 @@ class FusedStep:
         zeros = zeros_of(self._rules, values)
         if zeros not in self._functions:
             self._functions[zeros] = self._bind(self._host_for(zeros, values))
-        self._now = self._functions[zeros]
-        fused = self._now.fused
+        function = self._functions[zeros]
+        fused = function.fused
         taken = fused.function.inputs
         types = taken[len(taken) - len(fused.hyperparameters) :]
-        self._hyperparameters = [
+        tensors = [
             torch.tensor(named[pair], dtype=type_.dtype, device="cpu")
             for pair, type_ in zip(fused.hyperparameters, types, strict=True)
         ]
-        self._last = [tuple(group) for group in hyperparameters]
-        return self._now
+        prepared = Prepared([tuple(group) for group in hyperparameters], function, tensors)
+        self._prepared = prepared
+        return prepared
 
     def __call__(
         self,
@@ -152,18 +178,19 @@ class FusedStep:
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
-        now = self.prepare(hyperparameters)
+        prepared = self.prepare(hyperparameters)
+        now, numbers = prepared.function, prepared.tensors
         watch = StepWatch(
             self._storage, now.call, now.binding.registers, streams, timeline, records, complete
         )
         received = [streams.received[place] for place in now.places]
         fixed = [*now.homes, *now.constants]
-        first = [*fixed, *(of[0] for of in received), *self._hyperparameters]
+        first = [*fixed, *(of[0] for of in received), *numbers]
         try:
             if isinstance(now.replay, Replay) and now.replay.fits(first):
-                self._repeat(now, now.replay, steps, received, streams, watch)
+                self._repeat(now, now.replay, numbers, steps, received, streams, watch)
             else:
-                self._run(now, steps, streams, watch)
+                self._run(now, numbers, steps, streams, watch)
         finally:
             try:
                 self._storage.write_home()
@@ -172,18 +199,30 @@ class FusedStep:
                     self._storage.write_home()
                 raise
 
-    def _run(self, now: FusedFunction, steps: int, streams: HostStreams, watch: StepWatch) -> None:
+    def _run(
+        self,
+        now: FusedFunction,
+        numbers: Sequence[Tensor],
+        steps: int,
+        streams: HostStreams,
+        watch: StepWatch,
+    ) -> None:
         """Call the function once for each step."""
         storage, task, homes = self._storage, now.task, now.homes
-        frame: list[Any] = [*homes, *now.constants, *self._hyperparameters, *now.blank]
+        frame: list[Any] = [*homes, *now.constants, *numbers, *now.blank]
         size, first = len(homes), now.first_new
         end = first + size
         received, sent = streams.received, streams.sent
+        unchecked = now.fused.zeros not in self._checked
         for step in range(steps):
             if watch.looks:
                 watch.before(step, frame)
             task(frame, step, received, sent)
             frame[:size] = values = frame[first:end]
+            if unchecked:
+                now.check(values)
+                self._checked.add(now.fused.zeros)
+                unchecked = False
             storage.rebind(homes, values)
             if watch.looks:
                 watch.after(step, frame)
@@ -192,17 +231,16 @@ class FusedStep:
         self,
         now: FusedFunction,
         replay: Replay,
+        numbers: Sequence[Tensor],
         steps: int,
         received: Sequence[Sequence[Tensor]],
         streams: HostStreams,
         watch: StepWatch,
     ) -> None:
         """Repeat what the function calls, without Python between the steps."""
-        homes, numbers = now.homes, self._hyperparameters
-        sent = [
-            own_tensors(like, kept)
-            for like, kept in zip(replay.results[len(homes) :], self._kept, strict=True)
-        ]
+        homes = now.homes
+        kept = [_kept(stream, steps) for stream in streams.sent]
+        sent = list(map(own_tensors, replay.results[len(homes) :], kept))
         steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
         self._storage.follow(homes, steps_made)
         while (step := steps_made.steps) < steps:
@@ -216,9 +254,9 @@ class FusedStep:
                 now.task(frame, steps_made.steps, streams.received, streams.sent)  # it raises
                 raise now.binding.failed(0, error, None, steps_made.steps) from error
             finally:
-                for stream, made, kept in zip(streams.sent, sent, self._kept, strict=True):
+                for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
                     for number in range(step, steps_made.steps):
-                        if kept[number]:
+                        if wanted[number]:
                             stream[number] = made[number]
             if watch.looks:
                 watch.after(step, [*steps_made.values, *now.constants])
@@ -259,7 +297,7 @@ class FusedStep:
             {fused.function.name: (recipe, stage)},
             self._failure((*fused.state, *fused.constants, *fused.received)),
             received={receive.result: place for place, receive in enumerate(receives)},
-            sent={o.name: (i, self._kept[i]) for i, o in enumerate(self._program.outputs)},
+            sent={o.name: (i, self._drops[i]) for i, o in enumerate(self._program.outputs)},
         )
         instructions: tuple[Plain, ...] = (*taken, whole, *sends)
         task = bind_instructions(binding, instructions)
@@ -270,10 +308,14 @@ class FusedStep:
         )
         blank = [None] * (len(registers) - first)
         places = [binding.received[name] for name in fused.received]
-        return FusedFunction(
+        replay = _replay(fused, recipe, stage)
+        function = FusedFunction(
             host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding,
-            places, _replay(fused, recipe, stage),
+            places, replay,
         )  # fmt: skip
+        if isinstance(replay, Replay):
+            function.check(replay.results[: len(homes)])
+        return function
 
     def _failure(
         self, names: Sequence[str]
@@ -291,6 +333,11 @@ class FusedStep:
             return explain(error, call, function, tensors, step)
 
         return failed
+
+
+def _kept(stream: SentStream | PrintedStream, steps: int) -> Sequence[bool]:
+    """Of each step, whether the call needs what it sends."""
+    return stream.kept if isinstance(stream, SentStream) else [True] * steps
 
 
 def _replay(fused: Fused, recipe: Recipe, stage: Stage) -> Replay | str | None:

@@ -99,7 +99,7 @@ def bind_loop(
         stages_of(host, engine.compile),
         failure_of(program),
         received={i.result: places[i.stream] for i in loop if isinstance(i, Receive)},
-        sent={output.name: (place, None) for place, output in enumerate(program.outputs)},
+        sent={output.name: (place, False) for place, output in enumerate(program.outputs)},
     )
     tasks, schedule = bind_passes(binding), _schedule(micro_batches, workers, program)
     blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))

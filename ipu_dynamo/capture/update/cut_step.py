@@ -44,6 +44,12 @@ def cut(step: Lowered, common: Plan, epoch: int) -> TracedStep:
     Raises:
         UntraceableUpdate: what it does cannot be cut.
     """
+    planned = common.owners.keys() | common.shared_names.keys() | common.counters.keys()
+    written = (path for path, leaf in step.leaves.items() if step.after.get(path, leaf) is not leaf)
+    if path := next((path for path in written if path not in planned), None):
+        raise UntraceableUpdate(
+            f"some steps of the optimizer change {path}, and others do not", hint=HOST
+        )
     return _Cutter(step, common, epoch).cut()
 
 

@@ -55,12 +55,16 @@ def why_not_traced(program: Program, factors: UpdateFactors) -> str | None:
 
 
 def takes_as_they_are(program: Program, update: Update, types: Mapping[str, TensorType]) -> bool:
-    """Whether a function takes weights and gradients in the types of their variables: those in half
-    precision it takes as float32."""
+    """Whether a function takes and returns its variables in their own types.
+
+    It takes those in half precision as float32.
+    """
     assert update.function is not None
-    weight, gradient, *_ = _function(program, update.function).inputs
+    function = _function(program, update.function)
+    weight, gradient, *_ = function.inputs
     pairs = ((update.parameters, weight), (update.gradients, gradient))
-    return all(types[name].dtype == of.dtype for names, of in pairs for name in names)
+    same = all(types[name].dtype == of.dtype for names, of in pairs for name in names)
+    return same and function.outputs[0] == weight
 
 
 def calls_of(after: Sequence[Plain]) -> int:

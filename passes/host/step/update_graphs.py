@@ -20,7 +20,11 @@ Written = tuple[fx.Node, dict[str, fx.Node]]  # new parameter, new states by nam
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Appends operators to a graph, each with its fake value."""
+    """Appends operators to a graph, each with its fake value.
+
+    `add`, `multiply`, `minus` and `divide` return the dtype of `a`. PyTorch promotes a tensor of no
+    dimension that meets a float64 hyperparameter; `b` is cast then.
+    """
 
     graph: fx.Graph
 
@@ -31,13 +35,23 @@ class Writer:
         return node
 
     def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self.call(aten.add.Tensor, a, b)
+        return self.call(aten.add.Tensor, a, self._fitting(a, b))
 
     def multiply(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self.call(aten.mul.Tensor, a, b)
+        return self.call(aten.mul.Tensor, a, self._fitting(a, b))
 
     def minus(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self.call(aten.sub.Tensor, a, b)
+        return self.call(aten.sub.Tensor, a, self._fitting(a, b))
+
+    def divide(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        return self.call(aten.div.Tensor, a, self._fitting(a, b))
+
+    def _fitting(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        """`b`, cast if it would promote `a`."""
+        value = a.meta["val"]
+        if torch.result_type(value, b.meta["val"]) == value.dtype:
+            return b
+        return self.call(aten.to.dtype, b, value.dtype)
 
     def once(self, scalar: fx.Node) -> fx.Node:
         """`scalar` in memory: a compiled loop over elements would compute it in every turn.
@@ -119,11 +133,11 @@ def adam(
     root = writer.call(aten.sqrt.default, largest)
     first, second = corrections
     divisor = writer.once(writer.call(aten.sqrt.default, second))
-    root = writer.call(aten.div.Tensor, root, divisor)
+    root = writer.divide(root, divisor)
     if eps is not None:
         root = writer.add(root, eps)
-    size = writer.once(writer.call(aten.div.Tensor, lr, first))
-    change = writer.call(aten.div.Tensor, writer.multiply(new["exp_avg"], size), root)
+    size = writer.once(writer.divide(lr, first))
+    change = writer.divide(writer.multiply(new["exp_avg"], size), root)
     return writer.minus(w, change), new
 
 

@@ -14,7 +14,19 @@ from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream, PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import CallTimes
 
-Kept = Sequence[list[bool]]  # for each output stream, whether a step's value is wanted
+
+class SentStream(list[Tensor | None]):
+    """What an output has sent, by micro-batch.
+
+    Args:
+        kept: by device iteration and accumulation step, whether the call needs the value.
+    """
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Sequence[bool], micro_batches: int) -> None:
+        super().__init__([None] * micro_batches)
+        self.kept = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class HostStreams:
     """
 
     received: Sequence[Sequence[Tensor]]
-    sent: Sequence[list[Tensor | None] | PrintedStream]
+    sent: Sequence[SentStream | PrintedStream]
     printed: PrintQueue
     times: CallTimes | None = None
 
@@ -42,7 +54,7 @@ class HostLink:
         devices: of the IPUs.
 
     Attributes:
-        kept: for each output, which device iterations and accumulation steps are, in this call.
+        drops: for each output, whether some calls need the values of some steps only.
     """
 
     def __init__(
@@ -54,14 +66,20 @@ class HostLink:
         self._outputs = program.outputs
         self._printing = [o.printing for o in program.outputs if o.printing is not None]
         self._returned = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
-        self.kept: Kept = [list(flags) for flags in self._returned]
+        self.drops = [not all(flags) for flags in self._returned]
         self._one = replace(batching, iterations=1)
         self._alone = [  # outputs of one iteration: of those that are not in every one, all
             replace(o, returns="all") if o.returns == "every" else o for o in program.outputs
         ]
 
     def open(
-        self, inputs: Mapping[str, Tensor], *, seed: int, step: int, times: CallTimes | None
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        seed: int,
+        step: int,
+        times: CallTimes | None,
+        every_iteration: bool = False,
     ) -> HostStreams:
         """The streams of a call.
 
@@ -70,6 +88,7 @@ class HostLink:
             seed: of the random streams.
             step: number of the call's first device iteration.
             times: records when something passes.
+            every_iteration: keep what each iteration sends, for `of_iteration`.
 
         Raises:
             InputError: a tensor does not fit its stream.
@@ -78,10 +97,11 @@ class HostLink:
         queue = PrintQueue(self._printing)
         printed = (PrintedStream(queue, stream) for stream in count())
         micro_batches = self._batching.micro_batches
-        sent: list[list[Tensor | None] | PrintedStream] = [
-            [None] * micro_batches if output.printing is None else next(printed)
-            for output in self._outputs
-        ]
+        sent: list[SentStream | PrintedStream] = []
+        for output, returned in zip(self._outputs, self._returned, strict=True):
+            kept = [True] * len(returned) if every_iteration else returned
+            plain = output.printing is None
+            sent.append(SentStream(kept, micro_batches) if plain else next(printed))
         return HostStreams(received, sent, queue, times)
 
     def home(self, inputs: Mapping[str, Tensor]) -> torch.device:
@@ -96,11 +116,6 @@ class HostLink:
             for output, values in zip(self._outputs, streams.sent, strict=True)
             if not isinstance(values, PrintedStream)
         }
-
-    def keep(self, *, every_iteration: bool) -> None:
-        """Keep, in calls from now on, what each iteration sends, or what a call returns."""
-        for flags, returned in zip(self.kept, self._returned, strict=True):
-            flags[:] = [True] * len(returned) if every_iteration else returned
 
     def of_iteration(
         self, streams: HostStreams, number: int, inputs: Mapping[str, Tensor]

@@ -10,7 +10,7 @@ from ipu_dynamo.program import Copy, Program, Receive
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Kept
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.tasks.deferred_gradients import Gradients
@@ -32,7 +32,7 @@ class MicroBatchLoop:
     Args:
         program: what runs, with the registers of `storage`.
         stages: of its functions.
-        kept: of every output.
+        drops: of every output, see `HostLink`.
         threads: intra-op threads of each worker; None is torch's number.
         devices: of the IPUs.
         memory: where stored values go.
@@ -48,7 +48,7 @@ class MicroBatchLoop:
         stages: Stages,
         storage: Storage,
         schedule: Schedule,
-        kept: Kept,
+        drops: Sequence[bool],
         *,
         threads: int | None,
         devices: Sequence[torch.device],
@@ -71,7 +71,7 @@ class MicroBatchLoop:
             stages,
             failure_of(program),
             received={result: place for place, result in enumerate(receives)},
-            sent={o.name: (i, kept[i]) for i, o in enumerate(program.outputs)},
+            sent={o.name: (i, drops[i]) for i, o in enumerate(program.outputs)},
             devices=devices,
             memory=memory,
         )

@@ -81,8 +81,9 @@ class Binding:
             are gone, and the micro-batch.
         received: for every value that is received, its place in `received`; the others are in
             their registers from the beginning.
-        sent: for every stream that is sent, its place in `sent`, and which device iterations and
-            accumulation steps are kept; None: all. Values of the others stay in their registers.
+        sent: for every stream that is sent, its place in `sent`, and whether its `kept` says which
+            device iterations and accumulation steps the call needs; else it needs all. Values of
+            streams that are not sent stay in their registers.
         devices: of the IPUs; none: they share one.
     """
 
@@ -92,7 +93,7 @@ class Binding:
     stages: Mapping[str, tuple[Recipe, Stage]]
     failed: Failed
     received: Mapping[str, int] = field(default_factory=dict)
-    sent: Mapping[str, tuple[int, Sequence[bool] | None]] = field(default_factory=dict)
+    sent: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     devices: Sequence[torch.device] = ()
     memory: StreamingMemory = field(default_factory=StreamingMemory)
 
@@ -254,14 +255,13 @@ class TaskWriter:
     def _send(self, stream: str, register: int) -> list[str]:
         if stream not in self._binding.sent:
             return []
-        place, kept = self._binding.sent[stream]
+        place, drops = self._binding.sent[stream]
         line = f"sent[{place}][k] = r[{register}]"
-        if kept is None or all(kept):
+        if not drops:
             return [line]
         replicas = self._binding.program.replicas
-        self.names[f"kept{place}"] = kept
         step = "k" if replicas == 1 else f"k // {replicas}"
-        return [f"if kept{place}[{step}]:", f"    {line}"]
+        return [f"if sent[{place}].kept[{step}]:", f"    {line}"]
 
     def _fetch(self, load: Load, source: int, target: int) -> list[str]:
         owners = {variable.name: variable.ipu for variable in self._binding.program.variables}

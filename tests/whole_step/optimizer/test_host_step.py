@@ -82,3 +82,10 @@ def test_a_step_that_fails_says_so():
         run(torch.ones(2, 3))
     assert "no step today" in str(info.value.__cause__)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_copies_of_its_states_are_refused():
+    model = Layers()
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(OptionError, match='an optimiser with update="host" has states of its own'):
+        compile_training(model, optimizer, EAGER | {"guard_updates": True}, update="host")

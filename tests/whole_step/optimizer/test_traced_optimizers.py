@@ -223,6 +223,17 @@ def test_what_would_be_lost_is_refused(kind, message):
         assert torch.equal(value, before[name])
 
 
+def test_a_state_that_only_later_steps_change_is_refused_at_the_first_of_them():
+    model = Layers()
+    run = compile_training(
+        model, optimizers.ChangesAStateLater(model.parameters()), {"engine": "eager"}
+    )
+    for _ in range(2):
+        run(torch.ones(2, 3))
+    with pytest.raises(CompileError, match=r"some steps of the optimizer change .*'norm'"):
+        run(torch.ones(2, 3))
+
+
 def test_an_optimizer_that_was_not_initialised_is_refused():
     model = Layers()
     optimizer = optimizers.NeverInitialised(model.parameters())

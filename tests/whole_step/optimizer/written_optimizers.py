@@ -210,6 +210,22 @@ class CountsOutside(Base):
             p.add_(p.grad, alpha=-group["lr"] / calls)
 
 
+class ChangesAStateLater(Base):
+    """Every third step changes a state of no parameter; the first trace only reads it."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.param_groups[0]["steps"], self.norm = 0, torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.param_groups[0]["steps"] += 1
+        if self.param_groups[0]["steps"] % 3 == 0:
+            self.norm.copy_(sum(p.grad.norm() for _, p in self.each()))
+        for group, p in self.each():
+            p.sub_(p.grad * (group["lr"] * (1 + self.norm)))
+
+
 class DrawsInPython(Base):
     @torch.no_grad()
     def step(self, closure=None):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipu_dynamo import CompileError, ExecutionError, Options, compile_training, identity_loss
+from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.passes.host.step import fusing_costs as costs_of_fusing
 from ipu_dynamo.passes.host.step.fuse_step import FuseStep
 from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
@@ -28,17 +29,20 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """A convolution, running statistics, and a weight that is read twice."""
+    """A convolution, running statistics, a weight that is read twice, and parameters of no
+    dimension, of one element and of none."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.norm = nn.Conv2d(1, 3, 2, bias=False), nn.BatchNorm2d(3)
         self.last = nn.Linear(12, 12)
+        self.scale, self.shift = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.zeros(1))
+        self.nothing = nn.Parameter(torch.zeros(0))
 
     def forward(self, x, y):
-        h = self.norm(self.conv(x)).relu().flatten(1)
-        return F.cross_entropy(self.last(self.last(h)), y)
+        h = self.norm(self.conv(x)).relu().flatten(1) * self.scale + self.shift
+        return F.cross_entropy(self.last(self.last(h + self.nothing.sum())), y)
 
 
 class Lookup(nn.Module):
@@ -98,6 +102,19 @@ def compare(name, engine, calls):
     step.read_optimizer_state()
     ours, theirs = optimizer.state_dict()["state"], torch_optimizer.state_dict()["state"]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_that_writes_another_type_is_refused():
+    model = Net()
+    fused = compiled(model, OPTIMIZERS["momentum"](model.parameters())).executable.fused.now
+    place = fused.fused.state.index("scale")
+    wide = [value.double() if i == place else value for i, value in enumerate(fused.homes)]
+    with pytest.raises(ProgramError, match=r"returned f64\[\] for %scale, a f32\[\]"):
+        fused.check(wide)
+    outputs = list(fused.fused.function.outputs)
+    outputs[place] = replace(outputs[place], dtype=torch.float64)
+    with pytest.raises(ProgramError, match=r"writes f64\[\] to %scale, which is f32\[\]"):
+        replace(fused.fused, function=replace(fused.fused.function, outputs=tuple(outputs)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -33,13 +33,19 @@ class Net(nn.Module):
 
 
 class Case(NamedTuple):
-    """How a step runs."""
+    """How a step runs.
+
+    With `on_send` the call that is interrupted reports its iterations. With `decays` the other
+    calls have a weight decay, which leads to another fused function.
+    """
 
     stages: int = 1
     statistics: bool = True
     adam: bool = False
     fused: bool = False
     guard: bool = False
+    on_send: bool = False
+    decays: bool = False
     more: tuple[tuple[str, object], ...] = ()
 
     def compiled(self, **changed: object):
@@ -63,6 +69,8 @@ CASES = {
     "guarded": Case(guard=True, more=(("gradient_accumulation", 2),)),
     "pipelined": Case(2, adam=True, guard=True, more=(("gradient_accumulation", 3),)),
     "fused": Case(statistics=False, adam=True, fused=True, more=(("device_iterations", 2),)),
+    "reporting": Case(on_send=True, more=(("gradient_accumulation", 2), ("device_iterations", 2))),
+    "two fused functions": Case(statistics=False, fused=True, decays=True),
 }
 MORE = {
     "replicas": Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))),
@@ -90,7 +98,7 @@ class Subject:
         self.data = [
             torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(i)) for i in (1, 2)
         ]
-        self.compiled(self.data[1])
+        self.step(self.compiled, self.data[1])
         self.executable = self.compiled.executable
         assert bool(self.executable.fused) == case.fused
         self.base = self.state()
@@ -103,16 +111,28 @@ class Subject:
         self.expected = {}
         for complete in range(steps + 1):
             write(fresh.executable, state_of(single.executable))
-            self.expected[complete] = [fresh(self.data[1]), *state_of(fresh.executable)]
+            returned = self.step(fresh, self.data[1])
+            self.expected[complete] = [returned, *state_of(fresh.executable)]
             if complete < steps:
-                single(parts[complete])
+                self.step(single, parts[complete], interrupted=True)
+        if case.decays:
+            self.call()  # compiles the other function
+
+    def step(self, compiled, data: Tensor, *, interrupted: bool = False) -> Tensor:
+        """Make the call that is interrupted, or another one."""
+        if self.case.decays:
+            for group in compiled._link.optimizer.param_groups:
+                group["weight_decay"] = 0.0 if interrupted else 0.1
+        if self.case.on_send and interrupted:
+            return compiled(data, on_send=lambda iteration, results: None)
+        return compiled(data)
 
     def call(self) -> None:
-        self.compiled(self.data[0])
+        self.step(self.compiled, self.data[0], interrupted=True)
 
     def next(self) -> list[Tensor]:
         """What the next call returns, and all that it leaves."""
-        return [self.compiled(self.data[1]), *self.state()]
+        return [self.step(self.compiled, self.data[1]), *self.state()]
 
     def state(self) -> list[Tensor]:
         return state_of(self.executable)
@@ -208,7 +228,7 @@ def inject(subject: Subject, tracer: Tracer) -> None:
         subject.reset()
         complete = 0
     elif tracer.raised and tracer.found in ("open", "commit"):
-        assert complete == 0
+        assert complete < subject.executable._rounds
     subject.check(complete)
 
 
