@@ -41,8 +41,6 @@ class Reading(NamedTuple):
 class OptimizerLink:
     """The optimiser of a compiled model.
 
-    Invariant: `groups` has the numbers that the next step uses; it is empty until `take`.
-
     Args:
         optimizer: what updates the parameters.
         model: whose parameters it has.
@@ -61,10 +59,14 @@ class OptimizerLink:
         traced: TracedOptimizer | None = None,
     ) -> None:
         self.optimizer, self.live, self.traced = optimizer, live, traced
-        self.groups: tuple[Group, ...] = ()
+        self._reading = Reading((), [])  # one object: an interrupt comes before or after its change
         self._steps = self._known_steps = 0  # that began; after which the state was exchanged last
         self._model, self._describe = model, describe
-        self._numbers: list[list[Any]] = []
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The optimiser's groups, with the numbers that the next step uses; none until `take`."""
+        return self._reading.groups
 
     @property
     def has_newer_state(self) -> bool:
@@ -78,7 +80,7 @@ class OptimizerLink:
 
     def take(self, reading: Reading) -> None:
         """Use what was read, now that a program is compiled for it."""
-        self.groups, self._numbers = reading
+        self._reading = reading
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of `optimizer` from the next step on.
@@ -86,23 +88,24 @@ class OptimizerLink:
         Raises:
             InputError: the update itself would differ: another rule, or other groups.
         """
-        if self.groups and self.traced is not None:
+        groups = self.groups
+        if groups and self.traced is not None:
             if type(optimizer) is not type(self.optimizer):
                 raise InputError(
                     f"the program has the update of {type(self.optimizer).__qualname__}, not of "
                     f"{type(optimizer).__qualname__}",
                     hint="compile the model again with this optimizer",
                 )
-            self.groups = self.traced.refresh(self.groups, optimizer)
-        elif self.groups:
-            parameters = self._parameters()
-            self.groups = refresh(self.groups, optimizer, parameters, read=self._describe)
-        self.optimizer, self._numbers = optimizer, self._numbers_now(optimizer)
+            groups = self.traced.refresh(groups, optimizer)
+        elif groups:
+            groups = refresh(groups, optimizer, self._parameters(), read=self._describe)
+        self.optimizer = optimizer
+        self._reading = Reading(groups, self._numbers_now(optimizer))
 
     def before_step(self) -> None:
         """Take over new numbers, as after a scheduler's step, and let schedulers know of a step."""
         if self.live:
-            if self._numbers_now(self.optimizer) != self._numbers:
+            if self._numbers_now(self.optimizer) != self._reading.numbers:
                 self.set(self.optimizer)
             mark_stepped(self.optimizer)
             self._steps += 1

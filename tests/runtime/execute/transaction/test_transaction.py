@@ -277,3 +277,24 @@ def test_a_fault_at_any_line_leaves_complete_steps(name, subjects, quiet_threads
 def test_a_fault_at_any_event_leaves_complete_steps(name, subjects, quiet_threads):
     subject = subjects((CASES | MORE)[name])
     check_faults(subject, every_event(subject))
+
+
+def test_an_interrupt_while_numbers_are_taken_over_keeps_all_of_before(monkeypatch):
+    compiled = CASES["two fused functions"].compiled()
+    data = torch.ones(ROWS, 3)
+    compiled(data)
+    link, groups = compiled._link, compiled.groups
+    read = link._numbers_now
+
+    def interrupted(optimizer):
+        if link.optimizer.param_groups[0]["momentum"] == 0.5 and len(calls) == 1:
+            raise Interrupt
+        calls.append(optimizer)
+        return read(optimizer)
+
+    calls: list[torch.optim.Optimizer] = []
+    link.optimizer.param_groups[0]["momentum"] = 0.5
+    with monkeypatch.context() as patch, pytest.raises(Interrupt):
+        patch.setattr(link, "_numbers_now", interrupted)
+        compiled(data)
+    assert compiled.groups == groups
