@@ -261,7 +261,7 @@ def test_a_patcher_that_ends_after_ours_gets_the_original_back(inherited):
             text = Base.text
 
     before = Derived.text
-    other = mock.patch.object(Derived, "text", lambda self: "other")
+    other = mock.patch.object(Derived, "text", return_value="other")
     ours = in_this_thread(lambda self: "ours", before)
     with replaced(Derived, "text", ours):
         assert Derived().text() == Derived.text(Derived()) == "ours"
