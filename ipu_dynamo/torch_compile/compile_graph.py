@@ -104,6 +104,7 @@ def _compile_alone(
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
     left_out((), options.core())  # what is wrong with it is said before any graph is looked at
+    plain = gm if options.fallback == "error" else _copied(gm)  # passes rewrite the other one
     captured = describe_graph(gm, examples)
     manager = PassManager("captured", first="captured", runs=record.runs_of("captured"))
     manager.run(captured_passes(), captured)
@@ -114,7 +115,7 @@ def _compile_alone(
     if options.fallback != "allow":
         tell_of_break(gm, markers)
     if unplaceable := find(gm, examples):
-        return _fall_back(gm, options, UnplaceableError(unplaceable), record)
+        return _fall_back(plain, options, UnplaceableError(unplaceable), record)
     specialise(gm, examples)
     tell_of_new_shape(gm, examples)
     blocks = _block_names(gm)
@@ -143,19 +144,30 @@ def _compile_alone(
             inference=partial(programs.compile, kind="inference"),
         )
     except UnplaceableError as error:
-        return _fall_back(gm, options, error, record)
+        return _fall_back(plain, options, error, record)
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph and the bodies in it, with the tensors of the original."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    copied = fx.GraphModule(gm, graph)
+    for name, body in copied.named_children():
+        if isinstance(body, fx.GraphModule):
+            setattr(copied, name, _copied(body))
+    return copied
 
 
 def _fall_back(
-    gm: fx.GraphModule, options: BackendOptions, error: UnplaceableError, record: Record
+    plain: fx.GraphModule, options: BackendOptions, error: UnplaceableError, record: Record
 ) -> Callable[..., Any]:
-    """Let PyTorch run a graph that cannot be placed, if the user wants that."""
+    """Let PyTorch run the user's graph if it cannot be placed, and the user wants that."""
     record.unplaceable = error.found
     if options.fallback == "error":
         raise error
     if options.fallback == "warn":
         warnings.warn(f"PyTorch runs a graph itself: {error}", stacklevel=2)
-    return gm.forward
+    return plain.forward
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Draw random numbers inside a checkpoint once, and keep them for the backward pass.
+"""Draw random numbers once where backward repeats forward, and keep them for the backward pass.
+
+It repeats a checkpoint, and all that `activation_memory_budget` leaves no memory for.
 
 Before   %d = aten.native_dropout(%x, p, True)              to be computed again in backward
          %y = %d[0]
@@ -17,7 +19,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.capture.private.aot import budget_of_memory
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -34,21 +37,32 @@ class KeepDraws:
     needed: ClassVar[str] = "the backward pass would draw other numbers"
 
     def __call__(self, capture: Capture) -> bool:
-        draws = plan(capture.graph.graph)
-        for node in draws:
+        drawn = plan(capture.graph.graph)
+        for node in drawn:
             if node.target is aten.native_dropout.default:
                 _apply_mask(node)
             for value in (node, *_parts(node)):
                 value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
-        if draws:
+        if drawn:
             capture.graph.recompile()
-        return bool(draws)
+        return bool(drawn)
 
 
 def plan(graph: fx.Graph) -> list[fx.Node]:
-    """What is to be drawn again. Reads the graph only."""
-    again = (node for node in graph.nodes if node.meta.get(POLICY) in AGAIN)
-    return [n for n in again if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    """What backward would draw again. Reads the graph only."""
+    any_of_them = budget_of_memory(graph)
+    return [
+        node
+        for node in graph.nodes
+        if draws(node)
+        and (policy := node.meta.get(POLICY)) != CheckpointPolicy.MUST_SAVE
+        and (policy in AGAIN or (any_of_them and not node.meta.get(BACKWARD)))
+    ]
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers from PyTorch's generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:

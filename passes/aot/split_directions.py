@@ -13,6 +13,8 @@ from typing import ClassVar
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.capture.private.aot import Cutting, cut_directions
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.aot.keep_draws import draws
 from ipu_dynamo.passes.levels import Directions, Level
 
 _TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
@@ -46,6 +48,13 @@ class SplitDirections:
         forward, backward = graphs
         for node in backward.graph.nodes:
             if node.meta.get(BACKWARD) is False:
+                if draws(node):
+                    raise CompileError(
+                        "a memory budget makes the backward pass draw other random numbers than "
+                        "the forward pass",
+                        node=node,
+                        hint="use torch.utils.checkpoint in place of activation_memory_budget",
+                    )
                 node.meta[BACKWARD] = True
                 node.meta.pop(STAGE, None)
         return Directions(forward, backward)

@@ -16,7 +16,7 @@ from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.inductor_noise import mute
-from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
+from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of, views_of
 from ipu_dynamo.runtime.engines.packed_weights import packing
 from ipu_dynamo.runtime.engines.parts import in_parts
 from ipu_dynamo.runtime.engines.stage import Stage
@@ -119,7 +119,8 @@ def _compiled(recipe: Recipe, codes: "MachineCodes") -> Stage:
         return _eager(recipe, compile_)
     code = codes.code_of(recipe)
     run = _counting(code.run, recipe.written) if code.unwrapped and recipe.written else code.run
-    return laid_out(run, code.layouts, layouts_of(recipe.lowered.graph))
+    graph = recipe.lowered.graph
+    return laid_out(run, code.layouts, layouts_of(graph), views_of(graph))
 
 
 def _counting(run: Stage, written: tuple[int, ...]) -> Stage:

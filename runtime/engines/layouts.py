@@ -1,12 +1,15 @@
 """Give results the memory layout that the functions which read them expect.
 
-Inductor mostly keeps the layout of eager PyTorch, but not always (`cat` of transposed parts).
+Inductor mostly keeps the layout of eager PyTorch, but not always (`cat` of transposed parts). It
+returns one tensor twice for a result and a view of it with the same shape.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.program import graph_outputs
 from ipu_dynamo.runtime.engines.stage import Stage
 
@@ -21,18 +24,34 @@ def layouts_of(graph: fx.GraphModule) -> list[Layout]:
     ]
 
 
-def laid_out(run: Stage, made: Sequence[Layout] | None, expected: Sequence[Layout]) -> Stage:
+def views_of(graph: fx.GraphModule) -> list[tuple[int, int]]:
+    """Pairs of results that are two views of one memory: the places of both, the later first."""
+    nodes = [node for node in enumerate(graph_outputs(graph)) if isinstance(node[1], fx.Node)]
+    return [
+        (later, place)
+        for (place, node), (later, view) in combinations(nodes, 2)
+        if view is not node and root(view) is root(node)
+    ]
+
+
+def laid_out(
+    run: Stage,
+    made: Sequence[Layout] | None,
+    expected: Sequence[Layout],
+    views: Sequence[tuple[int, int]] = (),
+) -> Stage:
     """`run`, with copies of the results that it makes in another layout than expected.
 
     Args:
         made: the layouts of its results; None: they are looked at after each call.
+        views: pairs of results that share memory, and are a tensor of their own each.
     """
     wrong = [
         (place, stride)
         for place, stride in enumerate(expected)
         if stride is not None and (made is None or made[place] != stride)
     ]
-    if not wrong:
+    if not wrong and not views:
         return run
 
     def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
@@ -42,6 +61,9 @@ def laid_out(run: Stage, made: Sequence[Layout] | None, expected: Sequence[Layou
             assert result is not None
             if result.stride() != stride:
                 results[place] = _copy_laid_out(result, stride)
+        for later, place in views:
+            if (result := results[later]) is not None and result is results[place]:
+                results[later] = result.view_as(result)
         return results
 
     return stage

@@ -3,7 +3,9 @@
 import logging
 import os
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from ipu_dynamo import compile_inference, compile_training, identity_loss
 from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
 from ipu_dynamo.ops.private.locks import compile_lock, fork_safe_lock
-from ipu_dynamo.ops.private.replacing import TrueInThisThread, replaced
+from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 from ipu_dynamo.testing import assert_same_training
 
 EAGER = {"engine": "eager"}
@@ -246,6 +248,38 @@ def test_an_inherited_attribute_is_shown_again():
         assert Derived.name == "other"
     assert Derived.name == "base"
     assert "name" not in vars(Derived)
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_patcher_that_ends_after_ours_gets_the_original_back(inherited):
+    class Base:
+        def text(self):
+            return "base"
+
+    class Derived(Base):
+        if not inherited:
+            text = Base.text
+
+    before = Derived.text
+    other = mock.patch.object(Derived, "text", return_value="other")
+    ours = in_this_thread(lambda self: "ours", before)
+    with replaced(Derived, "text", ours):
+        assert Derived().text() == Derived.text(Derived()) == "ours"
+        assert other.get_original()[0] is Derived.text
+        other.start()
+    assert Derived().text() == "other"
+    other.stop()
+    assert ours(Derived()) == Derived().text() == "base"
+    assert Derived.text is before
+
+
+def test_what_another_patcher_put_back_meanwhile_stays():
+    module = types.SimpleNamespace(name="first")
+    other = mock.patch.object(module, "name", "other")
+    other.start()
+    with replaced(module, "name", "ours"):
+        other.stop()
+    assert module.name == "first"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -71,3 +71,37 @@ def test_the_mask_alone_is_kept():
     assert names[0].count("aten.native_dropout.default") == 2
     assert "aten.native_dropout.default" not in names[1]
     assert "aten.tanh.default" in names[1]
+
+
+class Layers(nn.Module):
+    """As `Model`, without checkpoints."""
+
+    def __init__(self, body, budget=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.body, self.budget = nn.Linear(8, 8).double(), body, budget
+
+    def forward(self, x):
+        if self.budget is None:
+            return torch.tanh(self.body(torch.sigmoid(self.layer(x)))).sum()
+        with torch.autograd.graph.region_activation_memory_budget(self.budget):
+            return torch.tanh(self.body(torch.sigmoid(self.layer(x)))).sum()
+
+
+@pytest.mark.parametrize(
+    ("body", "budget"),
+    [("dropout", 0.4), *((body, 0.0) for body in ("dropout", "noise", "rrelu", "attention"))],
+)
+def test_a_memory_budget_draws_the_same_numbers_in_backward(body, budget):
+    model = Layers(BODIES[body])
+    torch.manual_seed(2)
+    expected = step(model, "aot_eager")
+    torch.manual_seed(2)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        found = step(model, ipu, options={"engine": "eager"})
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_region_that_keeps_nothing_is_refused_where_it_draws():
+    with pytest.raises(ipu_dynamo.CompileError, match=r"other random numbers[\s\S]*in <lambda>: "):
+        step(Layers(BODIES["dropout"], 0.0), ipu, options={"engine": "eager"})

@@ -132,6 +132,32 @@ def test_fallback_runs_a_graph_in_plain_pytorch():
         assert ipu_dynamo.programs() == ()
 
 
+def test_fallback_runs_the_graph_that_passes_have_not_changed():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(4, 4, 2, dropout=0.5)
+
+        def forward(self, x, n):
+            return torch.zeros(int(n.item())) + self.layer(x)[0].sum()
+
+    torch.manual_seed(1)
+    model, inputs = Model(), (torch.randn(5, 2, 4), torch.tensor(3))
+    options = EAGER | {"fallback": "allow"}
+    results = []
+    with torch._dynamo.config.patch(
+        allow_rnn=True, capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
+        call = torch.compile(model, backend=ipu, fullgraph=True, options=options)
+        for run in (model, call):
+            torch.manual_seed(2)
+            model.zero_grad()
+            loss = run(*inputs)
+            loss.sum().backward()
+            results.append((loss.detach(), model.layer.weight_hh_l0.grad))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_a_number_that_becomes_a_size_is_listed_too():
     def run(x):
         return torch.ones(int(x.sum().item())) * torch.zeros(int(x.max().item()))

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
-from torch.fx.traceback import preserve_node_meta
+from torch.fx.traceback import _get_memory_budget_annotation, preserve_node_meta
 
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
@@ -48,6 +48,7 @@ __all__ = [
     "TangentAOTInput",
     "allow_retain_graph",
     "aot_cache_forced",
+    "budget_of_memory",
     "compile_passes",
     "cut_directions",
     "export_joint",
@@ -166,7 +167,19 @@ def cut_directions(
             possible are kept; `none`: it reads what forward has computed.
     """
     cut = min_cut_rematerialization_partition if cutting == "minimum" else default_partition
-    return cut(joint, (), num_fwd_outputs=results, static_lifetime_input_indices=list(lasting))
+    budget = max(torch._functorch.config.activation_memory_budget, _LEAST_BUDGET)
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        return cut(joint, (), num_fwd_outputs=results, static_lifetime_input_indices=list(lasting))
+
+
+_LEAST_BUDGET = 1e-9  # for 0 the partitioner keeps the inputs only, and draws again
+
+
+def budget_of_memory(graph: fx.Graph) -> bool:
+    """Whether the user bounds what forward keeps, so that any operator may be repeated."""
+    if torch._functorch.config.activation_memory_budget < 1:
+        return True
+    return any(_get_memory_budget_annotation(node) is not None for node in graph.nodes)
 
 
 @contextmanager

@@ -252,7 +252,8 @@ def _call_replaced(model: Any, call: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del own["call"]
-        else:
-            own["call"] = before
+        if own.get("call") is call:  # only what was put there is taken away
+            if before is None:
+                del own["call"]
+            else:
+                own["call"] = before

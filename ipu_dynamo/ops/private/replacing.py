@@ -6,7 +6,8 @@ Who replaces holds `compile_lock`, so that names that are replaced twice come ba
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import update_wrapper, wraps
+from types import FunctionType, MethodType
 from typing import Any
 
 
@@ -19,6 +20,10 @@ class TrueInThisThread:
 
     def __bool__(self) -> bool:
         return getattr(self._thread, "value", False)
+
+    def end(self) -> None:
+        """Be false in every thread from now on."""
+        self._thread = threading.local()
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -47,6 +52,7 @@ def in_this_thread(
     def chosen(*args: Any, **kwargs: Any) -> Any:
         return (function if is_here else original)(*args, **kwargs)
 
+    chosen.is_here = is_here  # type: ignore[attr-defined]
     return chosen
 
 
@@ -55,14 +61,52 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Give `owner` another attribute `name` for a while; an inherited one is only hidden.
 
     Other threads find it, too: `value` has to be right for them, as `in_this_thread` makes it.
+    Another patcher may replace the name meanwhile, and end later. Its value stays then. `value` is
+    the original when that patcher puts it back, and a class gets the original itself.
     """
+    if isinstance(owner, type) and isinstance(value, FunctionType):
+        getattr(owner, name, None)  # an ended replacement goes when it is read
+        value = _Replacement(owner, name, value)
     own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own:
-            setattr(owner, name, before)
+        if vars(owner).get(name) is value:  # only what was put there is taken away
+            _put_back(owner, name, before, own)
         else:
-            delattr(owner, name)
+            is_here = getattr(value, "is_here", value)
+            if isinstance(is_here, TrueInThisThread):
+                is_here.end()
+            if isinstance(value, _Replacement):
+                value.original = before, own
+
+
+def _put_back(owner: Any, name: str, before: Any, own: bool) -> None:
+    if own:
+        setattr(owner, name, before)
+    else:
+        delattr(owner, name)
+
+
+class _Replacement:
+    """A function in place of a class's own; once it has ended, who reads it removes it.
+
+    Attributes:
+        original: what it replaced, and whether that was the class's own; None before it ends.
+    """
+
+    def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self._owner, self._name, self._function = owner, name, function
+        self.original: tuple[Any, bool] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: Any, kind: Any) -> Any:
+        if self.original is not None and vars(self._owner).get(self._name) is self:
+            _put_back(self._owner, self._name, *self.original)
+            return getattr(kind if instance is None else instance, self._name)
+        return self if instance is None else MethodType(self._function, instance)

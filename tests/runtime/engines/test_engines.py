@@ -3,13 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import ipu_dynamo.runtime.engines.engines as engines
 from ipu_dynamo import IpuError, Options, compile_inference, compile_training
 from ipu_dynamo.runtime.engines.engines import ENGINE, EagerEngine, make_engine
+from ipu_dynamo.runtime.engines.layouts import laid_out, views_of
 from ipu_dynamo.testing import assert_close, assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
+
+aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -184,3 +187,17 @@ def test_adding_rows_of_a_value_to_itself_is_right_on_inductor(values):
     run = compile_inference(model, Options("inductor"))
     for found, expected in zip(run(x, weight), model(x, weight), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_result_and_a_view_of_it_are_two_objects():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(aten.sin.default, (x,))
+    view = graph.call_function(aten.view.default, (y, [2, 2]))
+    graph.output((y, view, y, graph.call_function(aten.detach.default, (view,)), x))
+    one, x = torch.ones(2, 2), torch.zeros(2, 2)
+    views = views_of(fx.GraphModule({}, graph))
+    results = laid_out(lambda _: [one] * 4 + [x], [(2, 1)] * 5, [(2, 1)] * 5, views)([])
+    assert results[0] is results[2] is one
+    assert len({id(result) for result in results}) == 4
+    assert {result.data_ptr() for result in results} == {one.data_ptr(), x.data_ptr()}
