@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Placeholder
+from ipu_dynamo.capture.outside import Attribute
 from ipu_dynamo.errors import CompileError
 
 Model = nn.Module | Callable[..., Any]
@@ -79,16 +79,6 @@ def swapped(
             slot[name] = tensor
 
 
-@dataclass(frozen=True)
-class Attribute:
-    """A plain tensor that is an attribute of modules; the trace runs on a copy, which it may
-    change."""
-
-    name: str
-    tensor: Tensor
-    copy: Tensor
-
-
 def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:
     """Plain tensor attributes of a module, by identity, with copies on `device`; None: theirs."""
     attributes: dict[int, Attribute] = {}
@@ -97,7 +87,8 @@ def copied_attributes(model: Model, device: torch.device | None = None) -> dict[
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and id(value) not in attributes:
                 full = f"{path}.{name}" if path else name
-                attributes[id(value)] = Attribute(full, value, value.detach().to(device, copy=True))
+                copy = value.detach().to(device, copy=True)
+                attributes[id(value)] = Attribute(full, value, copy, vars(module), name)
     return attributes
 
 

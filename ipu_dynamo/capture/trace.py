@@ -21,6 +21,7 @@ from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
+from ipu_dynamo.capture.outside import OutsideReads
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
@@ -148,6 +149,7 @@ def trace(
     returned: list[Structure] = []
     host_functions: list[KnownFunction] = []
     names: dict[int, str] = {}  # by the identity of what forward sees
+    reads: list[OutsideReads] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         ours, theirs = tensors[: len(held)], tensors[len(held) :]
@@ -155,6 +157,7 @@ def trace(
         names.update((id(tensor), name) for tensor, name in zip(tensors, roles, strict=True))
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
+        reads.append(OutsideReads(attributes, swaps))
         with swapped(model, swaps) as own_tensors, attributes_swapped(model, attributes):
             with (
                 host_calls(HostCalls(training, own_tensors, host_functions)),
@@ -167,6 +170,7 @@ def trace(
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
                 draws_reported(),
+                reads[-1],
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
@@ -233,6 +237,7 @@ def trace(
         calls=tuple(calls),
         host_functions=tuple(host_functions),
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
+        outside=reads[-1].of(graph),
     )
     _finish_outputs(capture)
     remove_unread_marks(capture.graph.graph)

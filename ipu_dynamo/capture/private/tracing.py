@@ -48,6 +48,7 @@ __all__ = [
     "functional_transforms_replaced",
     "graph_being_traced",
     "is_fake",
+    "is_traced",
     "key_text",
     "masks_unread",
     "moved",
@@ -99,6 +100,12 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
 
 def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether the graph of a trace of this thread has a value for `tensor`."""
+    mode = get_proxy_mode()
+    return mode is not None and get_proxy_slot(tensor, mode.tracer, None) is not None
 
 
 def to_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
