@@ -5,18 +5,30 @@ model, is a constant of the program: what an operator reads of it, and what Pyth
 number, an index or a NumPy array. Each is kept with its value and the line that took it.
 """
 
+import linecache
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from ipu_dynamo.capture.private.tracing import constant_value, is_fake, is_traced, unrecorded
+from ipu_dynamo.capture.private.tracing import (
+    constant_value,
+    is_fake,
+    is_left,
+    is_traced,
+    node_of,
+    real_of,
+    tracer_here,
+    unrecorded,
+)
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
 
 aten = torch.ops.aten
@@ -115,6 +127,8 @@ class OutsideReads(TorchFunctionMode):
         self._copies = {id(attribute.copy): attribute for attribute in attributes.values()}
         self._stand_ins = stand_ins
         self._noted: dict[int, OutsideTensor] = {}
+        self._made: list[tuple[weakref.ref[Tensor], CodeType | None, int]] = []
+        self._tracer = tracer_here()
 
     def __torch_function__(
         self,
@@ -132,18 +146,42 @@ class OutsideReads(TorchFunctionMode):
                 id="in-place",
             )
         if name == "__get__" and func == _get_data:
-            return self.__torch_function__(Tensor.detach, types, args)
-        real = [x for x in _tensors((args, kwargs)) if not is_fake(x)]
-        if not real or name in _LOOKS:
+            func = Tensor.detach
+        if name in _LOOKS and func is not Tensor.detach:
             return func(*args, **kwargs)
-        if any(id(x) in self._stand_ins for x in real):
+        tensors = _tensors((args, kwargs))
+        if any(is_left(x) or id(x) in self._stand_ins for x in tensors):
             args, kwargs = self._replaced(args), self._replaced(kwargs)
-            real = [x for x in _tensors((args, kwargs)) if not is_fake(x)]
+            tensors = _tensors((args, kwargs))
+        real = [x for x in tensors if not is_fake(x)]
         for tensor in real:
             self._note(tensor, is_news=name != "lift_fresh_copy")  # which says that it is constant
         if name in _READS and real:
             return _read(func, args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            self.watch(tensor)
+        return result
+
+    def watch(self, tensor: Tensor) -> None:
+        """Note that Python gets a tensor of the trace on its present line."""
+        if is_fake(tensor):
+            frame = _users_frame()
+            code, line = (frame.f_code, frame.f_lineno) if frame is not None else (None, 0)
+            self._made.append((weakref.ref(tensor), code, line))
+
+    def left(self) -> list[tuple[Tensor, fx.Node | None, str]]:
+        """Tensors of the trace that Python still has after it, with what they are in the graph, and
+        the line that made each."""
+        alive: dict[int, tuple[Tensor, fx.Node | None, str]] = {}
+        for reference, code, line in self._made:
+            if (tensor := reference()) is not None and id(tensor) not in alive:
+                where = "unknown source"
+                if code is not None:
+                    text = linecache.getline(code.co_filename, line).strip()
+                    where = f"{Path(code.co_filename).name}:{line} in {code.co_name}: {text}"
+                alive[id(tensor)] = tensor, node_of(tensor, self._tracer), where
+        return list(alive.values())
 
     def of(self, module: fx.GraphModule) -> tuple[OutsideTensor, ...]:
         """All that were read, with those that only the traced graph tells of."""
@@ -188,7 +226,7 @@ class OutsideReads(TorchFunctionMode):
     def _replaced(self, value: Any) -> Any:
         """`value` with stand-ins for the model's own tensors."""
         if isinstance(value, Tensor):
-            return self._stand_ins.get(id(value), value)
+            return real_of(value) if is_left(value) else self._stand_ins.get(id(value), value)
         if type(value) in (list, tuple):
             return type(value)(map(self._replaced, value))
         if type(value) is dict:
@@ -243,9 +281,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _called(tensor: Tensor) -> tuple[str, Mapping[str, Any]]:
     """What the user's innermost line calls a tensor, and the file's names, if it is one of them."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _users_frame()
     if frame is None:
         return "", {}
     for names, holder in ((frame.f_locals, {}), (frame.f_globals, frame.f_globals)):
@@ -253,3 +289,26 @@ def _called(tensor: Tensor) -> tuple[str, Mapping[str, Any]]:
             if value is tensor:
                 return name, holder
     return "", {}
+
+
+def _users_frame() -> FrameType | None:
+    """The user's innermost frame."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def holds_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an object, which is no module, has tensors in attributes or elements."""
+    if isinstance(value, Tensor):
+        return True
+    if depth == 0 or isinstance(value, nn.Module | type | ModuleType | str | bytes):
+        return False
+    inner: list[Any] = list(getattr(value, "__dict__", {}).values())
+    inner += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    if isinstance(value, dict):
+        inner += value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner += value
+    return any(holds_tensors(each, depth - 1) for each in inner)

@@ -1,5 +1,10 @@
 """Check that what a model reads of plain tensors is never frozen without a word."""
 
+import copy
+import dataclasses
+import functools
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +31,7 @@ READS = {
     "array of a global": lambda self, h: h * torch.from_numpy(np.asarray(TABLE) + 1),
     "array from outside": lambda self, h: h * torch.from_numpy(NUMBERS),
     "operand": lambda self, h: h * self.steps + TABLE,
-    "copy": lambda self, h: h * __import__("copy").deepcopy(self.steps),
+    "copy": lambda self, h: h * copy.deepcopy(self.steps),
 }
 
 
@@ -155,3 +160,113 @@ def test_backends_of_torch_compile_take_new_values():
     compiled(x)
     model.steps.fill_(3)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+# --- What Python keeps of a trace ---------------------------------------------------------------
+
+
+class Tables(nn.Module):
+    """Make tables at the first call, as an attribute, in a dictionary and behind a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table, self.tables = nn.Linear(3, 2), None, {}
+        self.cached = functools.cache(lambda n: torch.arange(float(n))[:, None].sin())
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(len(x))[:, None].cos()
+            self.table[0] = 7
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.ones(len(x), 2).tril()
+        return self.layer(x) * self.tables[len(x)] + self.table + self.cached(len(x))
+
+
+@pytest.mark.parametrize("compiled_again", [False, True])
+def test_tables_made_at_the_first_call_have_their_values(compiled_again):
+    model, x = Tables(), torch.randn(4, 3)
+    plain = copy.deepcopy(model)
+    plain.cached = functools.cache(plain.cached.__wrapped__)
+    if compiled_again:
+        step = compile_training(model, torch.optim.SGD(model.parameters(), 0.0), EAGER, loss=0)
+        step.compile(x)
+    for call in (compile_inference(model, EAGER), model):
+        result = call(x)
+        assert type(result.detach()) is Tensor
+        torch.testing.assert_close(result, plain(x))
+    assert type(model.table) is type(model.tables[4]) is Tensor
+    torch.testing.assert_close(copy.deepcopy(model.table), plain.table)
+
+
+class Remembers(nn.Module):
+    def __init__(self, log):
+        super().__init__()
+        self.log, self.last = log, None
+
+    def forward(self, x):
+        h = x + 1
+        self.log += [h, x]
+        self.last = h
+        return h
+
+
+@pytest.mark.parametrize("compiling", [poptorch.inferenceModel, compile_inference])
+def test_a_tensor_that_python_keeps_says_what_it_is(compiling):
+    log: list[Tensor] = []
+    model, x = Remembers(log), torch.ones(2)
+    with pytest.warns(UserWarning, match=r"keeps a tensor in last[\s\S]*h = x \+ 1"):
+        assert compiling(model)(x).tolist() == [2, 2]
+    assert model.last is None
+    assert "h = x + 1" in repr(log[0])
+    for use in (lambda: log[0] + 1, lambda: log[0].tolist(), lambda: torch.stack(log)):
+        with pytest.raises(CompileError, match=r"when the model was traced[\s\S]*from:"):
+            use()
+
+
+def test_a_failed_trace_leaves_none_either():
+    log: list[Tensor] = []
+
+    def model(x):
+        log.append(x * 2)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        compile_inference(model, EAGER)(torch.ones(2))
+    with pytest.raises(CompileError, match=r"x \* 2"):
+        log[0].sum()
+
+
+# --- Objects that hold tensors ------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+
+
+@dataclasses.dataclass
+class Registered:
+    x: Tensor
+
+
+torch.utils._pytree.register_dataclass(Registered)
+KINDS = {
+    "dataclass": Batch,
+    "namespace": lambda x: types.SimpleNamespace(x=x),
+    "nested": lambda x: types.SimpleNamespace(x=x, all=[{"x": x}]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objects_with_tensors_are_refused_at_the_first_call(kind):
+    make = KINDS[kind]
+    with pytest.raises(InputError, match=r"batch is of class[\s\S]*register"):
+        compile_inference(lambda batch: batch.x + 1, EAGER)(make(torch.ones(2)))
+    with pytest.raises(CompileError, match=r"returns an object of class[\s\S]*register"):
+        compile_inference(lambda x: make(x + 1), EAGER)(torch.ones(2))
+
+
+def test_registered_objects_are_followed():
+    compiled = compile_inference(lambda batch: Registered(batch.x + 1), EAGER)
+    for value in (1.0, 2.0):
+        assert compiled(Registered(torch.full((2,), value))).x.tolist() == [value + 1] * 2
