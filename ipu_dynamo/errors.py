@@ -24,6 +24,8 @@ _OWN = tuple(
         _HERE.parent / "poptorch",
     )
 )
+_PYTHON = f"{Path(traceback.__file__).parent}{os.sep}"
+_PACKAGES = ("site-packages", "dist-packages")  # which lie in it
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -241,7 +243,9 @@ def keep_user_line(node: fx.Node) -> None:
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is PyTorch's or this project's, or skipped, and not the user's."""
+    """Whether a file is Python's, PyTorch's or this project's, or skipped, and not the user's."""
+    if file.startswith(_PYTHON) and not any(part in file for part in _PACKAGES):
+        return True
     skipped = _skipped.get()
     more = file.startswith(_TORCH) if skipped is None else any(part in file for part in skipped)
     return more or file.startswith(_OWN)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from ipu_dynamo.capture.outside import OutsideTensor
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.ops.private.graphs import pytree
@@ -144,6 +145,7 @@ class Capture:
         prints: what is printed, by its output stream, in order; set by `PrintTensors`.
         attributes: name and tensor of plain attributes of modules, by the identity of the copy that
             the graph holds; read by `LiftConstants`.
+        outside: tensors of the user's that the trace took by their value.
     """
 
     graph: fx.GraphModule
@@ -169,6 +171,7 @@ class Capture:
     anchors: Mapping[str, str] = field(default_factory=dict)
     prints: Mapping[str, Printing] = field(default_factory=dict)
     attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    outside: tuple[OutsideTensor, ...] = ()
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:

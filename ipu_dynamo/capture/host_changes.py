@@ -4,6 +4,7 @@
 knows no values, so the operators that lead to such a change are run afterwards.
 """
 
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import outside_function_modes, outside_modes
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.private.graphs import OpOverload
 
@@ -41,7 +42,7 @@ def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
             for name, stand in tensors.items()
             if isinstance(stand, Tensor)
         }
-        lost = _run(graph.graph, copies)
+        _, lost = _run(graph.graph, copies)
     return [
         (tensor, copies[name])
         for name, tensor in attributes.items()
@@ -49,11 +50,29 @@ def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _run(graph: fx.Graph, copies: dict[str, Tensor]) -> set[int]:
+def known_values(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[fx.Node, Tensor]:
+    """What those of `nodes` are in the end that depend on nothing but constants.
+
+    Reads a freshly traced graph, changes nothing.
+    """
+    held = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    with torch.no_grad(), outside_modes(), outside_function_modes():
+        copies = {
+            name: value.detach().clone()
+            for name in held
+            if isinstance(value := getattr(module, name, None), Tensor)
+        }
+        known, lost = _run(module.graph, copies)
+    return {
+        node: known[node] for node in nodes if node in known and _memory(known[node]) not in lost
+    }
+
+
+def _run(graph: fx.Graph, copies: Mapping[str, Tensor]) -> tuple[dict[fx.Node, Any], set[int]]:
     """Run what depends on `copies` alone, which stand for the tensors that the graph holds.
 
     Returns:
-        the memory of tensors that were changed to values that are not known.
+        what was computed; the memory of tensors that were changed to values that are not known.
     """
     known: dict[fx.Node, Any] = {}
     lost: set[int] = set()
@@ -65,7 +84,7 @@ def _run(graph: fx.Graph, copies: dict[str, Tensor]) -> set[int]:
             known[node] = node.target(*args, **kwargs)
         else:
             lost |= {_memory(known[n]) for n in written_arguments(node) if n in known}
-    return lost
+    return known, lost
 
 
 def _runs_alone(node: fx.Node) -> bool:

@@ -1,14 +1,16 @@
 """Put stand-ins in place of a module's tensors while its Python is traced, and take them out."""
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Placeholder
+from ipu_dynamo.capture.outside import Attribute
+from ipu_dynamo.capture.private.tracing import has_value, is_left, origin_of, real_of
 from ipu_dynamo.errors import CompileError
 
 Model = nn.Module | Callable[..., Any]
@@ -79,16 +81,6 @@ def swapped(
             slot[name] = tensor
 
 
-@dataclass(frozen=True)
-class Attribute:
-    """A plain tensor that is an attribute of modules; the trace runs on a copy, which it may
-    change."""
-
-    name: str
-    tensor: Tensor
-    copy: Tensor
-
-
 def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:
     """Plain tensor attributes of a module, by identity, with copies on `device`; None: theirs."""
     attributes: dict[int, Attribute] = {}
@@ -97,7 +89,8 @@ def copied_attributes(model: Model, device: torch.device | None = None) -> dict[
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and id(value) not in attributes:
                 full = f"{path}.{name}" if path else name
-                attributes[id(value)] = Attribute(full, value, value.detach().to(device, copy=True))
+                copy = value.detach().to(device, copy=True)
+                attributes[id(value)] = Attribute(full, value, copy, vars(module), name)
     return attributes
 
 
@@ -118,3 +111,46 @@ def attributes_swapped(model: Model, attributes: Mapping[int, Attribute]) -> Ite
     finally:
         for slots, name, value in places:
             slots[name] = value
+
+
+def attributes_of(model: Model) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each module's path, the dictionaries of its attributes, buffers and parameters, and what
+    these hold now."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    return [
+        (path, held, dict(held))
+        for path, module in modules
+        for held in (vars(module), module._buffers, module._parameters)
+    ]
+
+
+def restore_attributes(before: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
+    """Take tensors of a trace out of a model: constants become tensors with values; for others
+    there is again what was there before the trace, and a warning."""
+    for path, held, earlier in before:
+        for name, value in list(held.items()):
+            if not is_left(value):
+                _fill_in(value)
+            elif has_value(value):
+                held[name] = real_of(value)
+            else:
+                full = f"{path}.{name}" if path else name
+                warnings.warn(
+                    f"forward keeps a tensor in {full}, where a program leaves no value: it is as "
+                    f"before, and each call of the program finds it so\n  from: {origin_of(value)}"
+                    f"\n  try:  return the tensor, or copy_ into a buffer",
+                    stacklevel=2,
+                )
+                if name in earlier:
+                    held[name] = earlier[name]
+                else:
+                    del held[name]
+
+
+def _fill_in(container: Any) -> None:
+    """Put values in place of constants of a trace that a list or dictionary has kept."""
+    if isinstance(container, list | dict):
+        places = container.items() if isinstance(container, dict) else enumerate(container)
+        for place, value in list(places):
+            if is_left(value) and has_value(value):
+                container[place] = real_of(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
 from ipu_dynamo.capture.control_flow.higher_order import higher_order_recorded
@@ -15,12 +15,14 @@ from ipu_dynamo.capture.control_flow.vectorised import vectorised_calls
 from ipu_dynamo.capture.custom.custom_function import custom_functions_kept, refuse_hooks
 from ipu_dynamo.capture.custom.host_functions import HostCalls, host_calls
 from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_unread_marks
+from ipu_dynamo.capture.host_changes import known_values
 from ipu_dynamo.capture.layers.checked_losses import CheckedLosses
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
+from ipu_dynamo.capture.outside import OutsideReads, holds_tensors
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
@@ -29,6 +31,7 @@ from ipu_dynamo.capture.private.tracing import (
     flatten_with_path,
     is_fake,
     key_text,
+    leave,
     masks_unread,
     moved,
     pytree,
@@ -43,13 +46,15 @@ from ipu_dynamo.capture.random_states import draws_reported
 from ipu_dynamo.capture.scopes import SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
+    attributes_of,
     attributes_swapped,
     copied_attributes,
     named_tensors,
+    restore_attributes,
     swapped,
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
-from ipu_dynamo.errors import CompileError, keep_user_line, raised_at
+from ipu_dynamo.errors import CompileError, InputError, keep_user_line, raised_at
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
 
@@ -135,7 +140,8 @@ def trace(
     if isinstance(model, nn.Module) and training:
         refuse_hooks(model)
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)
-    held = named_tensors(model)
+    _refuse_unknown_objects(arguments)
+    held, state = named_tensors(model), attributes_of(model)
     mode = fake_mode()
     seen = [_slice(t) if p.name in grouped else t for p, t in held]
     differentiated = [training and p.trainable for p, _ in held]
@@ -148,6 +154,7 @@ def trace(
     returned: list[Structure] = []
     host_functions: list[KnownFunction] = []
     names: dict[int, str] = {}  # by the identity of what forward sees
+    reads: list[OutsideReads] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         ours, theirs = tensors[: len(held)], tensors[len(held) :]
@@ -155,6 +162,9 @@ def trace(
         names.update((id(tensor), name) for tensor, name in zip(tensors, roles, strict=True))
         swaps = {id(real): fake for (_, real), fake in zip(held, ours, strict=True)}
         args, kwargs = arguments.rebuild(theirs)
+        reads.append(OutsideReads(attributes, swaps))
+        for tensor in theirs:
+            reads[-1].watch(tensor)
         with swapped(model, swaps) as own_tensors, attributes_swapped(model, attributes):
             with (
                 host_calls(HostCalls(training, own_tensors, host_functions)),
@@ -167,10 +177,12 @@ def trace(
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
                 draws_reported(),
+                reads[-1],
             ):
                 returns = model(*args, **kwargs)
             leaves, spec = flatten(returns)
         layers.packed.refuse_returned(leaves)
+        _refuse_unknown_results(leaves)
         positions = tuple(i for i, leaf in enumerate(leaves) if is_fake(leaf))
         kept = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
         returned.append(Structure(spec, kept, positions))
@@ -190,6 +202,7 @@ def trace(
         if integers_last:
             stack.enter_context(batches_counted())
         stack.enter_context(quiet_fake_tensors())
+        graph: fx.GraphModule | None = None
         try:
             graph = trace_once(run, [*fakes, *inputs], mode)
         except DATA_DEPENDENT as error:
@@ -220,6 +233,11 @@ def trace(
         except Exception as error:  # the user's own, or torch's for what the user wrote
             explain(error, names)
             raise
+        finally:
+            inputs.clear()  # what is alive from now on is what Python has kept
+            if reads:
+                _settle(reads[-1], graph)
+                restore_attributes(state)
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:
         placeholders.append(Placeholder(unused(name, placeholders), "input"))
@@ -233,6 +251,7 @@ def trace(
         calls=tuple(calls),
         host_functions=tuple(host_functions),
         attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
+        outside=reads[-1].of(graph),
     )
     _finish_outputs(capture)
     remove_unread_marks(capture.graph.graph)
@@ -242,6 +261,44 @@ def trace(
         keep_user_line(node)
     capture.graph.recompile()
     return capture
+
+
+def _settle(reads: OutsideReads, graph: fx.GraphModule | None) -> None:
+    """Let no tensor of a trace that Python has kept pass for one with values.
+
+    Args:
+        graph: what was traced; None: an error ended it, and no value is known.
+    """
+    left = reads.left()
+    nodes = [node for _, node, _ in left if node is not None]
+    known = known_values(graph, nodes) if graph is not None and nodes else {}
+    for tensor, node, where in left:
+        leave(tensor, None if node is None else known.get(node), where)
+
+
+def _refuse_unknown_objects(arguments: Arguments) -> None:
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+            raise InputError(
+                f"{name} is of class {type(leaf).__name__}, whose tensors are not found in calls",
+                hint=_REGISTER,
+            )
+
+
+def _refuse_unknown_results(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+            raise CompileError(
+                f"forward returns an object of class {type(leaf).__name__}, whose tensors are not "
+                "found",
+                hint=_REGISTER,
+            )
+
+
+_REGISTER = (
+    "torch.utils._pytree.register_pytree_node, or register_dataclass, says what the class holds; "
+    "tuples, lists, dictionaries and named tuples need nothing"
+)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
 from ipu_dynamo.capture.host_changes import changed_attributes
+from ipu_dynamo.capture.outside import OutsideTensor
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
 from ipu_dynamo.ops.library.host_call import KnownFunction
@@ -58,6 +59,7 @@ class Compiled:
         passes: what each pass did.
         host_changes: plain tensors of the model that forward changes in place, with the values that
             its one run gives them.
+        outside: tensors of the user's that the trace took by their value.
         names: of the values that operators make.
         gradients: which of them, and of the parameters, have a gradient.
         anchors: the output stream of each anchor that is one.
@@ -75,6 +77,7 @@ class Compiled:
     costs: Costs = ()
     passes: tuple[PassRun, ...] = ()
     host_changes: Sequence[tuple[Tensor, Tensor]] = ()
+    outside: Sequence[OutsideTensor] = ()
     names: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     anchors: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +212,7 @@ def _lowered(
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
         host_changes=host_changes,
+        outside=capture.outside,
         names=capture.names,
         gradients=capture.gradients,
         anchors=capture.anchors,
@@ -254,6 +258,7 @@ def _of_ready(
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         host_changes=host_changes,
+        outside=capture.outside,
         names=ready.names,
         gradients=ready.gradients,
         anchors=ready.anchors,

@@ -81,8 +81,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         describe: reads the optimiser's groups, given the model's parameters by name.
         live: follow the optimiser: its numbers before each call, and its state when compiling.
             Otherwise its numbers are read when compiling and by `set_optimizer` only.
-        settings_stay: the modes of modules, and which parameters need a gradient, are those of the
-            time when it was compiled, whatever becomes of them. Otherwise a change is refused.
+        settings_stay: the modes of modules, which parameters need a gradient, and tensors that
+            became constants are those of the time when it was compiled, whatever becomes of them.
+            Otherwise a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
         ready: the program that the model would become; it is traced, and only those passes run that
             decide the form of a step here.
@@ -238,6 +239,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._unchanged.check_tensors()
         if not self._settings_stay:
             self._unchanged.check_mode()
+            self._unchanged.check_outside()
             if self.training:
                 self._unchanged.check_trainable()
         for name, tensor, address in self._watched:
@@ -328,7 +330,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         ]
         if link is not None:
             link.take(reading)
-        self._unchanged, self._state_to_write = UnchangedModel(self.model), False
+        self._unchanged, self._state_to_write = UnchangedModel(self.model, compiled.outside), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
 
     def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[Program]:

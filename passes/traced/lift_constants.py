@@ -6,18 +6,15 @@ Keeps    values; a tensor that is held once is one input, however often it is re
 Source   design of programs: what lasts is a variable.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, unused
+from ipu_dynamo.capture.outside import warn
 from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
 from ipu_dynamo.passes.levels import Level
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class LiftConstants:
 
     Args:
         level: of the graph.
-        warn: say so for a tensor that forward takes from outside the model.
+        warn: say so for tensors that forward takes from outside the model.
     """
 
     name: ClassVar[str] = "LiftConstants"
@@ -36,6 +33,8 @@ class LiftConstants:
     warn: bool = True
 
     def __call__(self, capture: Capture) -> bool:
+        if self.warn:
+            warn(capture.outside)
         held = plan(capture)
         for target, nodes in held.items():
             self._lift(capture, target, nodes)
@@ -47,13 +46,6 @@ class LiftConstants:
         graph, value = capture.graph.graph, getattr(capture.graph, target)
         name, tensor = capture.attributes.get(id(value), (target, value))
         name = unused(name, capture.placeholders)
-        users = [user for node in nodes for user in node.users]
-        if self.warn and any(u.target is not aten.lift_fresh_copy.default for u in users):
-            warnings.warn(
-                f"the tensor {name} {tuple(value.shape)} is neither an input, a parameter nor a "
-                f"buffer; its present value becomes a constant of the program",
-                stacklevel=2,
-            )
         last = capture.placeholder_nodes[-1:]
         with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
             lifted = graph.placeholder(target.lstrip("_"))

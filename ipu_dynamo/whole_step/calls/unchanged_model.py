@@ -3,12 +3,14 @@
 Most checks find nothing: they run over all of a model without a line of Python for each tensor.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from ipu_dynamo.capture.outside import OutsideTensor, changed
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 
@@ -31,9 +33,11 @@ class UnchangedModel:
 
     Args:
         model: a callable that is no module has none of these.
+        outside: other tensors, which the program has by their value.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, outside: Sequence[OutsideTensor] = ()) -> None:
+        self._outside = outside
         modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
         self._slots = [
             _Slot(held, name, value, f"{kind} {path}.{name}" if path else f"{kind} {name}")
@@ -100,6 +104,17 @@ class UnchangedModel:
         was, now = ("train", "eval") if was_training else ("eval", "train")
         what = f"module {path}" if path else "the model"
         return f"{what} is in {now} mode, and was in {was} mode when it was compiled"
+
+    def check_outside(self) -> None:
+        """Hold tensors that became constants to their values.
+
+        Raises:
+            InputError: one has another value.
+        """
+        if self._outside and (change := changed(self._outside)) is not None:
+            raise InputError(
+                change, hint="make it a buffer (register_buffer) or an argument, or compile again"
+            )
 
     def check_mode(self) -> None:
         """Hold modules to train or eval mode.
