@@ -15,6 +15,8 @@ class ModelMemory:
     """What replicas have for themselves, and the generators of draws that name none.
 
     Attributes:
+        outside: by identity, the variables that a step uses and the model does not have.
+        read_by_update: the same of an update, as what a schedule or a constraint reads.
         assigned: by identity, the trained variables that a step has been seen to assign.
         generators: seed generators by stage, each made when a program needs it. No file holds them.
             Each stage has one, since its state lives where it draws.
@@ -23,12 +25,15 @@ class ModelMemory:
     def __init__(self) -> None:
         self.assigned: dict[int, Any] = {}
         self.generators: dict[int, Any] = {}
+        self.outside: dict[int, Any] = {}
+        self.read_by_update: dict[int, Any] = {}
         self._replicas: dict[int, ReplicaMemory] = {}
 
     @property
-    def seeds(self) -> list[Any]:
-        """States of generators that are no variables of the model."""
-        return [generator.state for generator in self.generators.values()]
+    def step_variables(self) -> list[Any]:
+        """Variables of a step that the model does not have."""
+        seeds = [generator.state for generator in self.generators.values()]
+        return [*seeds, *self.outside.values()]
 
     def make_generator(self, stage: int) -> None:
         """Make the generator of a stage, its words drawn from Keras' global one."""

@@ -1,15 +1,14 @@
 """Say what a program was traced with, to notice that a model is no longer that."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from ipu_dynamo.keras.calls.python_values import different, python_values
 from ipu_dynamo.keras.private.stateless_names import (
     compiled_objects,
-    config_of,
-    inner_optimizers,
     tensor_of,
 )
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
@@ -24,40 +23,45 @@ class ProgramOrigin:
         objects: those that `compile` makes; compared by identity, as tensors are.
         tensors: that hold the variables.
         roles: of the variables: a layer that is frozen changes them.
-        configs: of the optimiser and those in it: constants of the update.
+        values: of Python, which are constants of the program.
     """
 
     objects: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
     roles: tuple[str, ...]
-    configs: tuple[Any, ...]
+    values: Mapping[str, Any]
 
-    def is_same(self, other: "ProgramOrigin") -> bool:
-        """Whether a program of this origin is right for a model that is `other` now."""
+    def is_same(self, other: "ProgramOrigin", traced: Collection[str] = ()) -> bool:
+        """Whether a program of this origin is right for a model that is `other` now.
+
+        Args:
+            traced: paths of values that may differ.
+        """
         return (
             _identical(self.objects, other.objects)
             and _identical(self.tensors, other.tensors)
             and self.roles == other.roles
-            and self.configs == other.configs
+            and not different(self.values, other.values) - set(traced)
         )
 
 
-def origin_of(model: Any, kind: Kind, variables: Sequence[StepVariable]) -> ProgramOrigin:
+def origin_of(
+    model: Any, kind: Kind, variables: Sequence[StepVariable], outside: Iterable[Any] = ()
+) -> ProgramOrigin:
     """What a model is now.
 
     Args:
         variables: of its step.
+        outside: as in `optimizer_states`.
     """
     held = [v.variable for v in variables]
-    configs: tuple[Any, ...] = ()
     if kind == "fit":
-        held += optimizer_states(model.optimizer, variables).values()
-        configs = tuple(config_of(one) for one in inner_optimizers(model.optimizer))
+        held += optimizer_states(model.optimizer, variables, outside).values()
     return ProgramOrigin(
         compiled_objects(model) if kind != "predict" else (),
         tuple(tensor_of(variable) for variable in held),
         tuple(v.role for v in variables),
-        configs,
+        python_values(model, kind),
     )
 
 

@@ -1,18 +1,20 @@
 """Keep the programs of a model, and run them: whole executions on Keras' own variables."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 from keras.layers import BatchNormalization
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.calls.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.calls.core_options import accumulator_dtypes, core_options, reduced_loss
 from ipu_dynamo.keras.calls.joined_results import JoinedResults, Results
 from ipu_dynamo.keras.calls.model_memory import ModelMemory, memory_of
 from ipu_dynamo.keras.calls.program_origin import origin_of
+from ipu_dynamo.keras.calls.python_values import different, python_values
 from ipu_dynamo.keras.private.keras_graphs import flat_layers
 from ipu_dynamo.keras.private.stateless_names import (
     build_for,
@@ -38,7 +40,7 @@ from ipu_dynamo.keras.step.machine_shape import (
 )
 from ipu_dynamo.keras.step.step_module import StepModule
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variables
-from ipu_dynamo.keras.step.update import optimizer_states, traced_update
+from ipu_dynamo.keras.step.update import UpdateTrace, optimizer_states, traced_update
 from ipu_dynamo.whole_step.api import compile_inference, compile_training
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
@@ -91,6 +93,13 @@ def _notice_moving_statistics(model: Any) -> None:
         notice(state_of(model).notices, "moving statistics", text)
 
 
+def _changes(model: Any, paths: Iterable[str]) -> str:
+    return (
+        f"a step of {model.name} changes {', '.join(sorted(paths))} in Python, which runs once, "
+        "while the step is traced: keep it in a keras.Variable to change it for each batch"
+    )
+
+
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
@@ -106,9 +115,16 @@ class StepProgram:
         self._ipus = stage_ipus(model)
         self._buffers = CallBuffers(batch, shape.steps * shape.replicas)
         self._variables: tuple[StepVariable, ...] = ()
+        self._module: StepModule
+        self._update: UpdateTrace | None = None
         self._versions: list[int] = []
+        before = python_values(model, kind)
         self._program = self._compile(batch)
-        self._origin = origin_of(model, kind, self._variables)
+        self._origin = origin_of(model, kind, self._variables, self._read_by_update)
+        # what the step itself changes in Python would never be the same again
+        self._traced = different(before, self._origin.values) & before.keys()
+        if self._traced:
+            notice(state_of(model).notices, "values of Python", _changes(model, self._traced))
         # an input that a layer or a metric writes in place is an output, too, by its own name
         outputs = [o for o in self._program.program.outputs if o.name.isdigit()]
         shapes = [output.type.shape for output in outputs]
@@ -121,8 +137,13 @@ class StepProgram:
 
     def fits(self) -> bool:
         """Whether the model is still what was traced."""
-        present = origin_of(self.model, self.kind, self._list_variables())
-        return self._origin.is_same(present)
+        variables = self._list_variables()
+        present = origin_of(self.model, self.kind, variables, self._read_by_update)
+        return self._origin.is_same(present, self._traced) and self._constants_same()
+
+    def _constants_same(self) -> bool:
+        update = self._update
+        return self._module.constants.same() and (update is None or update.constants.same())
 
     def run(
         self, batches: Sequence[Any], on_step: OnStep | None = None
@@ -179,18 +200,22 @@ class StepProgram:
         return [v for v in self._variables if not v.is_parameter]
 
     def _state_versions(self) -> list[int]:
-        states = optimizer_states(self.model.optimizer, self._variables)
+        states = optimizer_states(self.model.optimizer, self._variables, self._read_by_update)
         return [tensor_of(variable)._version for variable in states.values()]
 
+    @property
+    def _read_by_update(self) -> list[Any]:
+        return list(self._memory.read_by_update.values())
+
     def _list_variables(self) -> tuple[StepVariable, ...]:
-        return step_variables(self.model, self.kind, seeds=self._memory.seeds)
+        return step_variables(self.model, self.kind, outside=self._memory.step_variables)
 
     def _compile(self, batch: Any) -> CompiledModel:
         """Compile; again for all that only a trace tells: a draw without a seed needs a generator
         of its stage, and a weight that is assigned what tells the update of its value."""
         inputs = self._buffers.filled([batch] * (self.shape.steps * self.shape.replicas))
         while True:
-            module = self._module()
+            self._module = module = self._new_module()
             program = self._core_program(module)
             try:
                 program.compile(*inputs)
@@ -198,11 +223,37 @@ class StepProgram:
                 if not self._supplies(module):
                     raise
                 continue
+            self._check_update(module)
+            module.constants.keep()
+            if self._update is not None:
+                self._update.constants.keep()
             return program
+
+    def _check_update(self, module: StepModule) -> None:
+        """Refuse an update that reads what its step assigns, of which it has a copy of before.
+
+        Raises:
+            CompileError: it does.
+        """
+        for variable in self._read_by_update:
+            if id(variable) in module.written:
+                raise CompileError(
+                    f"the update of {self.model.optimizer.name} reads {variable.path}, which the "
+                    "step assigns",
+                    hint="assign it in a callback, or read optimizer.iterations",
+                )
 
     def _supplies(self, module: StepModule) -> bool:
         """Make what a trace has missed; whether there was anything."""
         memory, stage, assigned = self._memory, module.without_generator, module.without_receiver
+        read = module.without_tensor
+        if read is not None and id(read) not in memory.outside:
+            memory.outside[id(read)] = read
+            return True
+        of_update = None if self._update is None else self._update.without_state
+        if of_update is not None and id(of_update) not in memory.read_by_update:
+            memory.read_by_update[id(of_update)] = of_update
+            return True
         if stage is not None and stage not in memory.generators:
             memory.make_generator(stage)
             return True
@@ -211,7 +262,7 @@ class StepProgram:
             return True
         return False
 
-    def _module(self) -> StepModule:
+    def _new_module(self) -> StepModule:
         self._variables = self._list_variables()
         own = {id(v) for v in self._own_of_replicas}
         replicated = self._memory.replicas(self.shape.replicas)
@@ -237,7 +288,9 @@ class StepProgram:
         options = core_options(model, self.kind, shape, self._ipus, variables)
         if self.kind != "fit":
             return compile_inference(module, options)
-        update = traced_update(model.optimizer, variables, self._receivers())
+        update, self._update = traced_update(
+            model.optimizer, variables, self._receivers(), self._read_by_update
+        )
         program = compile_training(
             module,
             update,

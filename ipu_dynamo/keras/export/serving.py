@@ -70,14 +70,12 @@ def export_for_serving(
     rows = _rows(model, symbols, batch_size)
     names = [output_names] if isinstance(output_names, str) else output_names
     plan = stage_plan(model, keras.tree.map_structure(lambda s: _example(s, rows), symbols))
-    module = ServingModule(
-        model,
-        plan,
-        _names(model, symbols),
-        _default_names(model) if names is None and postprocessing_step is None else names,
-        preprocessing_step,
-        postprocessing_step,
-    )
+    default = _default_names(model) if names is None and postprocessing_step is None else names
+
+    def module(outside: Sequence[Any]) -> ServingModule:
+        steps = preprocessing_step, postprocessing_step
+        return ServingModule(model, plan, outside, _names(model, symbols), default, *steps)
+
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         plain, converted = Path(folder) / "plain", Path(folder) / "converted"
@@ -153,7 +151,23 @@ def _default_names(model: Any) -> list[str] | None:
     return [_identifier(name) for name in names] if names else None
 
 
-def _save(module: ServingModule, symbols: Any, rows: int, folder: Path) -> None:
+def _save(
+    module_of: Callable[[Sequence[Any]], ServingModule], symbols: Any, rows: int, folder: Path
+) -> None:
+    """Export the module; again with each variable that predictions turn out to read."""
+    outside: list[Any] = []
+    while True:
+        module = module_of(outside)
+        try:
+            return _save_module(module, symbols, rows, folder)
+        except Exception:
+            variable = module.without_tensor
+            if variable is None or any(variable is known for known in outside):
+                raise
+            outside.append(variable)
+
+
+def _save_module(module: ServingModule, symbols: Any, rows: int, folder: Path) -> None:
     """Export the module: for any number of rows, where its inputs and layers leave that open."""
     flat = keras.tree.flatten(symbols)
     if all(symbol.shape[0] is None for symbol in flat):

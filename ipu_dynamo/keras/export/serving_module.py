@@ -27,6 +27,7 @@ class ServingModule(StepModule):
     Args:
         model: built.
         plan: of a pipelined model.
+        outside: variables that predictions read, and the model does not have.
         inputs: nested as the model takes them, of names.
         output_names: of the flat outputs, behind the last step; None: as they are called there.
         preprocessing: takes the flat inputs, and gives those of the model.
@@ -37,13 +38,14 @@ class ServingModule(StepModule):
         self,
         model: Any,
         plan: StagePlan | None,
+        outside: Sequence[Any],
         inputs: Any,
         output_names: Sequence[str] | None,
         preprocessing: Step | None,
         postprocessing: Step | None,
     ) -> None:
-        variables = [(variable, variable.tensor) for variable in step_variables(model, "predict")]
-        super().__init__(model, "predict", variables, plan=plan)
+        variables = step_variables(model, "predict", outside=outside)
+        super().__init__(model, "predict", [(v, v.tensor) for v in variables], plan=plan)
         self.input_names, self._output_names = inputs, output_names
         self.add_module(PREPROCESSING, _Part())
         self.add_module(POSTPROCESSING, _Part())

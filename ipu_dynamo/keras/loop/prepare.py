@@ -49,7 +49,10 @@ def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data
             per_execution=model.steps_per_execution,
             replicas=replica_count(model),
         )
-        prepared = Prepared(Epochs(adapter, plan), call_shape(model, kind, plan.per_execution))
+        shape = call_shape(model, kind, plan.per_execution)
+        # alone in an execution, a smaller batch is a program of its own on the same variables
+        alone = (shape.steps, shape.replicas) == (1, 1) and not shape.pipelined
+        prepared = Prepared(Epochs(adapter, plan, ends_partial=alone), shape)
     except BaseException:
         stop_enqueuer(adapter)
         raise

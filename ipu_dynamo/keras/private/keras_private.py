@@ -105,7 +105,7 @@ def reads_at_once(adapter: Any) -> bool:
     )
 
 
-def ends_partial(adapter: Any) -> PartialBatch | None:
+def partial_end(adapter: Any) -> PartialBatch | None:
     """The partial batch at the end of arrays. Loaders do not say whether they drop theirs."""
     if is_array_adapter(adapter) and adapter.partial_batch_size:
         return PartialBatch(adapter.partial_batch_size, adapter.batch_size)

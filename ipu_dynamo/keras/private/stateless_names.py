@@ -24,7 +24,6 @@ __all__ = [
     "backend_random",
     "build_for",
     "compiled_objects",
-    "config_of",
     "current_scope",
     "draw_seed",
     "gives_training",
@@ -136,14 +135,6 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     return found
 
 
-def config_of(optimizer: Any) -> dict[str, Any]:
-    """What is constant in a traced update: all of `get_config` but learning rates in variables."""
-    config: dict[str, Any] = optimizer.get_config()
-    if is_variable(getattr(optimizer, "_learning_rate", None)):
-        config = {**config, "learning_rate": None}
-    return config
-
-
 def is_variable(value: Any) -> bool:
     """Whether a value is one of Keras' variables."""
     return isinstance(value, backend_core.Variable)
@@ -230,18 +221,22 @@ def summed_loss(model: Any, loss: Any) -> Any:
 def described_functions(model: Any) -> list[Any]:
     """The functions whose lines say what a step computes: of layers, losses and metrics."""
     layers = model._flatten_layers()
-    losses = list(getattr(loss_of_compile(model), "_flat_losses", None) or ())
-    metrics = [metric for metric in model.metrics if metric is not None]
-    inner = [one for metric in metrics for one in getattr(metric, "metrics", ())]
     functions = [getattr(type(layer), "call", None) for layer in layers]
-    functions += [getattr(type(loss), "call", None) for loss in losses]
-    functions += [getattr(type(metric), "update_state", None) for metric in (*metrics, *inner)]
+    functions += [getattr(type(loss), "call", None) for loss in losses_of(model)]
+    functions += [getattr(type(metric), "update_state", None) for metric in metrics_of(model)]
     return [function for function in functions if function is not None]
 
 
-def loss_of_compile(model: Any) -> Any:
-    """The object that computes all losses of `compile`; None before."""
-    return getattr(model, "_compile_loss", None)
+def losses_of(model: Any) -> list[Any]:
+    """The losses of `compile`, once it is built."""
+    found = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ()
+    return [one.loss for one in found if one.loss is not None]
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """The metrics of a model, and those in them."""
+    metrics = [metric for metric in model.metrics if metric is not None]
+    return [*metrics, *(one for metric in metrics for one in getattr(metric, "metrics", ()))]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from keras import StatelessScope, tree
+from keras.utils import pack_x_y_sample_weight
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.tracing import quote_source_of
@@ -35,9 +36,9 @@ from ipu_dynamo.keras.step.assigned_weights import (
 )
 from ipu_dynamo.keras.step.machine_shape import CallShape
 from ipu_dynamo.keras.step.stage_walk import StageWalk
-from ipu_dynamo.keras.step.step_scope import StepScope
+from ipu_dynamo.keras.step.step_scope import StepScope, outside_variables
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable
-from ipu_dynamo.keras.step.tracing import keras_traced
+from ipu_dynamo.keras.step.tracing import Constants, keras_traced
 
 Scaled = Callable[[Tensor], Tensor]
 
@@ -73,6 +74,10 @@ class StepModule(nn.Module):
         without_generator: the stage of a draw without a seed, for which there is no generator;
             None: the last trace met none.
         without_receiver: a variable of Keras that is assigned and has none; None: as above.
+        without_tensor: a variable of Keras that is read or assigned, and is none of the step's;
+            None: as above.
+        written: identities of the variables that the last trace assigned.
+        constants: tensors and arrays that it read.
     """
 
     def __init__(
@@ -91,6 +96,9 @@ class StepModule(nn.Module):
         self.kind = kind
         self.without_generator: int | None = None
         self.without_receiver: Any = None
+        self.without_tensor: Any = None
+        self.written: set[int] = set()
+        self.constants = Constants()
         self._receivers, self._shape = dict(receivers or {}), shape
         self._received: dict[StepVariable, Tensor] = {}
         self._variables = tuple(variable for variable, _ in variables)
@@ -139,8 +147,10 @@ class StepModule(nn.Module):
         mapping = {id(v.variable): tensor for v, tensor in present.items()}
         weights = frozenset(id(v.variable) for v in present if v.is_parameter)
         self._received = {}
-        with keras_traced(self._own_generator):
-            scope = StepScope(mapping, weights, self._assign_weight)
+        self.written = set()
+        self.constants = Constants()
+        with keras_traced(self._own_generator, self.constants), outside_variables(self._outside):
+            scope = StepScope(mapping, weights, self._assign_weight, self._outside)
             write = partial(self._write, scope, present)
             self._walk = None if self._plan is None else self._new_walk(self._plan, write)
             with scope:
@@ -158,10 +168,10 @@ class StepModule(nn.Module):
         (model,) = self._keras
         if self.kind == "predict":
             if is_overridden(model, "predict_step"):
-                return model.predict_step((x, y, sample_weight))
+                return model.predict_step(pack_x_y_sample_weight(x, y, sample_weight))
             return self._outputs(x, training=False)
         if self.kind == "evaluate" and is_overridden(model, "test_step"):
-            return model.test_step((x, y, sample_weight))
+            return model.test_step(pack_x_y_sample_weight(x, y, sample_weight))
         training = self.kind == "fit"
         y_pred = self._outputs(x, training=training)
         override_losses(model, model.losses if self._walk is None else self._walk.losses)
@@ -193,23 +203,27 @@ class StepModule(nn.Module):
             present: the values of variables, which become those of the scope.
         """
         mapping = mapping_of(scope)
-        known = {id(v.variable) for v in self._variables}
-        if unknown := [key for key in mapping if key not in known]:
-            raise CompileError(
-                f"the model assigns {len(unknown)} variables in a step that are none of its own",
-                hint="make them attributes of a layer, so that Keras finds them",
-            )
         with torch.no_grad():
             for variable, value in present.items():
                 new = mapping[id(variable.variable)]
                 if new is not value and not variable.is_parameter:
                     self.held(variable).copy_(new.detach())
+                    self.written.add(id(variable.variable))
                     present[variable] = new
         for variable, name in self._receivers.items():
             new = mapping[id(variable.variable)]
             if new is not present[variable]:
                 self._received[variable] = received(self._called(name), new)
                 present[variable] = new
+
+    def _outside(self, variable: Any) -> None:
+        """Ask for the tensor of a variable that is none of the step's, as one that a loss reads."""
+        if all(v.variable is not variable for v in self._variables):
+            self.without_tensor = variable
+            raise CompileError(
+                f"the step uses {variable.path}, which is no variable of the model",
+                hint="make it an attribute of a layer, so that Keras finds it",
+            )
 
     def _assign_weight(self, variable: Any) -> Tensor:
         """The parameter of a variable that the step assigns."""

@@ -46,12 +46,13 @@ class StepVariable:
 
 
 def step_variables(
-    model: Any, kind: Kind, *, seeds: Sequence[Any] = ()
+    model: Any, kind: Kind, *, outside: Sequence[Any] = ()
 ) -> tuple[StepVariable, ...]:
     """All variables that a step of this kind may read.
 
     Args:
-        seeds: states of seed generators that belong to the model, and are no variables of it.
+        outside: variables that a step uses, and the model does not have: states of seed generators
+            and of recurrent layers, and what a loss, a regulariser or an activation reads.
     """
     names = Names(model.name)
     found: dict[int, StepVariable] = {}
@@ -69,7 +70,7 @@ def step_variables(
     add(model.non_trainable_variables, "state")
     if kind != "predict":
         add(model.metrics_variables, "metric")
-    add(seeds, "state")
+    add(outside, "state")
     if kind == "fit":
         add(scale_variables(model.optimizer), "scale")
     return tuple(found.values())

@@ -1,11 +1,13 @@
 """Run Keras' Python as a program needs it, in the thread that traces."""
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -19,11 +21,12 @@ from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 
 @contextmanager
-def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
+def keras_traced(own_generator: GeneratorOfModel, constants: "Constants") -> Iterator[None]:
     """Merge conditions, key random numbers, count without values, and leave tracebacks whole.
 
     Args:
         own_generator: gives the seed generator of draws that name none.
+        constants: notes the tensors and arrays that are read.
 
     Raises:
         CompileError: a layer asks for the value of a tensor.
@@ -33,7 +36,7 @@ def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
         stack.enter_context(draws_keyed(own_generator))
         stack.enter_context(operators_value_free())
         stack.enter_context(_whole_tracebacks())
-        stack.enter_context(_NumbersAsConstants())
+        stack.enter_context(constants)
         try:
             yield
         except DATA_DEPENDENT as error:
@@ -50,20 +53,55 @@ def keras_traced(own_generator: GeneratorOfModel) -> Iterator[None]:
             ) from error
 
 
-class _NumbersAsConstants(TorchFunctionMode):
-    """Take the numbers that objects hold as tensors, as a regulariser its factor, for the constants
-    that they are meant to be: a warning is for tensors with dimensions."""
+class Constants(TorchFunctionMode):
+    """Note the tensors and arrays of objects that a trace reads, as the factor of a regulariser.
+
+    They are constants of the program, which is right for as long as they hold the same values.
+    Numbers are meant to be constants: a warning is for tensors with dimensions.
+
+    Args:
+        tensors: whether to look at tensors, and not at arrays only.
+    """
+
+    def __init__(self, *, tensors: bool = True) -> None:
+        super().__init__()
+        self._held = (torch.Tensor, np.ndarray) if tensors else (np.ndarray,)
+        self._read: dict[int, Any] = {}
+        self._copies: list[tuple[Any, Any]] = []
+
+    def keep(self) -> None:
+        """Copy the values, once the trace is over."""
+        self._copies = [(value, copy.deepcopy(value)) for value in self._read.values()]
+
+    def same(self) -> bool:
+        """Whether all that was read has the values that it had."""
+        return all(_equal(value, known) for value, known in self._copies)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _lifted, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(self._held, self._noted, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self._read[id(value)] = value
+            return value
+        if is_fake(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return value
+        self._read[id(value)] = value
+        if value.dim() or type(value) is torch.nn.Parameter:
+            return value
+        return torch.ops.aten.lift_fresh_copy(value)
 
-def _lifted(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() or is_fake(tensor) or type(tensor) is not torch.Tensor:
-        return tensor
-    lifted: torch.Tensor = torch.ops.aten.lift_fresh_copy(tensor)
-    return lifted
+
+def _equal(value: Any, known: Any) -> bool:
+    """Whether two tensors or arrays are equal; NaN equals NaN."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == known.dtype and value.tobytes() == known.tobytes()
+    return torch.equal(value, known) or torch.equal(_bytes(value), _bytes(known))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _whole_tracebacks() -> Any:

@@ -2,7 +2,9 @@
 gradients, weights and states.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,29 +20,39 @@ from ipu_dynamo.keras.private.stateless_names import (
 from ipu_dynamo.keras.step.assigned_weights import Receivers
 from ipu_dynamo.keras.step.conditions import conditions_merged
 from ipu_dynamo.keras.step.portable_methods import portable_methods
+from ipu_dynamo.keras.step.step_scope import outside_variables
 from ipu_dynamo.keras.step.step_variables import Names, StepVariable
+from ipu_dynamo.keras.step.tracing import Constants
 from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
 
 
 def traced_update(
-    optimizer: Any, variables: Sequence[StepVariable], receivers: Receivers | None = None
-) -> TracedUpdate:
+    optimizer: Any,
+    variables: Sequence[StepVariable],
+    receivers: Receivers | None = None,
+    outside: Iterable[Any] = (),
+) -> tuple[TracedUpdate, "UpdateTrace"]:
     """The update of an optimiser, on the states that its variables hold.
 
     Args:
         variables: of the step.
         receivers: of those that the step assigns.
+        outside: as in `optimizer_states`.
     """
-    return TracedUpdate(
-        {name: tensor_of(v).detach() for name, v in optimizer_states(optimizer, variables).items()},
-        _Apply(optimizer, variables, receivers or {}),
-    )
+    states = optimizer_states(optimizer, variables, outside)
+    trace = UpdateTrace(optimizer, variables, receivers or {}, states)
+    return TracedUpdate({name: tensor_of(v).detach() for name, v in states.items()}, trace), trace
 
 
-def optimizer_states(optimizer: Any, variables: Sequence[StepVariable]) -> dict[str, Any]:
+def optimizer_states(
+    optimizer: Any, variables: Sequence[StepVariable], outside: Iterable[Any] = ()
+) -> dict[str, Any]:
     """The optimiser's variables that are states of the update, by name in the program.
 
     One that belongs to a variable of the model is called as that, a dot and a word.
+
+    Args:
+        outside: variables that the update reads, and the optimiser does not have.
     """
     scales = {id(v.variable) for v in variables if v.role == "scale"}
     trained = [v for v in variables if v.role == "trained"]
@@ -61,18 +73,31 @@ def optimizer_states(optimizer: Any, variables: Sequence[StepVariable]) -> dict[
         else:
             name = f"optimizer.{names.of(variable.path).replace('.', '_')}"
         states[name] = variable
+    for variable in outside:
+        states[f"optimizer.{names.of(variable.path).replace('.', '_')}"] = variable
     return states
 
 
-class _Apply:
-    """What a `TracedUpdate` calls while it is traced."""
+class UpdateTrace:
+    """What a `TracedUpdate` calls while it is traced.
+
+    Attributes:
+        without_state: a variable of Keras that the last trace read, and that is no state; None: it
+            met none.
+        constants: arrays that it read.
+    """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[StepVariable], receivers: Receivers
+        self,
+        optimizer: Any,
+        variables: Sequence[StepVariable],
+        receivers: Receivers,
+        states: dict[str, Any],
     ) -> None:
-        self._optimizer = optimizer
+        self.without_state: Any = None
+        self.constants = Constants(tensors=False)  # those of the trace are no fakes
+        self._optimizer, self._states = optimizer, states
         self._receivers = {variable.name: name for variable, name in receivers.items()}
-        self._states = optimizer_states(optimizer, variables)
         names = {id(v.variable): v.name for v in variables if v.role in ("trained", "scale")}
         self._trained = trained_variables(optimizer)
         self._names = [names.get(id(variable)) for variable in self._trained]
@@ -103,7 +128,17 @@ class _Apply:
         weights = {**weights, **self._assigned(gradients)}
         present = [self._weight(v, name, weights) for v, name in self._pairs()]
         grads = [None if name is None else gradients.get(name) for name in self._names]
-        with portable_methods(optimizer), conditions_merged():
+        own = {id(v) for v in (*optimizer.variables, *self._trained)}
+        more = {id(v): states[name] for name, v in self._states.items() if id(v) not in own}
+
+        def outside(variable: Any) -> Tensor | None:
+            return None if id(variable) in own else self._outside(variable, more)
+
+        with ExitStack() as stack:
+            stack.enter_context(portable_methods(optimizer))
+            stack.enter_context(conditions_merged())
+            stack.enter_context(outside_variables(outside, partial(_refuse_assignment, own)))
+            stack.enter_context(self.constants)
             new_weights, new_values = optimizer.stateless_apply(values, grads, present)
         changed: dict[str, Tensor] = {}
         for (_, name), old, new in zip(self._pairs(), present, new_weights, strict=True):
@@ -119,6 +154,21 @@ class _Apply:
             else:
                 new_states[state_of[id(variable)]] = new
         return changed, new_states
+
+    def _outside(self, variable: Any, known: Mapping[int, Tensor]) -> Tensor:
+        """The value of a variable that the optimiser does not have, as one that a schedule reads.
+
+        Raises:
+            CompileError: it is no state yet.
+        """
+        if id(variable) not in known:
+            self.without_state = variable
+            raise CompileError(
+                f"the update of {self._optimizer.name} reads {variable.path}, which is no variable "
+                "of the optimizer",
+                hint="make it by the optimizer's add_variable",
+            )
+        return known[id(variable)]
 
     def _assigned(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the step has assigned to weights, by their names."""
@@ -138,3 +188,16 @@ class _Apply:
                 hint="set layer.trainable = False before compile, or use_ema=False",
             )
         return torch.zeros(tuple(variable.shape), dtype=tensor_of(variable).dtype)
+
+
+def _refuse_assignment(own: Collection[int], variable: Any) -> None:
+    """Refuse to assign, in an update, what is none of the optimiser's.
+
+    Raises:
+        CompileError: it would be lost with the scope.
+    """
+    if id(variable) not in own:
+        raise CompileError(
+            f"the update assigns {variable.path}, which is no variable of the optimizer",
+            hint="make it by the optimizer's add_variable, or compute it from optimizer.iterations",
+        )

@@ -203,3 +203,13 @@ def test_what_is_not_extended_or_not_built_is_refused(tmp_path):
     for model in (Subclass(), keras.Sequential([D(2)])):
         with pytest.raises(RuntimeError, match="has not been built yet"):
             extend(model).export_for_ipu_serving(tmp_path / "exported", BATCH)
+
+
+def test_a_variable_that_is_none_of_the_model_s_is_served(tmp_path):
+    with IPUStrategy().scope():
+        factor = keras.Variable(3.0, trainable=False)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Activation(lambda x: x * factor)])
+        run = model.export_for_ipu_serving(tmp_path / "out", batch_size=2)
+        values = np.ones((4, 2), "float32")
+        (result,) = run(values).values()
+        np.testing.assert_allclose(result, values * 3)

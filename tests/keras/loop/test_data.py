@@ -150,11 +150,29 @@ def test_data_that_ends_within_an_execution_is_refused(machine, replicas, steps)
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_a_partial_batch_of_arrays_is_refused_before_any_step(machine, method):
     x, y = arrays(22)
-    with pytest.raises(ValueError, match=r"batch 5 is a partial batch: it has 2 rows.* have 4"):
-        getattr(small_model(), method)(
+    problem = r"22 rows in batches of 4 leave a partial batch of 2 over.* as 1, 2 or 11, pad"
+    with pytest.raises(ValueError, match=problem):
+        getattr(small_model(2), method)(
             **{"x": x} | ({} if method == "predict" else {"y": y}), batch_size=4, verbose=0
         )
     assert not machine.shapes
+
+
+def test_a_partial_batch_is_refused_with_the_rows_of_its_split(machine):
+    x, y = arrays(100)
+    with pytest.raises(ValueError, match=r"80 rows in batches of 32 leave a partial batch of 16"):
+        small_model(3).fit(x, y, batch_size=32, validation_split=0.2, verbose=0)
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 4), (4, 3, 3), (3, 4)])
+def test_only_the_last_batch_of_the_data_may_be_smaller(machine, sizes):
+    def source():
+        for size in sizes:
+            yield arrays(size)
+
+    number = sizes.index(3) if sizes[0] == 4 else 1
+    with pytest.raises(ValueError, match=f"batch {number} (is a partial batch|has the shape)"):
+        small_model().fit(source(), steps_per_epoch=len(sizes), verbose=0)
 
 
 def test_a_partial_batch_that_comes_late_is_refused_with_its_number(machine):

@@ -143,3 +143,30 @@ def test_a_layer_that_reads_a_value_is_named_with_its_line():
         model = keras.Sequential([keras.Input((4,)), Reads(name="reader")])
         with pytest.raises(CompileError, match=r"layer reader \(Reads\)[\s\S]*float\(x\[0, 0\]\)"):
             model.predict(X, verbose=0)
+
+
+class OwnSteps(keras.Sequential):
+    """Steps as in Keras' guide."""
+
+    def test_step(self, data):
+        x, y = data
+        return {"error": keras.ops.max(self(x) - y)}
+
+    def predict_step(self, data):
+        return self(data / 2, training=False)
+
+
+def test_own_steps_get_what_keras_gives_them():
+    x = np.random.default_rng(0).normal(size=(4, 2)).astype("float32")
+
+    def run():
+        keras.utils.set_random_seed(1)
+        model = OwnSteps([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        logs = model.evaluate(x, x[:, :1], batch_size=4, verbose=0, return_dict=True)
+        return logs["error"], model.predict(x, batch_size=2, verbose=0)
+
+    expected = run()
+    with IPUStrategy().scope():
+        for mine, plain in zip(run(), expected, strict=True):
+            np.testing.assert_allclose(mine, plain, rtol=1e-5)

@@ -37,10 +37,20 @@ def normalised(data: Any, *, copy: bool) -> Batch:
 
 
 class OneForm:
-    """Hold the batches of a call to the structure, shapes and types of the first one."""
+    """Hold the batches of a call to the structure, shapes and types of the first one.
 
-    def __init__(self) -> None:
+    Args:
+        ends_partial: the last batch of the data may have fewer rows.
+    """
+
+    def __init__(self, *, ends_partial: bool = False) -> None:
         self._first: Mapping[tuple[Any, ...], Any] | None = None
+        self._ends_partial = ends_partial
+        self._last: tuple[int, int] | None = None  # number and rows of a partial batch
+
+    def begin(self) -> None:
+        """Note that the data begins anew."""
+        self._last = None
 
     def check(self, batch: Batch, number: int) -> None:
         """Compare a batch, which is number `number` of its epoch, from 0.
@@ -51,7 +61,13 @@ class OneForm:
         form = _form(batch)
         if self._first is None:
             self._first = form
+        others = _rows(self._first)
+        if self._last is not None:
+            raise ValueError(partial_batch(*self._last, others))
         if form == self._first:
+            return
+        if self._ends_partial and 0 < _rows(form) < others and _are_rows(form, self._first):
+            self._last = number, _rows(form)
             return
         if form.keys() != self._first.keys():
             present, first = (", ".join(map(_name, keys)) for keys in (form, self._first))
@@ -68,9 +84,41 @@ def partial_batch(number: int, rows: int, others: int) -> str:
     """The message for a batch with fewer rows than the ones before it."""
     return (
         f"batch {number} is a partial batch: it has {rows} rows, and the batches before it have "
-        f"{others}. A compiled program takes batches of one shape: choose a batch_size that "
-        "divides the number of rows, pad the data, or leave the last rows out"
+        f"{others}. {_ONE_SHAPE}: choose a batch_size that divides the number of rows, pad the "
+        "data, or leave the last rows out"
     )
+
+
+def partial_data(rows: int, batch_size: int) -> str:
+    """The message for arrays whose last batch is smaller."""
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
+    below = [size for size in sizes if size < batch_size][-2:]
+    *others, last = map(str, [*below, *(size for size in sizes if size > batch_size)][:3])
+    return (
+        f"{rows} rows in batches of {batch_size} leave a partial batch of {rows % batch_size} over."
+        f" {_ONE_SHAPE}: choose a batch_size that divides the rows, as {', '.join(others)} or "
+        f"{last}, pad the data, or leave the last rows out"
+    )
+
+
+_ONE_SHAPE = (
+    "Executions take batches of one shape; a smaller last one is possible with "
+    "steps_per_execution=1, on one replica, without stages and gradient accumulation"
+)
+
+
+def _rows(form: Mapping[tuple[Any, ...], Any]) -> int:
+    return next((shape[0] for shape, _ in form.values() if shape), 0)
+
+
+def _are_rows(form: Mapping[tuple[Any, ...], Any], other: Mapping[tuple[Any, ...], Any]) -> bool:
+    """Whether two forms differ in their numbers of rows only."""
+
+    def rest(of: Mapping[tuple[Any, ...], Any]) -> Any:
+        rows = _rows(of)
+        return {p: (s[:1] == (rows,), s[1:], dtype) for p, (s, dtype) in of.items()}
+
+    return bool(rest(form) == rest(other))
 
 
 def _form(batch: Batch) -> Mapping[tuple[Any, ...], Any]:

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ipu_dynamo.keras.loop.data.batches import Batch, OneForm, partial_batch
+from ipu_dynamo.keras.loop.data.batches import Batch, OneForm, partial_data
 from ipu_dynamo.keras.loop.data.infeed import Infeed
 from ipu_dynamo.keras.loop.data.sources import Source, source_of
 from ipu_dynamo.keras.loop.data.steps import StepPlan
-from ipu_dynamo.keras.private.keras_private import ends_partial, stop_enqueuer
+from ipu_dynamo.keras.private.keras_private import partial_end, stop_enqueuer
 
 _RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or generator "
@@ -40,22 +40,24 @@ class Epochs:
     Args:
         adapter: of Keras; its hooks at the ends of epochs are called on the caller's thread.
         plan: the steps of an epoch.
+        ends_partial: the last batch of the data may have fewer rows.
 
     Raises:
         ValueError: the last batch is known to be partial, and its step is among those planned.
     """
 
-    def __init__(self, adapter: Any, plan: StepPlan) -> None:
+    def __init__(self, adapter: Any, plan: StepPlan, *, ends_partial: bool = False) -> None:
         self.plan = plan
         self._adapter = adapter
-        self._form = OneForm()
+        self._form = OneForm(ends_partial=ends_partial)
         self._size: int | None = adapter.num_batches
         self._current: Source | None = None
         self._seen = 0  # batches of the current pass over the data
         self._ended: str | None = None  # why the epoch has fewer batches than planned
-        last = ends_partial(adapter)
+        last = None if ends_partial else partial_end(adapter)
         if last and self._size and 1 < self._size <= plan.batches:
-            raise ValueError(partial_batch(self._size - 1, last.rows, last.batch_size))
+            rows = (self._size - 1) * last.batch_size + last.rows
+            raise ValueError(partial_data(rows, last.batch_size))
 
     def reset(self) -> None:
         """Begin the data anew."""
@@ -91,6 +93,7 @@ class Epochs:
 
     def _begin(self) -> None:
         self._current, self._seen = source_of(self._adapter), 0
+        self._form.begin()
 
     def _groups(self) -> Iterator[list[Batch]]:
         """The epoch's batches, as many at once as an execution takes; for the infeed's thread."""
