@@ -182,6 +182,39 @@ def test_a_tensor_from_outside_is_a_constant_with_a_warning():
     assert len([w for w in caught if "constant of the program" in str(w.message)]) == 1
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_integer_and_bool_buffers_count(training):
+    class Counters(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.tensor(0))
+            self.register_buffer("odd", torch.zeros(2, dtype=torch.bool))
+            self.register_buffer("table", torch.arange(3))
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            self.calls += 1
+            self.odd.logical_not_()
+            loss = poptorch.identity_loss(self.weight * x, "sum")
+            return self.calls, self.odd & True, self.table * 2, loss
+
+    model = Counters()
+    options = poptorch.Options().deviceIterations(2)
+    wrap = poptorch.trainingModel if training else poptorch.inferenceModel
+    executor = wrap(model, options)
+    for _ in range(3):
+        results = executor(torch.ones(2))
+    assert results[0].tolist() == (6 if training else [5, 6])
+    assert results[1].tolist() == ([False] * 2 if training else [True] * 2 + [False] * 2)
+    assert results[2].tolist() == [0, 2, 4]
+    executor.copyWeightsToHost()
+    assert model.calls == 6
+    assert model.calls.dtype == torch.int64
+    model.calls.fill_(10)
+    executor.copyWeightsToDevice()
+    assert executor(torch.ones(2))[0].reshape(-1)[-1] == 12
+
+
 def test_a_buffer_that_replicas_would_change_apart():
     class Sum(nn.Module):
         def __init__(self):
