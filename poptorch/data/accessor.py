@@ -26,9 +26,9 @@ _FAILED_LATER = "An error occurred in the data fetcher"
 class AsynchronousDataAccessor:
     """Items of a data set or loader, made ahead by a process of their own.
 
-    An item's tensors lie in memory that both processes share. They are not copied. Items that the
-    program keeps keep their values: the process puts other items elsewhere, and this memory grows by
-    what the program keeps at a time. All items have the structure, shapes and dtypes of the first.
+    An item's tensors are in memory that both processes share, and are not copied. Items that the
+    program keeps do not change: the process puts other items elsewhere, and this memory grows with
+    the kept items. All items have the structure, shapes and dtypes of the first.
     Each `iter()` begins an epoch, and leaves out what is left of the last one.
 
     What the data set draws at random comes from generators that are seeded from PyTorch's of this
