@@ -39,6 +39,11 @@ class DeviceWeights:
         """Whether the program has its IPUs."""
         return self._attached
 
+    @property
+    def _is_attached(self) -> bool:
+        """As libraries for PopTorch call it."""
+        return self._attached
+
     def destroy(self) -> None:
         """Drop the program."""
         raise NotImplementedError
