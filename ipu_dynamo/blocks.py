@@ -17,6 +17,7 @@ from torch import nn
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.marks.markers import NO_IPU
+from ipu_dynamo.options.checks import check_ipu_id
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -53,6 +54,7 @@ class Block:
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        check_ipu_id(ipu_id)
         self.user_id, self.ipu_id = user_id, ipu_id
 
     def __enter__(self) -> "Block":
@@ -72,6 +74,7 @@ def BlockFunction(  # noqa: N802 (PopTorch's name)
     user_id: str | int | None = None, ipu_id: int | None = None
 ) -> Callable[[_Function], _Function]:
     """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+    check_ipu_id(ipu_id)
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -121,7 +124,9 @@ def BeginBlock(  # noqa: N802 (PopTorch's name)
 
     Raises:
         IpuError: `layer` begins a block already.
+        OptionError: `ipu_id` is not the number of an IPU.
     """
+    check_ipu_id(ipu_id)
     if begins_block(layer):
         raise IpuError("module has already been assigned to a block.")
     layer.register_forward_pre_hook(BlockStart(user_id, ipu_id))

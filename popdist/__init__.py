@@ -3,6 +3,7 @@
 Without them, one process is alone. Several are not connected yet: `init()` refuses them.
 """
 
+from popdist import popdist_core
 from popdist._environment import (
     checkNumIpusPerReplica,
     getDeviceId,
@@ -40,5 +41,6 @@ __all__ = [
     "initializeBackend",
     "isBackendInitialized",
     "isPopdistEnvSet",
+    "popdist_core",
     "registerCommunicator",
 ]

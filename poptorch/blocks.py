@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ipu_dynamo import blocks
-from poptorch.errors import createPoptorchError, require
+from ipu_dynamo.options.checks import check_ipu_id
+from poptorch.errors import createPoptorchError, require, wrapped
 from poptorch.tracing import current_trace
 
 _Layer = TypeVar("_Layer", bound=Callable[..., Any])
@@ -26,6 +27,7 @@ class Block(nn.Module):
 
     def __init__(self, user_id: BlockName = None, ipu_id: int | None = None) -> None:
         super().__init__()
+        _check(ipu_id)
         self._user_id, self._ipu_id = user_id, ipu_id
 
     @staticmethod
@@ -37,6 +39,7 @@ class Block(nn.Module):
     @staticmethod
     def start(user_id: BlockName = None, ipu_id: int | None = None) -> None:
         """Begin a block that lasts until the next one begins."""
+        _check(ipu_id)
         _begin(user_id, ipu_id)
 
     def __enter__(self) -> Self:
@@ -67,6 +70,7 @@ class LegacyBeginBlockFn(nn.Module):
         ipu_id: int | None = None,
     ) -> None:
         super().__init__()
+        _check(ipu_id)
         self._layer_to_call = layer_to_call
         self._user_id, self._ipu_id = user_id, ipu_id
 
@@ -89,8 +93,10 @@ def BeginBlock(
         a module itself, with a forward-pre-hook; for another callable, one that wraps it.
 
     Raises:
-        poptorch.Error: the module begins a block already, or is none and cannot be called.
+        poptorch.Error: the module begins a block already, or is none and cannot be called;
+            `ipu_id` is not the number of an IPU.
     """
+    _check(ipu_id)
     if not isinstance(layer_to_call, nn.Module):
         if not callable(layer_to_call):
             raise createPoptorchError(
@@ -107,6 +113,7 @@ def BlockFunction(
     user_id: BlockName = None, ipu_id: int | None = None
 ) -> Callable[[_Layer], _Layer]:
     """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+    _check(ipu_id)
 
     def decorate(function: _Layer) -> _Layer:
         @functools.wraps(function)
@@ -123,6 +130,11 @@ def removeBlocks(module: nn.Module) -> None:
     """Remove what either `BeginBlock` added to a module and its submodules."""
     require(isinstance(module, nn.Module), f"removeBlocks takes a torch.nn.Module, got {module!r}")
     blocks.remove_blocks(module)
+
+
+def _check(ipu_id: Any) -> None:
+    with wrapped():
+        check_ipu_id(ipu_id)
 
 
 def _begin(user_id: BlockName, ipu_id: int | None) -> BlockName:

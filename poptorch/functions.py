@@ -12,7 +12,7 @@ from poptorch.errors import createPoptorchError
 from poptorch.executor.executor import PoplarExecutor
 from poptorch.executor.executor_module import plain_module
 from poptorch.optim import SGD
-from poptorch.options import Options, adopt
+from poptorch.options import Options
 from poptorch.saving.executor_part import read_whole
 from poptorch.saving.files import metadata
 from poptorch.wrapping import plain_copy
@@ -37,12 +37,11 @@ def trainingModel(
         RuntimeError: the model is wrapped for training already.
     """
     module = _model_of(model)
-    adopted = adopt(options, training=True, optimizer=optimizer)
     if optimizer is None:
         optimizer = SGD(module.parameters(), lr=_DEFAULT_RATE)
     return PoplarExecutor(
         model=plain_copy(module),
-        options=adopted,
+        options=options,
         training=True,
         poptorch_version=__version__,
         optimizer=optimizer,
@@ -63,7 +62,7 @@ def inferenceModel(
     module = _model_of(model)
     return PoplarExecutor(
         model=plain_copy(module),
-        options=adopt(options, training=False),
+        options=options,
         training=False,
         poptorch_version=__version__,
         user_model=module,

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 import ipu_dynamo
-from poptorch.errors import createPoptorchError, require
+from poptorch.errors import createPoptorchError, require, wrapped
 from poptorch.tracing import current_trace
 
 Body = Callable[..., Tensor | list[Tensor] | tuple[Tensor, ...]]
@@ -37,7 +37,8 @@ def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
         f"count must be a number of iterations, got {count!r}",
     )
     _refuse_training("for_loop")
-    return ipu_dynamo.for_loop(count, body, inputs)
+    with wrapped():
+        return ipu_dynamo.for_loop(count, body, inputs)
 
 
 def cond(

@@ -70,7 +70,7 @@ class StateOnDevice:
         def read() -> dict[str, Any]:
             now = self.tensors_now()
             tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
-            return {"ipu_state": tensors, "ipu_param": self._parameters()}
+            return {"ipu_state": tensors, "ipu_param": self.numbers_now()}
 
         return self._weights.alone(read)
 
@@ -90,16 +90,6 @@ class StateOnDevice:
                     _check_shape(f"{theirs}___{name}", value, held[name][own])
                     held[name][own].copy_(self._taken(value, group, name))
         self._core.reload_states()
-
-    def numbers_now(self) -> dict[str, Tensor]:
-        """The numbers in force by name, of every parameter for itself."""
-        trained, found = self._core.value_names.updates, {}
-        for key, number in self._parameters().items():
-            if key == LOSS_SCALING or SPECIFIC in key:
-                found[key] = number
-            else:
-                found |= {f"{key}{SPECIFIC}{name}": number for name in trained}
-        return found
 
     # names
 
@@ -188,19 +178,16 @@ class StateOnDevice:
         decay = (1 - values["dampening"]) * scaling * values["weight_decay"]
         return scaling * values["momentum"], self._core.executable.whole(name).double() * decay
 
-    def _parameters(self) -> dict[str, Tensor]:
-        """The numbers of the update, one for each parameter where groups differ."""
-        numbers: dict[str, dict[str, float]] = {}
+    def numbers_now(self) -> dict[str, Tensor]:
+        """The numbers in force by name, of every trained parameter for itself."""
+        trained, found = self._core.value_names.updates, {}
         for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
             for key, value in self._numbers(reading).items():
-                numbers.setdefault(key, {}).update(dict.fromkeys(group.parameters, value))
-        found = {}
-        for key, by_parameter in numbers.items():
-            if len(set(by_parameter.values())) == 1:
-                found[key] = torch.tensor(next(iter(by_parameter.values())))
-                continue
-            for name, value in by_parameter.items():
-                found[f"{key}{SPECIFIC}{name}"] = torch.tensor(value)
+                found |= {
+                    f"{key}{SPECIFIC}{name}": torch.tensor(value)
+                    for name in group.parameters
+                    if name in trained
+                }
         return {**found, LOSS_SCALING: torch.tensor(self._loss_scaling)}
 
     def _numbers(self, group: GroupReading) -> dict[str, float]:

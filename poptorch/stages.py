@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Self
 
+from ipu_dynamo.options.checks import MOST_IPUS
 from poptorch.errors import require
 
 BlockId = str
@@ -35,7 +36,8 @@ class Stage:
 
     def ipu(self, ipu: int) -> Self:
         """Run the stage on IPU `ipu`."""
-        require(isinstance(ipu, int), f"An IPU is named by an integer, got {ipu!r}")
+        known = isinstance(ipu, int) and 0 <= ipu < MOST_IPUS
+        require(known, f"An IPU is named by an integer from 0 to {MOST_IPUS - 1}, got {ipu!r}")
         self._ipu = ipu
         return self
 

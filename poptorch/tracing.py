@@ -17,10 +17,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipu_dynamo.blocks import numbering
-from ipu_dynamo.capture.private.tracing import is_fake
+from ipu_dynamo.capture.private.tracing import is_fake, seen_on
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from poptorch.errors import createPoptorchError
 
-_DEVICES = ("ipu", "xla")  # the second: what tensors of a PopTorch 3 trace say themselves
+_DEVICES = ("ipu", "xla")  # the second: a name in programs for PopTorch 3
+_IPU = torch.device("ipu", 0)
+_AUTOCAST = (
+    (torch.autocast, "__init__"),
+    (torch, "is_autocast_enabled"),
+    (torch, "get_autocast_dtype"),
+)
+_SHOWN = {  # what tensors of a trace answer to code of users, beside their device
+    Tensor.is_ipu.__get__: True,  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
+}
+_TORCH_GENERATOR = torch.Generator
+_LIBRARIES = frozenset({"torch", "ipu_dynamo", "poptorch"})  # they read the device that computes
 
 
 @dataclass
@@ -80,12 +93,15 @@ def current_trace() -> Trace | None:
 
 
 @contextmanager
-def tracing(device: torch.device | str = "cpu", *, training: bool = False) -> Iterator[Trace]:
+def tracing(
+    device: torch.device | str = "cpu", *, training: bool = False, shown: str = "ipu"
+) -> Iterator[Trace]:
     """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions.
 
     Args:
         device: what stands for the device "ipu".
         training: a program is made that trains.
+        shown: the type of device that tensors of the trace show: "ipu", or that of `device`.
     """
     trace = Trace(training)
     token = _current.set(trace)
@@ -95,17 +111,58 @@ def tracing(device: torch.device | str = "cpu", *, training: bool = False) -> It
         stack.callback(Distribution.set_default_validate_args, validates)
         Distribution.set_default_validate_args(False)  # it would read values of tensors
         stack.enter_context(numbering(trace.next_block_id))
-        stack.enter_context(_Devices(device))
+        stack.enter_context(_autocast_on(torch.device(device).type))
+        stack.enter_context(replaced(torch, "Generator", _Generator))
+        if shown in _DEVICES:
+            stack.enter_context(seen_on(_IPU, but_by=_LIBRARIES))
+        stack.enter_context(_Devices(device, shown=shown in _DEVICES))
         yield trace
+
+
+@contextmanager
+def _autocast_on(device_type: str) -> Iterator[None]:
+    """Let autocast of the device "ipu" be that of the device which computes."""
+
+    def real(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(device_type if _is_ipu(value) else value for value in args)
+            kwargs = {k: device_type if _is_ipu(v) else v for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+        return in_this_thread(call, function)
+
+    with ExitStack() as stack:
+        for owner, name in _AUTOCAST:
+            stack.enter_context(replaced(owner, name, real(getattr(owner, name))))
+        yield
+
+
+class _AnyGenerator(type):
+    """The type of `_Generator`, which makes generators of PyTorch and takes them as its own."""
+
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return _TORCH_GENERATOR("cpu" if _is_ipu(device) else device)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _TORCH_GENERATOR)
+
+
+class _Generator(metaclass=_AnyGenerator):
+    """What `torch.Generator` is while a model is traced: one that knows the device "ipu"."""
 
 
 class _Devices(TorchFunctionMode):
     """Take moves to the device "ipu", or "xla", as done; refuse moves away from it, and what else
-    PopTorch's device does not compute."""
+    PopTorch's device does not compute.
 
-    def __init__(self, device: torch.device | str) -> None:
+    Args:
+        device: what stands for it.
+        shown: tensors answer that they are on it.
+    """
+
+    def __init__(self, device: torch.device | str, *, shown: bool) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._shown = device, shown
 
     def __torch_function__(
         self,
@@ -115,6 +172,14 @@ class _Devices(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _SHOWN and self._shown and is_fake(args[0]) and not _asked_by_libraries():
+            return _SHOWN[func]
+        if isinstance(kwargs.get("generator"), _TORCH_GENERATOR):
+            raise createPoptorchError(
+                f"{func.__name__} in forward draws on the device, which no generator of PyTorch "
+                "reaches: leave the generator out, and seed with poptorch.Options().randomSeed",
+                id="value",
+            )
         if func is F.ctc_loss and kwargs.get("reduction") == "none":
             raise createPoptorchError(
                 'CTCLoss with reduction="none" is currently not supported', id="loss"
@@ -133,6 +198,11 @@ class _Devices(TorchFunctionMode):
         device = self._device
         args = tuple(device if _is_ipu(argument) else argument for argument in args)
         return func(*args, **{k: device if _is_ipu(v) else v for k, v in kwargs.items()})
+
+
+def _asked_by_libraries() -> bool:
+    """Whether PyTorch or this package has made the call that is looked at."""
+    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
 
 
 def _is_ipu(argument: Any) -> bool:

@@ -39,6 +39,11 @@ class DeviceWeights:
         """Whether the program has its IPUs."""
         return self._attached
 
+    @property
+    def _is_attached(self) -> bool:
+        """As libraries for PopTorch call it."""
+        return self._attached
+
     def destroy(self) -> None:
         """Drop the program."""
         raise NotImplementedError
@@ -123,16 +128,20 @@ class DeviceWeights:
         self._weights.alone(self._attach)
 
     def detachFromDevice(self) -> None:
-        """Copy the weights to the host if they have changed, and release the IPUs."""
+        """Copy what has changed of weights and optimizer to the host, and release the IPUs."""
         self._ready()
         if not self._attached:
             raise createPoptorchError("Device is not attached", id="device")
 
         def detach() -> None:
             self.copyWeightsToHostIfNeeded()
+            self._read_optimizer_state()
             self._detach()
 
         self._weights.alone(detach)
+
+    def _read_optimizer_state(self) -> None:
+        """Copy the optimizer's state to the host if it has changed."""
 
     def _attach(self) -> None:
         acquire(self._ipu_id, self)

@@ -11,7 +11,9 @@ import poptorch
 from ipu_dynamo import BeginBlock, Block, BlockFunction, IpuError
 from ipu_dynamo.blocks import remove_blocks
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.errors import OptionError
 from ipu_dynamo.ops.marks.markers import NO_IPU, begin_block, end_block
+from ipu_dynamo.options import StageSpec
 
 OUTSIDE = pytest.mark.filterwarnings("ignore:the tensor _param_constant")
 
@@ -145,3 +147,26 @@ def test_core_blocks_without_a_name_are_numbered_in_a_trace_of_poptorch():
     poptorch.inferenceModel(model, poptorch.Options())(torch.ones(1, 1))
     assert "BeginBlock(user_id=0" in poptorch.module_repr(model)
     assert "BeginBlock(user_id=1" in poptorch.module_repr(model)
+
+
+@pytest.mark.parametrize("ipu_id", ["1", 1.0, True, -1, 100_000])
+def test_what_names_no_ipu_is_refused_at_once(ipu_id):
+    begun = nn.Linear(2, 2)
+    for begin in (
+        lambda: Block(ipu_id=ipu_id),
+        lambda: BlockFunction(ipu_id=ipu_id),
+        lambda: BeginBlock(begun, ipu_id=ipu_id),
+        lambda: StageSpec(("a",), ipu_id),
+    ):
+        with pytest.raises(OptionError, match=f"ipu_id is {ipu_id!r}"):
+            begin()
+    for begin in (
+        lambda: poptorch.Block(ipu_id=ipu_id),
+        lambda: poptorch.Block.start("a", ipu_id),
+        lambda: poptorch.BlockFunction(ipu_id=ipu_id),
+        lambda: poptorch.BeginBlock(begun, ipu_id=ipu_id),
+        lambda: poptorch.BeginBlock(torch.relu, ipu_id=ipu_id),
+    ):
+        with pytest.raises(poptorch.Error, match=f"ipu_id is {ipu_id!r}"):
+            begin()
+    assert not begun._forward_pre_hooks

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ from ipu_dynamo.capture.tracing_errors import explain, operator_of
 from ipu_dynamo.errors import CompileError, InputError, keep_user_line, raised_at
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.ops.private.native import NormBase
 
 aten = torch.ops.aten
 
@@ -117,7 +118,7 @@ def trace(
     grouped: Collection[str] = (),
     device: torch.device | None = None,
     module_names: bool = True,
-    integers_last: bool = True,
+    norms_count: bool = True,
 ) -> Capture:
     """Run `model` once on fake tensors of the arguments' shapes.
 
@@ -131,7 +132,7 @@ def trace(
         device: where the model's tensors and inputs are thought to be, and where tensors are made
             that ask for no device. None: where they are.
         module_names: note which module calls each operator.
-        integers_last: what forward writes into integer buffers stays there.
+        norms_count: batch norms count their batches; else their counts are constants.
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
@@ -142,6 +143,8 @@ def trace(
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)
     _refuse_unknown_objects(arguments)
     held, state = named_tensors(model), attributes_of(model)
+    if not norms_count:
+        held = _counts_as_constants(model, held)
     mode = fake_mode()
     seen = [_slice(t) if p.name in grouped else t for p, t in held]
     differentiated = [training and p.trainable for p, _ in held]
@@ -199,7 +202,7 @@ def trace(
         calls = stack.enter_context(custom_functions_kept())
         stack.enter_context(vectorised_calls())
         stack.enter_context(higher_order_recorded())
-        if integers_last:
+        if norms_count:
             stack.enter_context(batches_counted())
         stack.enter_context(quiet_fake_tensors())
         graph: fx.GraphModule | None = None
@@ -299,6 +302,15 @@ _REGISTER = (
     "torch.utils._pytree.register_pytree_node, or register_dataclass, says what the class holds; "
     "tuples, lists, dictionaries and named tuples need nothing"
 )
+
+
+def _counts_as_constants(
+    model: Model, held: list[tuple[Placeholder, Tensor]]
+) -> list[tuple[Placeholder, Tensor]]:
+    """The model's tensors, of which the counts of batch norms are constants."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    counts = {id(m.num_batches_tracked) for m in modules if isinstance(m, NormBase)}
+    return [(replace(p, kind="constant") if id(t) in counts else p, t) for p, t in held]
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ipu_dynamo.errors import OptionError
+from ipu_dynamo.options.checks import check_ipu_id
 
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
 Liveness = Literal[
@@ -32,6 +33,9 @@ class StageSpec:
 
     blocks: tuple[str, ...]
     ipu: int | None = None
+
+    def __post_init__(self) -> None:
+        check_ipu_id(self.ipu)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def compile_model(
             grouped=options.replica_groups,
             device=devices[0],
             module_names=options.module_names,
-            integers_last=not options.narrow,
+            norms_count=not options.narrow,
         )
         host_changes = changed_attributes(capture)
         if training:

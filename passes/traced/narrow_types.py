@@ -4,7 +4,7 @@ Before   %i: i64[4] = aten.argmax(%x, 1); %e = aten.gather(%t, 1, %i)
 After    %i: i64[4] = aten.argmax(%x, 1); %n: i32[4] = aten.to(%i, int32)
          %w: i64[4] = aten.to(%n, int64); %e = aten.gather(%t, 1, %w)
 Keeps    operators and source lines; values that fit the narrow types. Integer parameters and
-         buffers become constants: a change in forward does not last.
+         buffers that forward only reads become constants.
 Source   PopTorch user guide, "Data types": INT64 and FLOAT64 are carried as INT32 and FLOAT32.
 """
 
@@ -137,7 +137,7 @@ class NarrowTypes:
 
 
 def _narrow_placeholders(capture: Capture) -> set[fx.Node]:
-    """Narrow the types of inputs and variables; freeze integer variables."""
+    """Narrow the types of inputs and variables; freeze integers that stay as they are."""
     wide = set()
     roles = []
     for node, role in capture.roles().items():
@@ -145,9 +145,10 @@ def _narrow_placeholders(capture: Capture) -> set[fx.Node]:
         if value.dtype in NARROW:
             node.meta["val"] = _as_dtype(value, NARROW[value.dtype])
             wide.add(node)
-        if role.kind in ("parameter", "buffer") and not value.is_floating_point():
+        variable, changes = role.kind in ("parameter", "buffer"), _changes(node)
+        if variable and not value.is_floating_point() and not changes:
             role = replace(role, kind="constant")
-        if role.kind == "constant" and _changes(node):
+        if role.kind == "constant" and changes:
             frozen = _freeze(capture.graph.graph, node)
             if node in wide and frozen is not None:
                 wide.add(frozen)

@@ -26,9 +26,10 @@ _FAILED_LATER = "An error occurred in the data fetcher"
 class AsynchronousDataAccessor:
     """Items of a data set or loader, made ahead by a process of their own.
 
-    An item's tensors lie in memory that both processes share. They are not copied, and valid until
-    the next item is asked for: `clone()` what you keep. All items have the structure, shapes and
-    dtypes of the first. Each `iter()` begins an epoch, and leaves out what is left of the last one.
+    An item's tensors are in memory that both processes share, and are not copied. Items that the
+    program keeps do not change: the process puts other items elsewhere, and this memory grows with
+    the kept items. All items have the structure, shapes and dtypes of the first.
+    Each `iter()` begins an epoch, and leaves out what is left of the last one.
 
     What the data set draws at random comes from generators that are seeded from PyTorch's of this
     process, for each epoch anew: `torch.manual_seed` decides it, whatever the strategy.
@@ -141,7 +142,7 @@ class AsynchronousDataAccessor:
     def _let_go(self, item: Item) -> None:
         self._held = None
         self._worker.ring.mark(item.slot, full=False)
-        self._worker.send(Free(item.slot))
+        self._worker.send(Free(item.slot, self._worker.ring.vacate(item.slot)))
 
 
 class _Epoch(Iterator[Any]):

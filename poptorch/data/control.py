@@ -35,7 +35,7 @@ class Control:
         self._parent = death_of_parent()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._free = deque(range(slots))
+        self._free = deque((slot, slot) for slot in range(slots))
         self._wanted = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -55,8 +55,8 @@ class Control:
     def wait_for_stop(self) -> None:
         self._stopped.wait()
 
-    def take_slot(self, epoch: int, rest: float) -> int | None:
-        """An empty slot, when there is one; None when nobody wants more of this epoch.
+    def take_slot(self, epoch: int, rest: float) -> tuple[int, int] | None:
+        """An empty slot and its place; None when nobody wants more of this epoch.
 
         Args:
             rest: seconds that the process rests when there is none, before it looks again.
@@ -67,10 +67,10 @@ class Control:
             self._changed.wait_for(lambda: self._free or self.left_behind(epoch))
             return None if self.left_behind(epoch) else self._free.popleft()
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, slot: int, place: int) -> None:
         """Let a slot that was taken and not filled be taken again."""
         with self._changed:
-            self._free.appendleft(slot)
+            self._free.appendleft((slot, place))
 
     def send(self, message: FromWorker) -> None:
         with self._sending:
@@ -80,7 +80,7 @@ class Control:
         while (message := self._next()) is not None and not isinstance(message, Stop):
             with self._changed:
                 if isinstance(message, Free):
-                    self._free.append(message.slot)
+                    self._free.append((message.slot, message.place))
                 elif isinstance(message, Begin):
                     self._wanted = message.epoch
                 self._changed.notify_all()

@@ -138,7 +138,7 @@ class _Fetcher:
             before = self._published
             self._seed(epoch)
             self._make(epoch)
-            if epoch == 1 and not self._published and not self._control.left_behind(1):
+            if self._ring is None and not self._control.left_behind(1):
                 raise EmptyDataError("the data set is empty, or smaller than one item")
             self._send(End(epoch))
             epoch += 1
@@ -153,7 +153,7 @@ class _Fetcher:
 
     def _make(self, epoch: int) -> None:
         """Publish the items of an epoch, as long as somebody wants them."""
-        slot: int | None = None
+        taken: tuple[int, int] | None = None
         rows: tuple[int, ...] = ()
         skeleton = b""
         for piece in pieces(self._batches(), self._settings.size):
@@ -161,20 +161,22 @@ class _Fetcher:
             if self._ring is None:
                 self._ring = self._create_ring(tensors)
             self._ring.check(tensors, fewer_rows=self._fewer_rows)
-            if slot is None:
-                slot = self._control.take_slot(epoch, self._settings.rest)
+            if taken is None:
+                taken = self._control.take_slot(epoch, self._settings.rest)
                 skeleton = taken_apart(piece.batch, piece.leaves)
-            if slot is None or self._control.left_behind(epoch):
+            if taken is None or self._control.left_behind(epoch):
                 break
+            slot, _ = taken
+            self._ring.move(*taken)
             self._ring.write(slot, tensors, piece.start)
             rows = tuple(piece.start + (len(t) if t.dim() else 1) for t in tensors)
             if piece.completes:
                 self._publish(epoch, slot, rows, skeleton)
-                slot = None
-        if slot is not None and self._settings.keep_rest and not self._control.left_behind(epoch):
+                taken = None
+        if taken is not None and self._settings.keep_rest and not self._control.left_behind(epoch):
             self._publish(epoch, slot, rows, skeleton)
-        elif slot is not None:
-            self._control.give_back(slot)
+        elif taken is not None:
+            self._control.give_back(*taken)
 
     def _batches(self) -> Iterator[Any]:
         """What an epoch consists of, in order.

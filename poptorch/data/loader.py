@@ -34,8 +34,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         persistent_workers: keep workers between epochs; None keeps them if there are any.
         auto_distributed_partitioning: divide a map-style data set among processes.
         mode: Sync makes items when they are asked for; Async makes them ahead, in a process beside
-            this one (see `AsynchronousDataAccessor`: an item is valid until the next one is asked
-            for); AsyncRebatched does too, and joins what workers have left over to whole items.
+            this one (see `AsynchronousDataAccessor`); AsyncRebatched does too, and joins what
+            workers have left over to whole items.
         async_options: arguments of the accessor by name, but for `rebatched_size`.
         rebatched_worker_size: samples that workers of AsyncRebatched load at a time; None: as many
             as an item has.

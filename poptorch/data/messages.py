@@ -52,9 +52,15 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A slot is empty."""
+    """A slot is empty.
+
+    Args:
+        slot: that may be filled again.
+        place: where its next item goes.
+    """
 
     slot: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True)

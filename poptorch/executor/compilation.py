@@ -60,7 +60,8 @@ class Compilation(DeviceWeights, Inspection):
             self._update.read_again()
         named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
         inputs = self._prepared(named.values())
-        adapter = TracedModel(self._traced, call, training=self._training)
+        shown = self._options._device_of_tensors
+        adapter = TracedModel(self._traced, call, training=self._training, shown=shown)
         started = time.perf_counter()
         with (
             ShortTracebacks(),

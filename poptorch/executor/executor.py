@@ -27,7 +27,7 @@ from poptorch.executor.program_export import program_json
 from poptorch.executor.random_state import DeviceRandomState
 from poptorch.executor.replica_grouping import Grouping
 from poptorch.executor.traced_model import TracedModel
-from poptorch.options import Options
+from poptorch.options import Options, adopt
 from poptorch.saving.executor_part import SavedPrograms
 from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling
@@ -38,11 +38,11 @@ from poptorch.wrapping import Wrapping
 class PoplarExecutor(
     ModelMembers, Compilation, OptimizerSetting, SavedPrograms, DeviceRandomState, PerfCounters
 ):
-    """A model on IPUs. Made by `trainingModel` and `inferenceModel`.
+    """A model on IPUs. Made by `trainingModel` and `inferenceModel`, or a subclass of a program.
 
     Args:
         model: what is called while tracing; shares its tensors with `user_model`.
-        options: the executor's own, complete and frozen.
+        options: the user's, frozen from now on; the executor has a complete copy of its own.
         training: whether calls train.
         poptorch_version: of the package that made it.
         optimizer: what trains.
@@ -55,13 +55,14 @@ class PoplarExecutor(
     def __init__(
         self,
         model: Any,
-        options: Options,
+        options: Options | None,
         training: bool,
         poptorch_version: str,
         optimizer: torch.optim.Optimizer | None = None,
         user_model: Any = None,
     ) -> None:
         made_from = model if user_model is None else user_model
+        options = adopt(options, training=training, optimizer=optimizer)
         super().__init__(options, model)
         self._traced, self._training, self._made_from = model, training, made_from
         self._poptorch_version = poptorch_version

@@ -6,6 +6,7 @@ from poptorch.core_errors import core_errors
 from poptorch.enums import MeanReductionStrategy
 from poptorch.errors import createPoptorchError
 from poptorch.executor.optimizer_in_use import OptimizerInUse
+from poptorch.optim import Optimizer
 from poptorch.options import mean_reduction_strategy
 from poptorch.weights import DeviceWeights
 
@@ -31,6 +32,10 @@ class OptimizerSetting(DeviceWeights):
                     self._core.set_optimizer(optimizer)
 
         self._weights.alone(use, long=True)
+
+    def _read_optimizer_state(self) -> None:
+        if self._update is not None and isinstance(own := self._update.optimizer, Optimizer):
+            own.get_state_dict()
 
     def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
         """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""

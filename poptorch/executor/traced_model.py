@@ -23,17 +23,21 @@ class TracedModel(nn.Module):
         model: the user's module or function.
         call: the arguments that it is traced with.
         training: a program is made that trains.
+        shown: the type of device that tensors show while forward runs.
     """
 
     _model: Callable[..., Any]
     _call: Call
     _returned: Any
     _training: bool
+    _shown: str
 
-    def __init__(self, model: Callable[..., Any], call: Call, *, training: bool) -> None:
+    def __init__(
+        self, model: Callable[..., Any], call: Call, *, training: bool, shown: str = "ipu"
+    ) -> None:
         super().__init__()
         self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
-        self.__dict__["_returned"], self.__dict__["_training"] = None, training
+        self.__dict__.update(_returned=None, _training=training, _shown=shown)
 
     @property
     def call(self) -> Call:
@@ -45,7 +49,8 @@ class TracedModel(nn.Module):
         args, kwargs = self._call.rebuild(tensors.values())
         seen = next(iter([*tensors.values(), *self.parameters()]), None)
         device = "cpu" if seen is None else seen.device
-        with tracing(device, training=self._training), compile_hooks(), substitutions():
+        traced = tracing(device, training=self._training, shown=self._shown)
+        with traced, compile_hooks(), substitutions():
             result = self._model(*args, **kwargs)
         self.__dict__["_returned"] = result
         leaves = list(tensors_of(result))

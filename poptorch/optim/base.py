@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from poptorch._logging import logger
 from poptorch.errors import require
 from poptorch.optim.variable import VariableAttributes
 from poptorch.versions import Versions
@@ -143,6 +144,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> State:
         """Torch's state and groups, and `ipu_state` and `ipu_param` of the device."""
+        if self._device is not None and not self.host_state_is_dirty:
+            logger.debug("Using cached optimiser state dict")
         return {**super().state_dict(), **self.get_state_dict()}
 
     def load_state_dict(self, state_dict: State) -> None:

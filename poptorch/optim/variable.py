@@ -17,7 +17,7 @@ class VariableAttributes:
     def __init__(
         self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]
     ) -> None:
-        self._allowed = frozenset(allowed_attributes)
+        self._allowed_attributes = frozenset(allowed_attributes)  # programs read it, too
         self._variable = set(variable_attributes)
 
     def isConstant(self, attr: str) -> bool:
@@ -36,11 +36,13 @@ class VariableAttributes:
 
     def copy(self) -> Self:
         """An independent copy."""
-        return self.__class__(self._variable, self._allowed)
+        return self.__class__(self._variable, self._allowed_attributes)
 
     def _check(self, attr: str) -> None:
-        known = ", ".join(sorted(self._allowed))
-        require(attr in self._allowed, f"Unknown attribute {attr!r}: choose one of {known}")
+        known = ", ".join(sorted(self._allowed_attributes))
+        require(
+            attr in self._allowed_attributes, f"Unknown attribute {attr!r}: choose one of {known}"
+        )
 
     def __repr__(self) -> str:
-        return f"VariableAttributes({sorted(self._variable)}, {sorted(self._allowed)})"
+        return f"VariableAttributes({sorted(self._variable)}, {sorted(self._allowed_attributes)})"

@@ -12,6 +12,7 @@ from poptorch.options.session import check_session
 from poptorch.options.table import OptionEffect, table
 from poptorch.options.text import ConfigFileError
 from poptorch.options.training import _TrainingOptions
+from poptorch.strategies import ExecutionStrategy as _IExecutionStrategy  # PopTorch's name
 
 __all__ = [
     "PENDING",
@@ -21,6 +22,7 @@ __all__ = [
     "Options",
     "TensorLocationSettings",
     "_DistributedOptions",
+    "_IExecutionStrategy",
     "_JitOptions",
     "_PopartOptions",
     "_PrecisionOptions",

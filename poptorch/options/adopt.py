@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from poptorch._logging import limit_repeats
+from poptorch._logging import limit_repeats, logger
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import createPoptorchError
 from poptorch.hardware import ipu_model_from_environment
@@ -103,13 +103,19 @@ def uses_ipu_model(options: Options) -> bool:
 def mean_reduction_strategy(options: Options, optimizer: Any) -> MeanReductionStrategy:
     """When averages of gradients divide.
 
-    The user's choice; without one `Post`, or `Running` for an optimizer that accumulates in half
-    precision in an accumulator of its own.
+    The user's choice; but `Running` for an optimizer that accumulates in half precision in an
+    accumulator of its own, where another one could overflow.
     """
     chosen: MeanReductionStrategy = options.Training.meanAccumulationAndReplicationReductionStrategy
-    if options.Training._mean_strategy_given:
+    if not _accumulates_in_half(optimizer) or chosen == MeanReductionStrategy.Running:
         return chosen
-    return MeanReductionStrategy.Running if _accumulates_in_half(optimizer) else chosen
+    if options.Training._mean_strategy_given:
+        logger.warning(
+            "The optimizer accumulates gradients in float16: its mean reduction strategy is "
+            "Running, and not %s, which was chosen",
+            MeanReductionStrategy(chosen).name,
+        )
+    return MeanReductionStrategy.Running
 
 
 def _accumulates_in_half(optimizer: Any) -> bool:

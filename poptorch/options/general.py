@@ -64,6 +64,7 @@ class Options(BatchingOptions, MachineOptions, HostOptions):
             _relax_optimizer_checks=False,
             _show_progress_bar=True,
             _module_namescope_enabled=True,
+            _device_of_tensors="ipu",
         )
         if path := os.environ.get("POPTORCH_CACHE_DIR"):
             logger.info("POPTORCH_CACHE_DIR is set to %s", path)

@@ -31,6 +31,7 @@ class HostOptions(OptionsDict):
     _relax_optimizer_checks: bool
     _show_progress_bar: bool
     _module_namescope_enabled: bool
+    _device_of_tensors: str  # what tensors show in forward: "ipu", or "cpu" as outside of it
 
     @setter(Effect.HOST)
     def logDir(self, log_dir: str) -> None:

@@ -15,6 +15,7 @@ _FLAGS = (
     "_relax_optimizer_checks",
     "_show_progress_bar",
     "_module_namescope_enabled",
+    "_device_of_tensors",
 )
 _STRATEGIES: dict[str, Any] = {
     kind.__name__: kind
@@ -61,9 +62,9 @@ def read_options(written: Any) -> Options:
         _set(getattr(options, name)._values, _read(part), name)
     options._Popart.options = _read(popart)
     options.__dict__["_execution_strategy"] = _read_strategy(strategy)
-    for name, flag in zip(
-        _FLAGS, fields_of(flags, "flags", **dict.fromkeys(_FLAGS, (dict, list, bool))), strict=True
-    ):
+    flags = {"_device_of_tensors": "ipu", **flags}  # older files lack it
+    kinds = dict.fromkeys(_FLAGS, (dict, list, bool, str))
+    for name, flag in zip(_FLAGS, fields_of(flags, "flags", **kinds), strict=True):
         options.__dict__[name] = _read(flag)
     options.Training.__dict__["_mean_strategy_given"] = given
     return options

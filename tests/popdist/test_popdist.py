@@ -149,3 +149,7 @@ def test_the_launcher_decides(name):
     for arguments in ((), (1,), (1, 2, 3)):
         with pytest.raises(RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Opt"):
             setter(*arguments)
+
+
+def test_old_programs_ask_the_module_below():
+    assert {name: getattr(popdist.popdist_core, name)() for name in ALONE} == ALONE

@@ -89,3 +89,15 @@ def test_other_shapes_are_refused_with_the_line():
             lambda x: poptorch.for_loop(2, lambda a: torch.cat([a, a]), [x])[0]
         )(ONE)
     assert "test_loops.py" in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_results_that_no_input_has_are_refused_with_the_line(count):
+    def forward(x):
+        return poptorch.for_loop(2, lambda a: [a] * count, [x])
+
+    with pytest.raises(poptorch.Error, match=f"returns {count} tensors, and gets 1") as error:
+        poptorch.inferenceModel(forward)(ONE)
+    assert "test_loops.py" in str(error.value)
+    with pytest.raises(poptorch.Error, match=f"returns {count} tensors, and gets 1"):
+        forward(ONE)

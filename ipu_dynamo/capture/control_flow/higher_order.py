@@ -24,6 +24,7 @@ from ipu_dynamo.capture.private.subgraphs import (
     while_loop_op,
 )
 from ipu_dynamo.capture.private.tracing import flatten, pytree
+from ipu_dynamo.errors import CompileError, called_from
 
 
 def higher_order_recorded() -> AbstractContextManager[None]:
@@ -56,8 +57,14 @@ def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> 
         return list(results)
     values = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        returned = body(*values)
-        values = [returned] if isinstance(returned, Tensor) else list(returned)
+        values = _listed(body(*values))
+        if len(values) != len(inputs):
+            raise CompileError(
+                f"the body of a loop returns {len(values)} tensors, and gets {len(inputs)}",
+                where=called_from(),
+                hint="return one tensor for each input",
+                id="control-flow",
+            )
     return values
 
 

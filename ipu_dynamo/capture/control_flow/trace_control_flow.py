@@ -91,7 +91,7 @@ def trace_loop(
     where, mode = called_from(), fake_mode_of([*carried, *scanned, *captured])
     examples = [example(mode, t) for t in carried] + [example(mode, t, row=True) for t in scanned]
     traced = _trace(body, [*examples, *(example(mode, t) for t in captured)], where)
-    _check_carried(carried, traced.results, where)
+    _check_carried(carried, traced.results, where, surplus=bool(scanned))
     flow = ControlFlow(
         "loop",
         _captures([traced], len(carried) + len(scanned), where),
@@ -119,7 +119,7 @@ def trace_while(
 
     holds, traced = _trace(condition, examples(), where), _trace(body, examples(), where)
     _check_predicate(holds.results, where)
-    _check_carried(carried, traced.results, where)
+    _check_carried(carried, traced.results, where, surplus=False)
     bodies = _captures([holds, traced], len(carried), where)
     flow = ControlFlow("while_loop", bodies, len(carried), where=where)
     read = _united([holds, traced])
@@ -252,9 +252,15 @@ def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, whe
         copy.args = (node,)
 
 
-def _check_carried(carried: Sequence[Tensor], results: Sequence[Tensor], where: str) -> None:
-    """Raise unless a body returns what it carries in the types in which it gets it."""
-    if len(results) < len(carried):
+def _check_carried(
+    carried: Sequence[Tensor], results: Sequence[Tensor], where: str, *, surplus: bool
+) -> None:
+    """Raise unless a body returns what it carries in the types in which it gets it.
+
+    Args:
+        surplus: it may return more, as that of a scan does.
+    """
+    if len(results) < len(carried) or (len(results) > len(carried) and not surplus):
         raise CompileError(
             f"the body of a loop returns {len(results)} tensors, and gets {len(carried)}",
             where=where,

@@ -84,9 +84,17 @@ def custom_operator(
     known = _known.get((domain, name, version))
     called = f"custom operator {domain}.{name}, version {version}"
     if known is None:
-        needs = ": it would exchange tensors between replicas within forward, which no program can"
+        if name in COLLECTIVES:
+            raise CompileError(
+                f"{called}, has no implementation: it would exchange tensors between replicas "
+                "within forward, which no program can",
+                where=called_from(),
+                hint="return the tensor from forward, and combine the results of the replicas "
+                "outside of the program; with one replica, leave the exchange out",
+                id="operator",
+            )
         raise CompileError(
-            f"{called}, has no implementation{needs if name in COLLECTIVES else ''}",
+            f"{called}, has no implementation",
             where=called_from(),
             hint=f"ipu_dynamo.register_custom_operator(function, name={name!r}, "
             f"domain={domain!r}, version={version}), with a function of PyTorch's operators that "

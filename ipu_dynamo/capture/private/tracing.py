@@ -1,7 +1,8 @@
 """Trace Python on fake tensors, by private names of PyTorch. Checked on PyTorch 2.13.0."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -66,6 +67,7 @@ __all__ = [
     "real_of",
     "run_backward",
     "seen_as_compiling",
+    "seen_on",
     "to_fake",
     "trace_once",
     "tracer_here",
@@ -200,6 +202,25 @@ def moved(
             ).requires_grad_(fake.requires_grad)
             for fake in fakes
         ]
+
+
+@contextmanager
+def seen_on(device: torch.device, *, but_by: Collection[str]) -> Iterator[None]:
+    """Let code that this thread traces read `device` as the device of fake tensors.
+
+    Args:
+        device: of another name than the one that computes.
+        but_by: packages that read the real one: they choose kernels by it.
+    """
+    own: Any = FakeTensor.device
+
+    def seen(tensor: FakeTensor) -> torch.device:
+        frame = sys._getframe(2)  # behind `in_this_thread`
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        return own.fget(tensor) if package in but_by else device  # type: ignore[no-any-return]
+
+    with replaced(FakeTensor, "device", property(in_this_thread(seen, own.fget))):
+        yield
 
 
 @contextmanager

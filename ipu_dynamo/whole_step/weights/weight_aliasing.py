@@ -18,7 +18,9 @@ def refuse_what_cannot_be_shared(compiled: Compiled) -> None:
             raise CompileError(
                 f"{variable.kind} {variable.name} is {tensor.dtype}, which is carried as "
                 f"{variable.type.dtype} with narrow=True",
-                hint="convert the model first, for instance with model.float()",
+                hint="convert the model first, for instance with model.float()"
+                if tensor.is_floating_point()
+                else f"register it as a tensor of {variable.type.dtype}",
             )
         if tensor.device != device:
             raise CompileError(

@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from ipu_dynamo import CompiledModel, Options, compile_inference, compile_training
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.passes.traced.narrow_types import NarrowTypes
 from ipu_dynamo.testing import assert_close
@@ -168,13 +169,24 @@ def test_training_in_narrow_types_is_that_in_float32(dtype):
             assert_close(ours.state_dict()[name].float(), value, name, rtol=1e-4)
 
 
-def test_integer_buffers_are_constants():
+def test_integer_buffers_that_forward_writes_are_kept():
     model = Counting()
-    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), NARROWED)
-    for _ in range(2):
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = CompiledModel(model, Options(**NARROWED), optimizer=sgd, own_weights=True)
+    for count in range(1, 4):
         _, _, calls = step(torch.arange(6), torch.zeros(6, dtype=torch.int64))
-        assert calls == 1
+        assert calls == count
     step.read_weights()
-    assert model.calls == 0
+    assert model.calls == 3
+    assert model.calls.dtype == torch.int64
     assert model.norm.num_batches_tracked == 0
     assert not torch.equal(model.norm.running_mean, torch.zeros(4))
+    kinds = {variable.name: variable.kind for variable in step.program.variables}
+    assert (kinds["calls"], kinds["order"]) == ("buffer", "constant")
+
+
+def test_a_wide_integer_buffer_cannot_be_shared_when_it_is_written():
+    model = Counting()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), NARROWED)
+    with pytest.raises(CompileError, match=r"buffer calls.*\n.*as a tensor of torch.int32"):
+        step(torch.arange(6), torch.zeros(6, dtype=torch.int64))

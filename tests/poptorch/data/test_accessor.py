@@ -92,12 +92,28 @@ def test_an_iteration_ends_once_and_for_all():
     assert len(list(accessor)) == 2
 
 
-def test_items_are_not_copied_and_valid_until_the_next():
+def test_items_are_not_copied_and_memory_is_used_again():
     items = iter(AsynchronousDataAccessor(Numbers(6), 1, **FORK))
-    kept = next(items)[0]
-    copy = kept.clone()
-    assert next(items)[0].data_ptr() == kept.data_ptr()
-    assert (kept.item(), copy.item()) == (1, 0)
+    addresses = [next(items)[0].data_ptr() for _ in range(5)]
+    assert addresses[2:] == [addresses[1]] * 3  # the first item was still there for the second
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_items_that_the_program_keeps_stay_as_they_are(size):
+    accessor = AsynchronousDataAccessor(Numbers(20), size, **FORK)
+    for _ in range(2):
+        kept = [item[0].view(1).numpy() for item in accessor]  # views of an item count, too
+        assert [item.item() for item in kept] == list(range(20))
+    every_third = [item for i, item in enumerate(accessor) if i % 3 == 0]
+    assert [item[1].item() for item in every_third] == list(range(0, -20, -3))
+
+
+def test_a_loop_that_drops_its_items_allocates_nothing():
+    accessor = AsynchronousDataAccessor(Numbers(9), 3, **FORK)
+    ring = accessor._worker.ring
+    for _ in range(4):
+        assert values(accessor) == list(range(9))
+    assert ring._count <= 2 * 3
 
 
 @pytest.mark.parametrize(("preload", "full"), [(False, 1), (True, 4)])
@@ -232,10 +248,14 @@ def test_loaders_that_cannot_be_read_are_refused():
         AsynchronousDataAccessor(DataLoader(Numbers(4), batch_size=2), rebatched_size=2)
 
 
-@pytest.mark.parametrize("length", [0, 2])
-def test_too_few_samples_are_refused(length, capfd):
+def test_an_epoch_of_less_than_one_item_has_none():
+    accessor = AsynchronousDataAccessor([torch.ones(1)] * 2, rebatched_size=3, **FORK)
+    assert [list(accessor) for _ in range(3)] == [[], [], []]
+
+
+def test_an_empty_data_set_is_refused(capfd):
     with pytest.raises(poptorch.Error, match=r"failed to start .Check above for details.*is empty"):
-        AsynchronousDataAccessor([torch.ones(1)] * length, rebatched_size=3, **FORK)
+        AsynchronousDataAccessor([], rebatched_size=3, **FORK)
     assert "is empty, or smaller than one item" in capfd.readouterr().err
 
 

@@ -40,6 +40,45 @@ def test_there_is_none_before_compiling():
     assert shown(optimizer)["ipu_state"] == {"Accl1___w": 0.0, "Accum___w": 0.0}
 
 
+def test_the_state_is_read_when_it_changed_and_when_the_device_is_left(caplog):
+    _, optimizer, executor = training(lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.5))
+    poptorch.logger.setLevel("DEBUG")
+    poptorch.logger.addHandler(caplog.handler)
+    try:
+        run(executor)
+        assert optimizer.host_state_is_dirty
+        optimizer.state_dict()
+        assert "cached optimiser" not in caplog.text
+        optimizer.state_dict()
+        assert "Using cached optimiser state dict" in caplog.text
+        run(executor)
+        assert optimizer.host_state_is_dirty
+        executor.detachFromDevice()
+        assert not optimizer.host_state_is_dirty
+    finally:
+        poptorch.logger.removeHandler(caplog.handler)
+        poptorch.logger.setLevel("WARNING")
+
+
+def test_what_is_loaded_before_compiling_holds():
+    def make(parameters):
+        return poptorch.optim.Adam(parameters, lr=0.1, loss_scaling=2.0)
+
+    _, first, executor = training(make)
+    run(executor)
+    loaded = first.state_dict()
+    _, second, other = training(make)
+    second.load_state_dict(loaded)
+    assert shown(second) == shown(first)
+    other.compile(torch.ones(1))
+    assert shown(second) == shown(first)
+    other.detachFromDevice()
+    assert shown(second) == shown(first)
+    run(other)
+    run(executor)
+    assert shown(second)["ipu_state"]["Step___w"] == 2 * len(GRADIENTS)
+
+
 def test_sgd_without_momentum_has_numbers_only():
     _, optimizer, executor = training(
         lambda p: poptorch.optim.SGD(p, lr=0.5, dampening=0.5, weight_decay=0.2, loss_scaling=4.0)
@@ -48,8 +87,8 @@ def test_sgd_without_momentum_has_numbers_only():
     assert shown(optimizer) == {
         "ipu_state": {},
         "ipu_param": {
-            "scaledLearningRate0": 0.0625,
-            "weightDecayScaleFactor0": 0.95,
+            "scaledLearningRate0___specific___w": 0.0625,
+            "weightDecayScaleFactor0___specific___w": 0.95,
             "lossScaling_FLOAT": 4.0,
         },
     }
@@ -63,7 +102,7 @@ def test_velocity_is_scaled_as_the_loss():
         velocity = 0.5 * velocity + 0.75 * gradient
     run(executor)
     assert shown(optimizer)["ipu_state"]["Accl1___w"] == 8 * velocity
-    assert shown(optimizer)["ipu_param"]["scaledLearningRate2"] == 0.5 / 8
+    assert shown(optimizer)["ipu_param"]["scaledLearningRate2___specific___w"] == 0.5 / 8
 
 
 def test_combined_velocity_is_prepared_for_the_next_step():
@@ -95,7 +134,10 @@ def test_adam_shows_moments_and_steps():
         "Accl1___w": first, "Accl2___w": round(second, 5), "Step___w": 3.0, "Accum___w": 0.0,
     }  # fmt: skip
     numbers = {"learningRate": 0.1, "adamBeta1": 0.5, "adamBeta2": 0.75, "weightDecay": 0.0}
-    assert found["ipu_param"] == {**numbers, "adamEps": 0.0, "lossScaling_FLOAT": 1.0}
+    specific = {f"{name}___specific___w": value for name, value in numbers.items()}
+    assert found["ipu_param"] == {
+        **specific, "adamEps___specific___w": 0.0, "lossScaling_FLOAT": 1.0,
+    }  # fmt: skip
 
 
 def test_groups_have_numbers_of_their_own():
@@ -114,7 +156,7 @@ def test_groups_have_numbers_of_their_own():
     numbers = shown(optimizer)["ipu_param"]
     assert numbers["learningRate___specific___a.w"] == 0.1
     assert numbers["learningRate___specific___b.w"] == 0.2
-    assert numbers["adaptiveAlpha"] == 0.99
+    assert numbers["adaptiveAlpha___specific___a.w"] == 0.99
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 import poptorch
 from poptorch import _impl, _poplar_executor, _utils
+from poptorch._args_parser import ArgsParser
 from tests.poptorch.executor.models import Classifier, Weighted, batch
 
 
@@ -233,3 +234,39 @@ def test_the_tensors_of_a_trace_have_numbers_of_their_own():
     for tensor in (torch.ones(1), "no tensor"):
         with pytest.raises(poptorch.Error, match="You may only call getIpuTensorId on an IPU"):
             poptorch.getIpuTensorId(tensor)
+
+
+def test_a_program_makes_executors_of_a_class_of_its_own():
+    class Counting(poptorch.PoplarExecutor):
+        def __init__(self, model, **settings):
+            super().__init__(model, poptorch_version=poptorch.__version__, **settings)
+            self.calls = 0
+
+        def __call__(self, *args):
+            self.calls += 1
+            return super().__call__(*args)
+
+        def detachFromDevice(self):  # noqa: N802 (PopTorch's name)
+            if self._is_attached:
+                super().detachFromDevice()
+
+    model, options = Weighted(), poptorch.Options()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Counting(
+        copy.copy(model), options=options, training=True, optimizer=sgd, user_model=model
+    )
+    training(torch.ones(1))
+    for _ in range(2):
+        training.detachFromDevice()
+    assert training.options.output_mode == poptorch.OutputMode.Final
+    assert options.defaultOutputMode()
+    inference = Counting(copy.copy(model), options=None, training=False)
+    plain = poptorch.inferenceModel(model)
+    assert torch.equal(inference(torch.ones(1)), plain(torch.ones(1)))
+    assert (training.calls, inference.calls) == (1, 1)
+
+
+def test_names_of_old_programs_are_there():
+    call = ArgsParser(Weighted())((torch.ones(1),), {})
+    assert [name for name, _ in call.leaves()] == ["x"]
+    assert isinstance(poptorch.PipelinedExecution(), poptorch.options._IExecutionStrategy)

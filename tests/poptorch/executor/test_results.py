@@ -146,6 +146,54 @@ def test_moves_to_the_device_are_no_moves(device):
     assert poptorch.inferenceModel(forward)(ONE) == 2
 
 
+class OnTheDevice(nn.Module):
+    """A model that takes its branch by the device of its tensors, and makes others there."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x):
+        made = torch.zeros(3)
+        h = self.linear(x) * self.scale + made
+        seen = [t.device.type for t in (x, self.linear.weight, self.scale, made, h)]
+        if x.device.type != "ipu":
+            assert (x < 100).all()
+        where = x.device
+        generator = torch.Generator(device=where)
+        assert isinstance(generator, torch.Generator)
+        with torch.autocast(where.type, enabled=False), torch.device(where):
+            h = h + torch.arange(3, device=where) + torch.zeros(3)
+        for place in (where, str(where), where.type, torch.device(where)):
+            h = h.to(place) + torch.full((3,), 1.0, device=place) + torch.tensor(1, device=place)
+        return h, seen, (where == made.device, x.is_ipu, x.is_cpu, torch.is_autocast_enabled("ipu"))
+
+
+def test_tensors_are_on_the_ipu_in_forward_alone():
+    model, x = OnTheDevice(), torch.randn(2, 3)
+    h, seen, said = poptorch.inferenceModel(model)(x)
+    assert set(seen) == {"ipu"}
+    assert said == (True, True, False, False)
+    torch.testing.assert_close(h, model.linear(x).detach() + torch.arange(3) + 8)
+    assert model.linear.weight.device.type == h.device.type == "cpu"
+    assert torch.Generator(device="cpu").device.type == "cpu"
+
+
+def test_tensors_show_the_cpu_where_an_option_says_so():
+    options = poptorch.Options()
+    options._device_of_tensors = "cpu"
+    assert poptorch.inferenceModel(lambda x: (x, x.device.type), options)(ONE) == (1, "cpu")
+
+
+def test_generators_draw_nothing_in_forward():
+    def forward(x):
+        return x + torch.rand(1, generator=torch.Generator().manual_seed(1))
+
+    with pytest.raises(poptorch.Error, match=r"rand in forward draws.*randomSeed"):
+        poptorch.inferenceModel(forward)(ONE)
+
+
 def test_outputs_are_saved_as_plain_tensors():
     output = poptorch.inferenceModel(lambda x: x + 1)(ONE)
     output.note = "kept"
@@ -180,6 +228,39 @@ def test_a_tensor_from_outside_is_a_constant_with_a_warning():
     outside.fill_(0)
     assert executor(ONE) == 11
     assert len([w for w in caught if "constant of the program" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_integer_and_bool_buffers_count(training):
+    class Counters(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.tensor(0))
+            self.register_buffer("odd", torch.zeros(2, dtype=torch.bool))
+            self.register_buffer("table", torch.arange(3))
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            self.calls += 1
+            self.odd.logical_not_()
+            loss = poptorch.identity_loss(self.weight * x, "sum")
+            return self.calls, self.odd & True, self.table * 2, loss
+
+    model = Counters()
+    options = poptorch.Options().deviceIterations(2)
+    wrap = poptorch.trainingModel if training else poptorch.inferenceModel
+    executor = wrap(model, options)
+    for _ in range(3):
+        results = executor(torch.ones(2))
+    assert results[0].tolist() == (6 if training else [5, 6])
+    assert results[1].tolist() == ([False] * 2 if training else [True] * 2 + [False] * 2)
+    assert results[2].tolist() == [0, 2, 4]
+    executor.copyWeightsToHost()
+    assert model.calls == 6
+    assert model.calls.dtype == torch.int64
+    model.calls.fill_(10)
+    executor.copyWeightsToDevice()
+    assert executor(torch.ones(2))[0].reshape(-1)[-1] == 12
 
 
 def test_a_buffer_that_replicas_would_change_apart():

@@ -251,7 +251,7 @@ def test_two_trainers_of_shared_modules_train_as_pytorch_does(read_between):
                 ours.generator.state_dict()
     counts = {name for name in ours.parts.state_dict() if name.endswith("num_batches_tracked")}
     for name, tensor in theirs.parts.state_dict().items():
-        if name not in counts:  # an integer buffer is a constant of the program
+        if name not in counts:  # as in PopTorch, batch norms do not count
             torch.testing.assert_close(ours.parts.state_dict()[name], tensor)
 
 
