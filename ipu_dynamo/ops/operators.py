@@ -36,8 +36,8 @@ import ipu_dynamo.ops.precision.half_partial_sums
 import ipu_dynamo.ops.precision.stochastic_rounding
 import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
+import ipu_dynamo.ops.right_decompositions
 import ipu_dynamo.ops.serialized_loss
-import ipu_dynamo.ops.single_rows
 import ipu_dynamo.ops.unread_values  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if "torch" in sys.modules:  # PyTorch looks the backend up before Dynamo sees a model
-    import ipu_dynamo.ops.single_rows
+    import ipu_dynamo.ops.right_decompositions
     import ipu_dynamo.ops.unread_values  # noqa: F401
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ torch (here and in `pyproject.toml`) moves.
 
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import torch
 import torch._inductor
@@ -18,7 +19,19 @@ if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # of kernels that call other operators
+AUTOGRAD = torch._C.DispatchKey.Autograd  # of kernels that autograd differentiates
 NormBase = torch.nn.modules.batchnorm._NormBase  # of all batch and instance norms
+
+
+def set_kernel(
+    operator: torch._ops.OpOverload, key: torch._C.DispatchKey, kernel: Callable[..., Any] | None
+) -> None:
+    """Replace what traces run in place of an operator; None lets them record the operator."""
+    operator.py_kernels.pop(key, None)
+    operator._dispatch_cache.clear()
+    if kernel is not None:
+        operator.py_impl(key)(kernel)
+
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
 

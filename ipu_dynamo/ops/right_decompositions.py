@@ -1,0 +1,87 @@
+"""Replace decompositions of PyTorch that compute something else than their operators.
+
+While a model is traced, PyTorch 2.13 writes some operators as others. These differ:
+
+- `multilabel_margin_loss` counts labels after the first -1, and terms that are negative, and gives
+  a single row without a reduction a dim. The operator has no dim there.
+- `multi_margin_loss` has a gradient where a margin is met exactly, and NaN where an element is NaN.
+- `softshrink` and `hardshrink` have another gradient of NaN.
+- `upsample_bilinear2d` rounds uint8 in another way, spreads infinities to other elements of a
+  picture that keeps its size, and accepts a size of 0.
+
+The losses are written here, and the others stay operators. `tests/ops/test_right_decompositions.py`
+compares every decomposition that is used with its operator.
+
+Source   "torch.nn.MultiLabelMarginLoss" and "torch.nn.MultiMarginLoss" in PyTorch's reference.
+"""
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_kernel
+
+aten = torch.ops.aten
+_NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    size = x.shape[-1] if x.dim() else 1
+    if x.dim() > 2 or not size or target.shape != x.shape:
+        raise RuntimeError(
+            "multilabel_margin_loss(): expected labels of the shape of the input, (C) or (N, C) "
+            f"with C > 0, but got {list(target.shape)} and {list(x.shape)}"
+        )
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)  # type: ignore[no-untyped-call]
+    columns = torch.arange(size, device=x.device)
+    ends = torch.where(labels == -1, columns, size).amin(1, keepdim=True)
+    is_label = columns < ends
+    chosen = torch.where(is_label, labels, 0)
+    is_target = ((chosen.unsqueeze(2) == columns) & is_label.unsqueeze(2)).any(1)
+    terms = 1 - rows.gather(1, chosen).unsqueeze(2) + rows.unsqueeze(1)
+    counts = is_label.unsqueeze(2) & ~is_target.unsqueeze(1) & (terms > 0)
+    losses = torch.where(counts, terms, 0).sum((1, 2)) / size
+    return _reduced(losses, x.dim() < 2, reduction)
+
+
+def _multi_margin_loss(
+    x: Tensor,
+    target: Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    size = x.shape[-1] if x.dim() else 1
+    if p not in (1, 2):
+        raise RuntimeError(f"multi_margin_loss(): expected p of 1 or 2, but got {p}")
+    if x.dim() > 2 or not size or target.numel() != (x.shape[0] if x.dim() == 2 else 1):
+        raise RuntimeError(
+            "multi_margin_loss(): expected an input (C) or (N, C) with C > 0 and one label for "
+            f"each row, but got {list(x.shape)} and {list(target.shape)}"
+        )
+    if weight is not None and weight.numel() != size:
+        raise RuntimeError(f"multi_margin_loss(): expected {size} weights, not {weight.numel()}")
+    rows, labels = torch.atleast_2d(x), target.reshape(-1, 1)  # type: ignore[no-untyped-call]
+    terms = margin - rows.gather(1, labels) + rows
+    counts = (torch.arange(size, device=x.device) != labels) & (terms > 0)
+    terms = torch.where(counts, terms, 0)
+    if p == 2:
+        terms = terms * terms
+    if weight is not None:
+        terms = terms * weight.reshape(-1)[labels]
+    return _reduced(terms.sum(1) / size, target.dim() == 0, reduction)
+
+
+def _reduced(losses: Tensor, is_single: bool, reduction: int) -> Tensor:
+    if reduction == _MEAN:
+        return losses.mean()
+    return losses.sum() if reduction == _SUM or is_single else losses
+
+
+aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
+set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
+for _operator in (aten.softshrink.default, aten.hardshrink.default):
+    set_kernel(_operator, AUTOGRAD, None)
+set_kernel(aten.upsample_bilinear2d.default, AUTOGRAD, None)
+for _key in (AUTOGRAD, COMPOSITE):
+    set_kernel(aten.upsample_bilinear2d.vec, _key, None)
