@@ -227,7 +227,7 @@ class _Search:
         return None
 
     def _program(self, values: Mapping[fx.Node, Any]) -> _Found | None:
-        engine, last = make_engine(self.options.engine), self.snapshots[-1]
+        engine, last = make_engine(self.options.engine, "off"), self.snapshots[-1]
         expected = expected_values(self.capture, last, values)
         wrong = first_wrong_call(self.program, engine, last, self.given, expected, self.rtol)
         if wrong is None:

@@ -7,6 +7,7 @@ from ipu_dynamo.options.checks import check_names as check_names
 from ipu_dynamo.options.locations import Location as Location
 from ipu_dynamo.options.locations import Locations as Locations
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling as AutomaticLossScaling
+from ipu_dynamo.options.options import Check as Check
 from ipu_dynamo.options.options import Choice as Choice
 from ipu_dynamo.options.options import Engine as Engine
 from ipu_dynamo.options.options import Options as Options

@@ -15,6 +15,7 @@ from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.options.strategy import Strategy
 
 Engine = Literal["auto", "inductor", "eager"]
+Check = Literal["auto", "first", "every", "off"]
 Recomputation = Literal["auto", "off", "stages", "all"]
 Outlining = Literal["auto"] | bool
 Choice = bool | str  # of a decision
@@ -27,6 +28,7 @@ _CHOICES = {
     "partials": ("float", "half"),
     "convolution_partials": ("float", "half"),
     "recompute": ("auto", "off", "stages", "all"),
+    "check_compiled": ("auto", "first", "every", "off"),
 }
 _COUNTS = (
     "device_iterations",
@@ -148,6 +150,11 @@ class Options:
             model traces it once, and decides only how it runs here. None keeps none.
         program_cache_limit: bytes of all programs in it, beyond which those go that were not used
             for longest; 0: all stay.
+        check_compiled: compiled functions are compared with the same functions operator by
+            operator: in their `first` runs, in `every` run, or never (`off`). A function that
+            differs runs operator by operator from then on, in that call, too, and a warning names
+            it. `auto` is what the environment variable IPU_DYNAMO_CHECK_COMPILED names, else
+            `first`.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
 
@@ -194,6 +201,7 @@ class Options:
     synthetic_data: bool = False
     program_cache: str | None = None
     program_cache_limit: int = 1 << 32
+    check_compiled: Check = "auto"
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
-_HERE = {"program_cache", "program_cache_limit"}  # of the process that saves
+_HERE = {"program_cache", "program_cache_limit", "check_compiled"}  # of the process that saves
 _STAGE = {"blocks", "ipu"}  # its fields
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ipu_dynamo.options import (
+    Check,
     Choice,
     Engine,
     OptionError,
@@ -41,6 +42,7 @@ class BackendOptions:
             `cheap`, and `off` with micro-batches: what they add up is not there to be repeated.
         without: names of passes to leave out, as in `ipu_dynamo.Options`.
         force: decisions of host passes, as in `ipu_dynamo.Options`.
+        check_compiled: as in `ipu_dynamo.Options`.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -56,6 +58,7 @@ class BackendOptions:
     recompute: Recomputing = "auto"
     without: Sequence[str] = ()
     force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
+    check_compiled: Check = "auto"
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
@@ -112,6 +115,7 @@ class BackendOptions:
             outline=self.outline,
             without=self.without,
             force=self.force,
+            check_compiled=self.check_compiled,
         )
 
     @classmethod

@@ -124,7 +124,7 @@ def _compile_alone(
         if STAGE in node.meta:
             stage = node.meta[STAGE]
             record.blocks[blocks[node], stage, captured.ipus[stage]] += 1
-    engine = make_engine(options.core().stage_engine)
+    engine = make_engine(options.core().stage_engine, options.check_compiled)
     record.engine = engine.name
     programs = _GraphPrograms(
         roles=list(captured.placeholders),

@@ -61,8 +61,9 @@ class StageStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stages, self._kernels = folder / "stages", folder / "kernels"
-        self._building = folder / "building"
-        for private in (folder, self._stages, self._kernels, self.scratch, self._building):
+        self._building, self._checks = folder / "building", folder / "checks"
+        folders = (self._stages, self._kernels, self.scratch, self._building, self._checks)
+        for private in (folder, *folders):
             make_private(private)
 
     @property
@@ -78,7 +79,7 @@ class StageStore:
         """Remove what killed processes have left."""
         with suppress(OSError):  # what cannot be removed harms nothing
             sweep(self._building)
-            for folder in (self._stages, self._kernels):
+            for folder in (self._stages, self._kernels, self._checks):
                 _sweep_unfinished(folder)
 
     def read(self, key: str) -> Entry | None:
@@ -114,6 +115,21 @@ class StageStore:
                 file.writestr("code", entry.code)
             whole.seek(0)
             replace_file(self._stages / key, whole.read())
+
+    def read_outcome(self, key: str) -> str:
+        """What came of the check of a stage; empty when it is not known, or damaged."""
+        path = self._checks / key
+        try:
+            return unsealed(path.read_bytes())
+        except FileNotFoundError:
+            return ""
+        except _DAMAGES as error:
+            log.warning("%s is damaged (%s): the stage is checked again", path, error)
+            return ""
+
+    def write_outcome(self, key: str, outcome: str) -> None:
+        """Keep what came of the check of a stage."""
+        replace_file(self._checks / key, sealed(outcome))
 
     def keep_library(self, library: Path) -> Path:
         """Copy a shared library here, under the digest of its content; gives its place."""

@@ -272,7 +272,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             reading = link.read()
         groups = reading.groups
         self._figures = self._ready_made.figures if self._ready_made else None
-        engine = self._engine or make_engine(options.stage_engine)
+        engine = self._engine or make_engine(options.stage_engine, options.check_compiled)
         machine = Machine(
             engine.name,
             hyperparameters=[group.values for group in groups],

@@ -14,6 +14,7 @@ from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import cpp_compiler_names
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.progress import begin
+from ipu_dynamo.runtime.engines.check.checks import Checks
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.inductor_noise import mute
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of, views_of
@@ -34,6 +35,7 @@ class Engine(Protocol):
 
     name: str
     compiled: int
+    checks: Checks
 
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
         """Callables on a list of tensors, which they may change; grad mode has to be off.
@@ -49,6 +51,7 @@ class EagerEngine:
 
     def __init__(self) -> None:
         self.compiled = 0
+        self.checks = Checks("off")
 
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
         self.compiled += len(recipes)
@@ -56,20 +59,35 @@ class EagerEngine:
 
 
 class InductorEngine:
-    """Compiles a function to machine code with PyTorch's Inductor."""
+    """Compiles a function to machine code with PyTorch's Inductor.
+
+    Args:
+        check: when compiled functions are compared with their operators: see `Checks`.
+    """
 
     name = "inductor"
 
-    def __init__(self) -> None:
+    def __init__(self, check: str = "auto") -> None:
         mute()
         self.compiled = 0
+        self.checks = Checks(check)
 
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
         self.compiled += len(recipes)
-        return [
-            packing(run, recipe.packed) if recipe.packed else run
-            for run, recipe in zip(_compiled_together(recipes), recipes, strict=True)
-        ]
+        known = {
+            place: stage
+            for place, recipe in enumerate(recipes)
+            if _has_machine_code(recipe) and (stage := self.checks.failed_before(recipe))
+        }
+        left = [recipe for place, recipe in enumerate(recipes) if place not in known]
+        made = iter(
+            self._checked(recipe, packing(run, recipe.packed) if recipe.packed else run)
+            for run, recipe in zip(_compiled_together(left), left, strict=True)
+        )
+        return [known[place] if place in known else next(made) for place in range(len(recipes))]
+
+    def _checked(self, recipe: Recipe, run: Stage) -> Stage:
+        return self.checks.checked(recipe, run) if _has_machine_code(recipe) else run
 
 
 def _compiled_together(recipes: Sequence[Recipe]) -> list[Stage]:
@@ -135,8 +153,8 @@ def _counting(run: Stage, written: tuple[int, ...]) -> Stage:
     return stage
 
 
-def make_engine(name: str) -> Engine:
-    """The engine called `name`.
+def make_engine(name: str, check: str = "auto") -> Engine:
+    """The engine called `name`, whose compiled functions are checked as `check` says.
 
     `auto`: the one that the environment variable IPU_DYNAMO_ENGINE names (`auto`, `inductor` or
     `eager`), else Inductor where a C++ compiler is found, else eager.
@@ -148,7 +166,7 @@ def make_engine(name: str) -> Engine:
     if name == "eager":
         return EagerEngine()
     if _compiler() is not None:
-        return InductorEngine()
+        return InductorEngine(check)
     if name == "inductor":
         raise IpuError(
             f"the inductor engine needs a C++ compiler ({_tried()}): install g++ or clang++, or "

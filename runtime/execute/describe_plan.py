@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ipu_dynamo.program import Copy, HostProgram
+from ipu_dynamo.program import Copy, Decision, HostProgram
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.dependencies import changed_variables
@@ -33,15 +33,17 @@ def plan_of(
     cut = sections(program)
     if isinstance(form, FusedStep):
         now = form.now
+        decisions = (*now.host.decisions, *_checks(engine, now.binding))
         writer = TaskWriter(now.binding, [now.instructions])
         (lines,) = writer.texts()
         first = now.first_new
         new = f"variables become what r{first} and those behind it hold, which is the commit"
         return HostPlan(
-            engine.name, kinds, threads, now.host.decisions, _recipes(now.binding),
+            engine.name, kinds, threads, decisions, _recipes(now.binding),
             _names(now.binding), (("fused step", (*lines, new, *_repeated(now.replay))),),
             (), (), (), "",
         )  # fmt: skip
+    decisions = (*host.decisions, *_checks(engine, form.binding))
     ran = form.binding.program
     loop = sections(ran).loop
     passes = stage_passes(ran.calls)
@@ -58,7 +60,7 @@ def plan_of(
     undone = [f"clear {name}" for name in sums]
     undone += [f"put back {v.name}" for v in program.variables if v.name in changed - {*sums}]
     return HostPlan(
-        engine.name, kinds, threads, host.decisions, _recipes(form.binding),
+        engine.name, kinds, threads, decisions, _recipes(form.binding),
         _names(form.binding),
         tuple(zip(titles, map(tuple, texts), strict=True)), (*others, *copied),
         tuple(map(str, cut.after)), tuple(undone), str(schedule),
@@ -74,6 +76,11 @@ def _repeated(replay: Replay | str | None) -> Iterator[str]:
         yield f"repeated without Python: {calls}, {overwritten}"
     elif replay is not None:
         yield f"called by Python: {replay}"
+
+
+def _checks(engine: Engine, binding: Binding) -> Iterator[Decision]:
+    """What came of the checks of compiled functions."""
+    return engine.checks.decisions([*binding.stages])
 
 
 def _recipes(binding: Binding) -> tuple[Recipe, ...]:

@@ -12,6 +12,7 @@ from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorTy
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.replay.replay import (
     Repetition,
@@ -187,8 +188,9 @@ class FusedStep:
         fixed = [*now.homes, *now.constants]
         first = [*fixed, *(of[0] for of in received), *numbers]
         try:
-            if isinstance(now.replay, Replay) and now.replay.fits(first):
-                self._repeat(now, now.replay, numbers, steps, received, streams, watch)
+            replay = now.replay
+            if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
+                self._repeat(now, replay, numbers, steps, received, streams, watch)
             else:
                 self._run(now, numbers, steps, streams, watch)
         finally:
@@ -353,4 +355,4 @@ def _replay(fused: Fused, recipe: Recipe, stage: Stage) -> Replay | str | None:
         len(fused.sent),
     )
     arguments = [node.meta["val"] for node in placeholders]
-    return replay_of(stage, arguments, signature, recipe.overwrites)
+    return replay_of(plain(stage), arguments, signature, recipe.overwrites)

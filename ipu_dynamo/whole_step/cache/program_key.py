@@ -111,7 +111,14 @@ def _group(group: UpdateGroup) -> tuple[object, ...]:
 
 def _of_program(options: Options) -> Options:
     """`options` without those that only this process has."""
-    return replace(options, seed=None, workers=None, program_cache=None, program_cache_limit=0)
+    return replace(
+        options,
+        seed=None,
+        workers=None,
+        program_cache=None,
+        program_cache_limit=0,
+        check_compiled="auto",
+    )
 
 
 def _node(node: fx.Node, capture: Capture, numbers: dict[fx.Node, str]) -> str:

@@ -223,7 +223,7 @@ class Opened:
     def ready(self) -> ReadyMade:
         """The program, for a model that is traced again."""
         options = self.entry.options
-        engine = make_engine(options.stage_engine)
+        engine = make_engine(options.stage_engine, options.check_compiled)
         devices = tuple(map(torch.device, self.entry.devices))
         return ReadyMade(
             host=run_host_passes(self.program, writing_passes(options, Machine(devices=devices))),
@@ -297,7 +297,7 @@ def _bring_up(
         }
     except (RuntimeError, AssertionError) as error:
         raise SavedProgramError(Reason.DEVICE, str(error)) from error
-    engine = make_engine(options.stage_engine)
+    engine = make_engine(options.stage_engine, options.check_compiled)
     figures = read_decided(entry.decided, engine)
     groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
     machine = Machine(

@@ -5,8 +5,12 @@ After    recipe step0: eager
 Keeps    the function.
 Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` over x while f(x) is
          still read from it. Its gradients of an average pool are wrong where padding counts and
-         `ceil_mode` lets the last windows reach beyond it. Plain torch.compile computes the same
-         wrong numbers.
+         `ceil_mode` lets the last windows reach beyond it. Extremes of int8 and uint8 are 0 or 1
+         where vectors have no element. Remainders of halves do not round a number that they are
+         given. `elu` and a sum with zeros give the other zero, whose sign a division shows. Two
+         pads of one value in two layouts write beyond their memory. Plain torch.compile does all
+         of this, too. Faults that every value shows are not listed: the check of compiled
+         functions finds them (runtime/engines/check).
 """
 
 import logging
@@ -38,13 +42,32 @@ _POOLS: dict[object, int] = {  # gradients of average pools -> dims of a window
     aten.avg_pool2d_backward.default: 2,
     aten.avg_pool3d_backward.default: 3,
 }
+_EXTREMES = {
+    aten.amax.default,
+    aten.amin.default,
+    aten.aminmax.default,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.max.default,
+    aten.max.dim,
+    aten.min.default,
+    aten.min.dim,
+}
+_REMAINDERS = {aten.remainder.Scalar, aten.fmod.Scalar}
+_SHOW_SIGNS: dict[object, int] = {  # of zero -> position of the argument whose sign they show
+    aten.div.Tensor: 1,
+    aten.reciprocal.default: 0,
+    aten.atan2.default: 0,
+    aten.copysign.Tensor: 1,
+    aten.signbit.default: 0,
+}
 _READ_IN_PLACE = {aten.gather.default, aten.index.Tensor, aten.index_select.default}
 
 
 def miscompiled(graph: fx.Graph) -> fx.Node | None:
-    """The first operator that would read what it has already overwritten, or is an average pool's
-    gradient that would be wrong; or None."""
+    """The first operator that Inductor would get wrong for some values, or None."""
     nodes: list[fx.Node] = list(graph.nodes)
+    padded: dict[object, fx.Node] = {}
     for node in nodes:
         place = _SCATTERS.get(node.target)
         if place is not None and len(node.args) > place:
@@ -53,7 +76,70 @@ def miscompiled(graph: fx.Graph) -> fx.Node | None:
                 return node
         if node.target in _POOLS and _has_windows_beyond_padding(node):
             return node
+        if node.target in _EXTREMES and _dtype(node.args[0]) in (torch.int8, torch.uint8):
+            return node
+        if node.target in _REMAINDERS and _rounds_number(node):
+            return node
+        if _changes_zeros(node) and _sign_shows(node):
+            return node
+        if node.target == aten.constant_pad_nd.default:
+            other = padded.setdefault(_base(node.args[0]), node)
+            if _order(other) != _order(node) and _is_computed(node):
+                return node
     return None
+
+
+def _dtype(node: object) -> torch.dtype | None:
+    return node.meta["val"].dtype if isinstance(node, fx.Node) else None
+
+
+def _rounds_number(node: fx.Node) -> bool:
+    """Whether a half is divided by a number that its type does not hold."""
+    dtype, number = _dtype(node.args[0]), node.args[1]
+    if dtype not in (torch.float16, torch.bfloat16) or not isinstance(number, float):
+        return False
+    return torch.tensor(number, dtype=dtype).item() != number
+
+
+def _changes_zeros(node: fx.Node) -> bool:
+    """Whether an operator gives a zero of the other sign where it is compiled."""
+    if node.target == aten.elu.default:
+        return True
+    if node.target not in (aten.add.Tensor, aten.sub.Tensor):
+        return False
+    return any(map(_is_zero, node.args[:2]))
+
+
+def _is_zero(value: object) -> bool:
+    if not isinstance(value, fx.Node):
+        return value == 0
+    if value.target in (aten.full.default, aten.full_like.default):
+        return value.args[1] == 0
+    return value.target in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+
+
+def _sign_shows(node: fx.Node) -> bool:
+    """Whether an operator that reads a value shows the sign of its zeros."""
+    for user in node.users:
+        place = _SHOW_SIGNS.get(user.target)
+        if place is not None and user.args[place] is node:
+            return True
+        if only_looks(user) and _sign_shows(user):
+            return True
+    return False
+
+
+def _order(node: fx.Node) -> list[int]:
+    """The dimensions of a value, in the order in which they lie in memory."""
+    value = node.meta["val"]
+    return sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a pad reads what an operator computes, element by element."""
+    base = _base(node.args[0])
+    assert isinstance(base, fx.Node)
+    return base.op == "call_function"
 
 
 def _has_windows_beyond_padding(node: fx.Node) -> bool:

@@ -47,6 +47,7 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
 from ipu_dynamo.program.schedule.stage_passes import is_fetch
+from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.tasks.task_text import task_text
@@ -187,6 +188,9 @@ class TaskWriter:
         names = dict(self.names)
         source = f"def {name}({arguments}):\n{body}\n"
         exec(compile(source, f"<{__file__}: {name}>", "exec"), names)
+        for stage, called in self.names.items():
+            if isinstance(called, CheckedStage):  # until its check is over
+                called.held_in(names, stage)
         function: Callable[..., Any] = names[name]
         return function
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import ipu_dynamo
 from ipu_dynamo import Options
+from ipu_dynamo.passes.host.recipes.avoid_inductor_faults import miscompiled
 
 
 class Pooled(nn.Module):
@@ -58,3 +60,41 @@ def test_average_pools_train_as_plain_pytorch(pool, shape, avoided):
     weight, text = trained(pool, x)
     torch.testing.assert_close(weight, plain(pool, x))
     assert ("gets %avg_pool" in text) == avoided
+
+
+def reciprocal_of_sum(x):
+    return 1 / (x.ceil() + torch.zeros_like(x))
+
+
+def product_of_pads(x):
+    v = F.gelu(x)
+    a = F.pad(v.permute(3, 2, 1, 0), (0, 0, 0, 12), value=0.5)
+    return torch.matmul(F.pad(v, (0, 0, 0, 0, 0, 12), value=0.5), a)
+
+
+HALF, BYTES = torch.ones(2, dtype=torch.float16), torch.ones(2, dtype=torch.uint8)
+IMAGE = torch.ones(1, 8, 20, 20).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("compute", "x", "fault"),
+    [
+        (lambda x: x.argmin(), BYTES, "argmin"),
+        (lambda x: x.amax(0), BYTES.to(torch.int8), "amax"),
+        (lambda x: x.amax(0), BYTES.short(), None),
+        (lambda x: x.remainder(3.14), HALF, "remainder"),
+        (lambda x: x.fmod(1.7), HALF.bfloat16(), "fmod"),
+        (lambda x: x.remainder(1.5), HALF, None),
+        (lambda x: x.remainder(3.14), HALF.float(), None),
+        (lambda x: 1 / F.elu(x), HALF.float(), "elu"),
+        (lambda x: F.elu(x) * 2, HALF.float(), None),
+        (reciprocal_of_sum, HALF.float(), "add"),
+        (lambda x: x + torch.zeros_like(x), HALF.float(), None),
+        (product_of_pads, IMAGE, "constant_pad_nd_1"),
+        (lambda x: F.pad(x, (1, 1)) + F.pad(x, (2, 0)), IMAGE, None),
+    ],
+)
+def test_faults_that_only_some_values_show_are_avoided(compute, x, fault):
+    graph = make_fx(compute, tracing_mode="fake")(x).graph
+    node = miscompiled(graph)
+    assert (node and node.name) == fault

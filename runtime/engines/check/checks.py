@@ -1,0 +1,158 @@
+"""Decide which compiled functions are checked, and keep what came of it beside their code."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from ipu_dynamo.options.checks import check_choice
+from ipu_dynamo.program import Decision, Function
+from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.runtime.engines.check import limits
+from ipu_dynamo.runtime.engines.check.checked_stage import BY, CheckedStage
+from ipu_dynamo.runtime.engines.check.classes import why_unchecked
+from ipu_dynamo.runtime.engines.check.needed_memory import bytes_needed, memory_here
+from ipu_dynamo.runtime.engines.eager_code import eager_code
+from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
+from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.tune.artifact_store import StageStore, open_store
+
+log = logging.getLogger(__name__)
+CHECK = "IPU_DYNAMO_CHECK_COMPILED"  # environment variable: what `auto` stands for
+CHOICES = ("first", "every", "off")
+_known: dict[str, str] = {}  # outcomes in this process, by key
+
+
+class Checks:
+    """The checks of the functions that an engine compiles.
+
+    Args:
+        check: `first`, `every` or `off`; `auto` is what the environment names, else `first`.
+
+    Attributes:
+        stages: what runs functions that were not checked before.
+    """
+
+    def __init__(self, check: str = "auto") -> None:
+        if check == "auto":
+            check = os.environ.get(CHECK) or "first"
+            check_choice(CHECK, check, CHOICES)
+        self.check = check
+        self.stages: list[CheckedStage] = []
+        self._other: list[Decision] = []
+        self._keys: dict[int, str | None] = {}
+
+    def failed_before(self, recipe: Recipe) -> Stage | None:
+        """What runs a function operator by operator that has failed a check before."""
+        if self.check == "off" or not (key := _key(recipe)):
+            return None
+        state, _, problem = self._outcome(key).partition(" ")
+        if state != "failed":
+            return None
+        reason = f"{problem} (found before)"
+        name = recipe.function.name
+        self._other.append(Decision(BY, "operator by operator", reason, name))
+        log.warning("@%s runs operator by operator: compiled, it was wrong: %s", name, problem)
+        return by_operators(recipe.function)
+
+    def checked(self, recipe: Recipe, run: Stage) -> Stage:
+        """What runs a compiled function: it is compared at first, unless that was done before."""
+        if self.check == "off":
+            return run
+        key = _key(recipe)
+        if key and self.check == "first" and self._outcome(key):
+            return run
+        if reason := why_unchecked(recipe.function.graph.graph) or _too_large(recipe.function):
+            self._other.append(Decision(BY, "not checked", reason, recipe.function.name))
+            return run
+
+        def settled(stage: CheckedStage) -> None:
+            if key:
+                _keep(key, f"{stage.state} {stage.problem}".strip())
+
+        forever = self.check == "every"
+        stage = CheckedStage(recipe, run, by_operators, settled, forever=forever)
+        self.stages.append(stage)
+        return stage
+
+    def decisions(self, functions: Sequence[str]) -> Iterator[Decision]:
+        """What came of the checks of some functions."""
+        for decision in self._other:
+            if decision.function in functions:
+                yield decision
+        for stage in self.stages:
+            if stage.function.name in functions and (decision := stage.decision()):
+                yield decision
+
+    def _outcome(self, key: str) -> str:
+        if key not in _known:
+            store = _store()
+            _known[key] = store.read_outcome(key) if store else ""
+        return _known[key]
+
+
+def by_operators(function: Function) -> Stage:
+    """What runs a function, and the bodies of its loops, operator by operator."""
+    graph = function.graph
+    return laid_out(eager_code(graph.graph), None, layouts_of(graph))
+
+
+def forget() -> None:
+    """Drop what this process knows of earlier checks."""
+    _known.clear()
+
+
+def _key(recipe: Recipe) -> str | None:
+    """A digest of the machine code, the function and the check; None: the code has no key."""
+    codes = list(_codes(recipe))
+    if not codes or not all(codes):
+        return None
+    parts = [limits.VERSION, recipe.function.key, _this_check(), *codes]
+    return sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def _codes(recipe: Recipe) -> Iterator[str | None]:
+    if recipe.parts is not None:
+        for part in recipe.parts.parts:
+            yield from _codes(part.recipe)
+        return
+    for body in recipe.bodies:
+        yield from _codes(body)
+    if recipe.engine == "inductor":
+        yield recipe.key
+
+
+def _keep(key: str, outcome: str) -> None:
+    _known[key] = outcome
+    try:
+        if store := _store():
+            store.write_outcome(key, outcome)
+    except OSError as error:  # a full disk: it is checked again
+        log.warning("what came of a check cannot be kept: %s", error)
+
+
+def _store() -> StageStore | None:
+    return None if torch.compiler.config.force_disable_caches else open_store()
+
+
+def _too_large(function: Function) -> str:
+    needed, here = bytes_needed(function), memory_here()
+    if needed <= limits.MEMORY_SHARE * here:
+        return ""
+    return f"it would take {needed >> 20} MB, more than {limits.MEMORY_SHARE:.0%} of {here >> 20}"
+
+
+def _this_check() -> str:
+    """A digest of the sources that judge."""
+    global _digest
+    if not _digest:
+        folder = Path(__file__).parent
+        files = [folder / f"{name}.py" for name in ("classes", "judge", "limits", "runs")]
+        _digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return _digest
+
+
+_digest = ""

@@ -1,0 +1,18 @@
+"""The numbers of the check; a change of one needs another VERSION.
+
+The units are in the last place of a result's dtype (eps), the largest finite reference of a tensor
+(M), and the largest difference that moved roundings make (N).
+"""
+
+import torch
+
+VERSION = 1  # of the check, in the key of every outcome
+RELATIVE = 8  # eps of each element
+OF_LARGEST = 4  # eps of M
+OF_MOVED = 4  # times N; also of elements that change in being finite, and of integers
+MOVED_RUNS = 4  # at first
+MORE_MOVED_RUNS = 16  # before a failure counts
+OPEN_CALLS = 8  # until a result with uniform values counts
+SHARP = {torch.float32: 4000.0, torch.float64: 4000.0}  # 4 N is at most M through this
+SHARP_HALF = 4.0  # of halves
+MEMORY_SHARE = 0.25  # of the computer's memory that a check may take

@@ -1,0 +1,305 @@
+"""Run a graph operator by operator, as it is or with what a right computation may change.
+
+The judge asks for these runs where a compiled result differs by more than a few units in the last
+place; they take no part in what a program computes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate, map_arg
+
+from ipu_dynamo.ops.bodies import bodies_of
+from ipu_dynamo.ops.control_flow import bound
+from ipu_dynamo.ops.graph_queries import owner, written_arguments
+from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.runtime.engines.check.classes import name_of, rounds
+from ipu_dynamo.runtime.engines.check.copies import copies_of
+
+Call = Callable[..., Any]
+Hook = Callable[[fx.Node, Call, Sequence[Any], dict[str, Any]], Any]
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_SCATTERS = {"scatter": 2, "index_copy": 2, "index_put": 1, "_index_put_impl": 1}
+_TIES = {"sort": -1, "topk": -1, "kthvalue": -1, "median": -1, "mode": -1, "msort": 0}
+
+
+class Runs:
+    """Further runs of a function on the arguments of one call.
+
+    Args:
+        arguments: as they were before the call; they are not changed.
+        random_state: that of PyTorch's generator before the call; None: it draws nothing.
+    """
+
+    def __init__(
+        self, function: Function, arguments: Sequence[Tensor], random_state: Tensor | None
+    ) -> None:
+        self._function, self._arguments = function, arguments
+        self._random_state = random_state
+        self._moved: list[list[Any]] = []
+        self._draws: dict[fx.Node, list[Any]] | None = None
+
+    def moved(self, count: int) -> list[list[Any]]:
+        """The results of so many moved runs."""
+        while len(self._moved) < count:
+            self._moved.append(self._move(len(self._moved)))
+        return self._moved[:count]
+
+    def wide(self) -> list[Any] | None:
+        """The results in float64, where all operators take that."""
+        drawn = self._drawn()
+
+        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            name = name_of(node)
+            if name in ("view", "view_copy") and isinstance(args[1], torch.dtype):
+                raise TypeError("a view of bits")
+            if name in ("_softmax", "_log_softmax"):
+                args = (*args[:2], False)
+            args, kwargs = map_aggregate((tuple(args), kwargs), _wide_type)  # type: ignore[assignment,arg-type,misc]
+            made = drawn(node, call, args, kwargs)
+            return made if written_arguments(node) else map_aggregate(made, _wide)
+
+        arguments = [_wide(tensor) for tensor in copies_of(self._arguments, self._all).tensors]
+        try:
+            return self._run(run, arguments)
+        except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+            return None
+
+    def undefined(self) -> set[int]:
+        """Results that PyTorch leaves open for these values: a cast of what no integer holds, one
+        of several values written to one place, the order of equal values."""
+        found: set[fx.Node] = set()
+
+        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            if _leaves_open(node, args, kwargs):
+                found.add(node)
+            return call(*args, **kwargs)
+
+        def with_bodies(
+            node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
+        ) -> Any:
+            before = len(found)
+            made = run(node, call, args, kwargs)
+            if bodies_of(node) and len(found) > before:
+                found.add(node)
+            return made
+
+        with self._as_before():
+            self._run(with_bodies, copies_of(self._arguments, self._all).tensors)
+        graph = self._function.graph.graph
+        for node in graph.nodes:
+            if any(owner(source) in found for source in node.all_input_nodes):
+                found.add(node)
+            if node in found:
+                found.update(map(owner, written_arguments(node)))
+        nodes = (*graph_outputs(self._function.graph), *self._written)
+        return {i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and owner(n) in found}
+
+    @property
+    def _all(self) -> range:
+        return range(len(self._arguments))
+
+    @property
+    def _written(self) -> list[fx.Node]:
+        placeholders = self._function.graph.graph.find_nodes(op="placeholder")
+        return [placeholders[place] for place in self._function.written]
+
+    def _move(self, number: int) -> list[Any]:
+        generator = torch.Generator("cpu").manual_seed(number)
+        drawn = self._drawn()
+
+        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            made = drawn(node, call, args, kwargs)
+            if rounds(node):
+                _move_all(made, generator)
+            elif rounds_in_place(node):
+                _move_all([a for a in args if isinstance(a, Tensor)][:1], generator)
+            return made
+
+        arguments = copies_of(self._arguments, self._all).tensors
+        for tensor in arguments:
+            _move_in_place(tensor, generator)
+        return self._run(run, arguments)
+
+    def _run(self, hook: Hook, arguments: list[Tensor]) -> list[Any]:
+        graph = self._function.graph.graph
+        results = list(evaluate(graph, arguments, hook))
+        return [*results, *(arguments[place] for place in self._function.written)]
+
+    def _drawn(self) -> Hook:
+        """What runs an operator, but for those that draw: they give what they drew at first."""
+        if self._draws is None:
+            self._draws = {}
+            if self._random_state is not None:
+                with self._as_before():
+                    note = partial(_note, self._draws)
+                    self._run(note, copies_of(self._arguments, self._all).tensors)
+        left = {node: deque(values) for node, values in self._draws.items()}
+
+        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            if node not in left:
+                return call(*args, **kwargs)
+            made = left[node].popleft() if len(left[node]) > 1 else left[node][0]
+            if name_of(node) == "native_dropout":
+                rate = args[1]
+                mask = made[1]
+                return args[0] * mask * (0.0 if rate == 1 else 1 / (1 - rate)), mask
+            if written_arguments(node):
+                return args[0].copy_(made)
+            return map_aggregate(made, lambda v: v.clone() if isinstance(v, Tensor) else v)
+
+        return run
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Draw what the call drew, and leave PyTorch's generator as it is."""
+        if self._random_state is None:
+            yield
+            return
+        now = torch.get_rng_state()
+        torch.set_rng_state(self._random_state)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(now)
+
+
+def evaluate(graph: fx.Graph, arguments: Sequence[Any], hook: Hook) -> Sequence[Any]:
+    """The results of a graph whose operators `hook` runs, those of its bodies among them."""
+    values: dict[fx.Node, Any] = {}
+    given = iter(arguments)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            found: Any = graph.owning_module
+            for part in str(node.target).split("."):
+                found = getattr(found, part)
+            values[node] = found
+        elif node.op == "output":
+            results: Any = map_arg(node.args[0], values.__getitem__)
+            return list(results)
+        else:
+            args = map_arg(node.args, values.__getitem__)
+            kwargs = map_arg(node.kwargs, values.__getitem__)
+            call: Any = node.target
+            if bodies := bodies_of(node):
+                steps = {b.name: partial(_body, b.graph.graph, hook) for b in bodies}
+                call = bound(node, steps)
+            values[node] = hook(node, call, args, kwargs)  # type: ignore[arg-type]
+    raise ValueError("the graph returns nothing")
+
+
+def rounds_in_place(node: fx.Node) -> bool:
+    """Whether an operator that gives nothing rounds what it writes."""
+    return bool(written_arguments(node)) and name_of(node).startswith("accumulate")
+
+
+def _body(graph: fx.Graph, hook: Hook, arguments: list[Tensor]) -> Sequence[Any]:
+    return evaluate(graph, arguments, hook)
+
+
+def _note(
+    draws: dict[fx.Node, list[Any]],
+    node: fx.Node,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    before = torch.get_rng_state()
+    made = call(*args, **kwargs)
+    if not bodies_of(node) and not torch.equal(before, torch.get_rng_state()):
+        kept = map_aggregate(made, lambda v: v.clone() if isinstance(v, Tensor) else v)
+        draws.setdefault(node, []).append(kept)
+    return made
+
+
+def _move_all(made: Any, generator: torch.Generator) -> None:
+    for value in made if isinstance(made, list | tuple) else (made,):
+        if isinstance(value, Tensor):
+            _move_in_place(value, generator)
+
+
+def _move_in_place(tensor: Tensor, generator: torch.Generator) -> None:
+    """Move each element by -1, 0 or 1 unit in the last place; zeros stay."""
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor)
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+        return
+    if 0 in tensor.stride() or not tensor.numel():
+        return  # one element in several places
+    steps = torch.randint(-1, 2, tensor.shape, generator=generator, dtype=torch.int8)
+    far = torch.full((), torch.inf, dtype=tensor.dtype)
+    up, down = torch.nextafter(tensor, far), torch.nextafter(tensor, -far)
+    moved = torch.where(steps > 0, up, torch.where(steps < 0, down, tensor))
+    tensor.copy_(torch.where((tensor == 0) | ~tensor.isfinite(), tensor, moved))
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in _WIDE:
+        return value.to(_WIDE[value.dtype])
+    return value
+
+
+def _wide_type(value: Any) -> Any:
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _leaves_open(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    name = name_of(node)
+    if name in ("_to_copy", "convert_element_type"):
+        to = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        return _beyond(args[0], to)
+    if name in _SCATTERS:
+        return _repeats(name, args)
+    if name in _TIES:
+        values = args[0].sort(dim=_dim(name, args)).values if args[0].dim() else args[0][None]
+        dim = _dim(name, args) if args[0].dim() else 0
+        return bool((values.diff(dim=dim) == 0).any()) if values.dtype != torch.bool else True
+    return False
+
+
+def _beyond(x: Tensor, to: torch.dtype | None) -> bool:
+    if to is None or to.is_floating_point or to.is_complex or to == torch.bool:
+        return False
+    if not x.dtype.is_floating_point:
+        return False
+    limits, values = torch.iinfo(to), x.double()
+    inside = (values > limits.min - 1.0) & (values < limits.max + 1.0)
+    return not bool(inside.all())
+
+
+def _repeats(name: str, args: Sequence[Any]) -> bool:
+    """Whether several values are written to one place."""
+    if name == "scatter":
+        dim, index = args[1], args[2]
+        ordered = index.sort(dim=dim).values if index.dim() else index
+        return bool(index.dim() and (ordered.diff(dim=dim) == 0).any())
+    if name == "index_copy":
+        return args[2].unique().numel() < args[2].numel()
+    if len(args) > 3 and args[3]:
+        return False  # they are added
+    indices = [i for i in args[1] if i is not None]
+    if any(i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return False
+    places = torch.stack([i.flatten() for i in torch.broadcast_tensors(*indices)])
+    sizes = [size for size, i in zip(args[0].shape, args[1], strict=False) if i is not None]
+    places = torch.stack([p % size for p, size in zip(places, sizes, strict=True)])
+    return places.unique(dim=1).shape[1] < places.shape[1]
+
+
+def _dim(name: str, args: Sequence[Any]) -> int:
+    """The dimension along which an operator orders."""
+    place = {"sort": 1, "topk": 2, "kthvalue": 2, "median": 1, "mode": 1}.get(name)
+    given = args[place] if place is not None and len(args) > place else _TIES[name]
+    return given if isinstance(given, int) and not isinstance(given, bool) else -1

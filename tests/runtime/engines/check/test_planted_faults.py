@@ -1,0 +1,161 @@
+"""Check that the judge finds a fault that is planted in a result of a drawn program.
+
+No compiler takes part: what is compared is the reference itself, with one fault.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+
+import ipu_dynamo.whole_step.compiled_model as compiled_model
+from ipu_dynamo import IpuError, Options, compile_training
+from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
+from ipu_dynamo.runtime.engines.check.classes import result_classes, why_unchecked
+from ipu_dynamo.runtime.engines.check.copies import copies_of
+from ipu_dynamo.runtime.engines.check.judge import is_sharp, judge, largest, spread_of
+from ipu_dynamo.runtime.engines.check.runs import Runs
+from ipu_dynamo.testing import recipes
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+class RecordingEngine:
+    """Runs operator by operator, and keeps each function with the arguments of its first run."""
+
+    name = "eager"
+
+    def __init__(self) -> None:
+        self.compiled, self.checks, self.seen = 0, Checks("off"), []
+
+    def compile(self, recipes):
+        return [self._stage(recipe.function) for recipe in recipes]
+
+    def _stage(self, function):
+        run, kept = by_operators(function), []
+
+        def stage(arguments):
+            if not kept:
+                kept.append(True)
+                copies = copies_of(arguments, range(len(arguments))).tensors
+                self.seen.append((function, copies, torch.get_rng_state()))
+            return run(arguments)
+
+        return stage
+
+
+def functions_of(recipe, force):
+    """The functions of a step of a drawn model, with their first arguments."""
+    engine = RecordingEngine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_model, "make_engine", lambda *_: engine)
+        model = recipe.build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        step = compile_training(model, optimizer, Options("eager", force=force))
+        x, more = recipe.data(1)
+        step(x, more)
+    return engine.seen
+
+
+def plant(function, arguments, state, counts):
+    """Compare the reference with itself, and with one fault in each of its results."""
+    if why_unchecked(function.graph.graph):
+        return
+    torch.set_rng_state(state)
+    given = copies_of(arguments, function.written).tensors
+    results = by_operators(function)(list(given))
+    expected = [*results, *(given[place] for place in function.written)]
+    runs, classes = Runs(function, arguments, state), result_classes(function)
+    old = [arguments[place] for place in function.written]
+
+    def found(place, planted):
+        made = [planted if i == place else one for i, one in enumerate(expected)]
+        failures = judge(made, expected, classes, runs, old).failures
+        return [failure.place for failure in failures] == [place]
+
+    assert not judge(expected, expected, classes, runs, old).failures
+    moved = runs.moved(4)
+    for place, (right, of) in enumerate(zip(expected, classes, strict=True)):
+        if of is None or not of.defined or place in runs.undefined():
+            continue
+        floating = right.dtype.is_floating_point
+        sharp = not of.rounded or is_sharp(right, spread_of(right, [run[place] for run in moved]))
+        if floating:
+            counts["floating"] += 1
+            counts["sharp"] += sharp
+        other = torch.float64 if right.dtype == torch.float32 else torch.float32
+        assert found(place, right.to(other))
+        if not sharp:
+            continue
+        half = right.dtype in (torch.float16, torch.bfloat16)
+        for planted in _planted(right, half):
+            counts["planted"] += 1
+            assert found(place, planted), (function.graph.graph, place, right, planted)
+    for place, before in enumerate(old, len(expected) - len(old)):
+        changed = expected[place] != before
+        for run in moved:
+            changed &= run[place] != before
+        if changed.any():
+            counts["lost"] += 1
+            assert found(place, before.clone())
+
+
+def _planted(right, half):
+    """The result with one fault."""
+    if right.is_complex() or not right.numel():
+        return
+    if not right.dtype.is_floating_point:
+        wrong = right.contiguous().clone()
+        wrong.view(-1)[0] = (
+            ~wrong.view(-1)[0] if right.dtype == torch.bool else wrong.view(-1)[0] + 1
+        )
+        yield wrong
+        return
+    size = largest(right)
+    scaled = right * (1.5 if half else 1.001)
+    if size > torch.finfo(right.dtype).tiny * 1e3 and scaled.isfinite().all():
+        yield scaled
+    flat = right.reshape(-1)
+    apart = (flat.double() - flat[0].double()).abs()
+    if apart.isfinite().all() and float(apart.max()) > size / (2 if half else 1000):
+        wrong = flat.clone()
+        wrong[0] = flat[int(apart.argmax())]
+        yield wrong.view(right.shape)
+
+
+def check(dtype, examples):
+    counts = Counter()
+
+    @seed(1)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(recipe=recipes(random=True, dtypes=[dtype]))
+    def run(recipe):
+        for force in ({"FuseStep": False}, {"FuseStep": True}):
+            try:
+                seen = functions_of(recipe, force)
+            except IpuError:  # a model that cannot be fused
+                continue
+            for function, arguments, state in seen:
+                plant(function, arguments, state, counts)
+
+    run()
+    return counts
+
+
+def test_each_planted_fault_is_found():
+    counts = check(torch.float32, 2)
+    assert counts["planted"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_planted_fault_in_many_programs_is_found(dtype):
+    counts = check(dtype, 200)
+    allowed = 0.15 if dtype in (torch.float32, torch.float64) else 0.20
+    assert counts["floating"] - counts["sharp"] <= allowed * counts["floating"], counts
