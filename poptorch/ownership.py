@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from ipu_dynamo.ops.private.locks import caller
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.replica_slices import ReplicaSlices
@@ -78,16 +79,24 @@ class WeightsOnDevice:
             with self._queue:
                 pass
             with self._lock:
-                return action()
+                return self._held(action)
         with self._queue, self._lock:
-            return action()
+            return self._held(action)
 
     def is_mine(self) -> bool:
-        """Whether this thread is inside `alone`."""
-        return bool(self._lock._is_owned())
+        """Whether this thread is inside `alone`, or works for one that is."""
+        return self._holder == caller()
+
+    def _held(self, action: Callable[[], _Result]) -> _Result:
+        try:
+            self._holder = caller()
+            return action()
+        finally:
+            self._holder = None
 
     def _make_locks(self) -> None:
-        self._lock: Any = threading.RLock()
+        self._holder: int | None = None  # the thread that has the lock
+        self._lock = threading.RLock()  # a signal's handler may come before `_holder` is set
         self._queue = threading.Lock()  # held while waiting for the other one
 
     # what happens
@@ -160,7 +169,11 @@ class WeightsOnDevice:
 
 
 def host_tensors() -> AbstractContextManager[bool]:
-    """The lock to hold while weights of the host are copied, or change their class."""
+    """The lock to hold while weights of the host are copied, or change their class.
+
+    It is taken last: who holds it touches no module or tensor that another executor trains, since
+    that may wait for the executor's lock.
+    """
     return _locks[0]
 
 

@@ -35,7 +35,10 @@ class Trainers:
         if self._wrappings != Wrapping.installed:
             self._wrappings = Wrapping.installed
             self.look()
-        news = {w: w.version for w, seen in self._followed.items() if w.version != seen}
+        for weights, seen in list(self._followed.items()):
+            if weights.owner is None and weights.version == seen:
+                self._followed.pop(weights, None)  # it trains no more
+        news = {w: w.version for w, seen in list(self._followed.items()) if w.version != seen}
         for weights in news:
             if (owner := weights.owner) is not None:
                 owner.copyWeightsToHostIfNeeded()
@@ -49,7 +52,8 @@ class Trainers:
 
     def changed(self, news: dict[WeightsOnDevice, int]) -> frozenset[int]:
         """The ids of the host's tensors that have got new values by that which is news."""
-        changed = (w.changed_since(self._followed[w]) for w in news)
+        followed = self._followed  # one that another thread has taken out has nothing new
+        changed = (w.changed_since(followed.get(w, w.version)) for w in news)
         return frozenset().union(*changed)
 
     def follow(self, news: dict[WeightsOnDevice, int]) -> None:
@@ -73,6 +77,9 @@ def trainers_of(model: Any) -> list[WeightsOnDevice]:
     """
     if not isinstance(model, nn.Module):
         return []
-    tensors = [*model.parameters(), *model.buffers()]
+    # read past the modules' hooks: their classes are looked at, and no weight has to be fetched,
+    # which could wait for another executor
+    own = [vars(module) for module in model.modules()]
+    tensors = [t for of in own for t in (*of["_parameters"].values(), *of["_buffers"].values())]
     wrapped = [type(tensor) for tensor in tensors if isinstance(tensor, WrappedTensor)]
     return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))

@@ -151,7 +151,8 @@ class Wrapping:
                 "Model has already been wrapped in 'poptorch.trainingModel'. Call "
                 "model.destroy() on the model to unwrap before wrapping again."
             )
-        for name, buffer in module.named_buffers():
+        parameters, buffers = list(module.parameters()), dict(module.named_buffers())
+        for name, buffer in buffers.items():
             if type(buffer) is not Tensor and not isinstance(buffer, WrappedTensor):
                 raise createPoptorchError(
                     f"All buffers must be an instance of torch.Tensor (Got {type(buffer)} for "
@@ -159,9 +160,9 @@ class Wrapping:
                     id="model",
                 )
         with ownership.host_tensors():
-            for parameter in module.parameters():
+            for parameter in parameters:
                 self._change(parameter, self.parameter_class)
-            for buffer in module.buffers():
+            for buffer in buffers.values():
                 self._change(buffer, self.buffer_class)
             module.__class__ = _new_class(
                 f"Poptorch{self._plain.__name__}",

@@ -8,30 +8,30 @@ from types import TracebackType
 class FairLock:
     """A lock that is handed to whoever has waited longest.
 
-    Invariant: a thread is in `with` if and only if `_taken`; those of `_waiting` come next.
+    Invariant: `_turn` is that of the thread in `with`, or None; those of `_waiting` come next.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
-        self._taken = False
+        self._turn: threading.Lock | None = None
 
     def __enter__(self) -> None:
-        with self._guard:
-            if not self._taken:
-                self._taken = True
-                return
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
+        turn = threading.Lock()
+        turn.acquire()
         try:
+            with self._guard:
+                if self._turn is None:
+                    self._turn = turn
+                    return
+                self._waiting.append(turn)
             turn.acquire()  # until whoever leaves hands over
-        except BaseException:
+        except BaseException:  # an interrupt, at any place above
             with self._guard:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
-                    raise
-            self._leave()  # it was handed over meanwhile
+                elif self._turn is turn:
+                    self._hand_over()
             raise
 
     def __exit__(
@@ -40,11 +40,10 @@ class FairLock:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._turn = self._waiting.popleft() if self._waiting else None
+        if self._turn is not None:
+            self._turn.release()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,6 +254,39 @@ def test_threads_take_turns_in_their_order():
     for thread in threads:
         thread.join()
     assert order == list(range(8))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_interrupt_at_any_line_of_waiting_leaves_the_lock_to_others(waits):
+    for line in range(20):
+        lock, left = FairLock(), [line]
+        code = FairLock.__enter__.__code__
+
+        def interrupt(frame, event, argument, left=left, code=code):
+            if frame.f_code is code and event == "line":
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return interrupt
+
+        entered = False
+        if waits:
+            lock.__enter__()
+            threading.Timer(0.01, lock.__exit__, (None, None, None)).start()
+        sys.settrace(interrupt)
+        try:
+            with lock:
+                entered = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        other = threading.Thread(target=_append, args=(lock, [], 0), daemon=True)
+        other.start()
+        other.join(5)
+        assert not other.is_alive(), f"after an interrupt at line {line}"
+    assert entered
 
 
 def _append(lock, order, index):

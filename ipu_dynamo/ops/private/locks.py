@@ -33,6 +33,19 @@ def compile_lock() -> threading.RLock:
     return lock
 
 
+_here = threading.local()
+
+
+def work_for(caller: int) -> None:
+    """Let this thread, which ends with the call of another one, count as that one."""
+    _here.caller = caller
+
+
+def caller() -> int:
+    """The number of the thread whose call this is: a worker's is the one that waits for it."""
+    return getattr(_here, "caller", None) or threading.get_ident()
+
+
 def _free_in_child() -> None:
     for lock in _plain:
         lock._at_fork_reinit()  # type: ignore[attr-defined]

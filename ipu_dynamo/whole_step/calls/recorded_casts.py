@@ -4,7 +4,8 @@ A model may switch autocast off for a part of itself. In the graph that part is 
 casts, which autocast would take for one that wants them.
 """
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -18,8 +19,14 @@ def recorded_casts_only() -> AbstractContextManager[object]:
     """Switch autocast off, where it is on: that takes microseconds."""
     if not any_autocast_enabled():
         return _NOTHING
-    stack = ExitStack()
-    for device in _DEVICES:
-        if torch.is_autocast_enabled(device):
-            stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
+    return _switched_off()
+
+
+@contextmanager
+def _switched_off() -> Iterator[None]:
+    """Autocast off; an interrupt at any time leaves it as the caller has it."""
+    with ExitStack() as stack:
+        for device in _DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

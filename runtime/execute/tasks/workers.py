@@ -11,6 +11,7 @@ from time import monotonic, perf_counter, sleep
 
 import torch
 
+from ipu_dynamo.ops.private.locks import caller, work_for
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.runtime.execute.tasks.changes import Changes
 from ipu_dynamo.runtime.execute.timeline import Timeline
@@ -171,10 +172,12 @@ class _Caller:
     """
 
     threads_each: int
+    thread: int
     device: int | None
     streams: tuple[torch.cuda.Stream, ...]
 
     def take_over(self) -> None:
+        work_for(self.thread)  # what it holds its workers may use
         set_intra_op_threads(self.threads_each)
         for stream in self.streams:
             torch.cuda.set_stream(stream)
@@ -184,9 +187,9 @@ class _Caller:
 
 def _caller(threads_each: int) -> _Caller:
     if not torch.cuda.is_initialized():
-        return _Caller(threads_each, None, ())
+        return _Caller(threads_each, caller(), None, ())
     streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
-    return _Caller(threads_each, torch.cuda.current_device(), tuple(streams))
+    return _Caller(threads_each, caller(), torch.cuda.current_device(), tuple(streams))
 
 
 def run_side_by_side(
@@ -226,9 +229,9 @@ def run_side_by_side(
     progress = _Progress(done, reports)
     arguments = (schedule, work, progress, timeline, in_turn)
     try:
-        caller = _caller(threads_each)
+        calls_from = _caller(threads_each)
         for index in range(1, len(schedule.workers)):
-            _start(index, caller, arguments)
+            _start(index, calls_from, arguments)
         _run_worker(0, *arguments)
         if reports is not None:
             every = {task.micro_batch for tasks in schedule.workers for task in tasks}
@@ -249,7 +252,7 @@ def run_side_by_side(
 _Arguments = tuple[Schedule, Work, _Progress, Timeline | None, Work | None]
 
 
-def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
+def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet.
 
     Where a signal's handler raises an `Exception` just after the thread began, `Thread.start`
@@ -257,7 +260,7 @@ def _start(index: int, caller: _Caller, arguments: _Arguments) -> None:
     """
     progress = arguments[2]
     thread = threading.Thread(
-        target=_run_thread, args=(index, caller, arguments), name=f"ipu worker {index}"
+        target=_run_thread, args=(index, calls_from, arguments), name=f"ipu worker {index}"
     )
     progress.threads.append(thread)
     try:
@@ -281,11 +284,11 @@ def _end(progress: _Progress) -> None:
             progress.stop(error)
 
 
-def _run_thread(index: int, caller: _Caller, arguments: _Arguments) -> None:
+def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """A worker of its own thread, which takes over what is the caller's thread's own."""
     progress, thread = arguments[2], threading.current_thread()
     try:
-        caller.take_over()
+        calls_from.take_over()
         with torch.no_grad():
             _run_worker(index, *arguments)
         progress.ended.add(thread)

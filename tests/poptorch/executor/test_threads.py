@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from ipu_dynamo.whole_step import compiled_model
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.ownership import WeightsOnDevice
 from tests.poptorch.executor.models import Weighted
@@ -204,3 +205,36 @@ def test_a_child_that_is_forked_during_a_call_does_not_wait_for_it():
     go.set()
     wait()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_an_operator_of_a_worker_reads_the_weights_that_its_call_trains(monkeypatch):
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            with poptorch.Block("first", ipu_id=0):
+                x = torch.relu(self.first(x))
+            with poptorch.Block("second", ipu_id=1):
+                return poptorch.identity_loss(watched(self.second(x)).pow(2), "mean")
+
+    model, seen = Watched(), []
+
+    @torch.library.custom_op("poptorch_thread_tests::watched", mutates_args=())
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        seen.append((threading.current_thread(), float(model.second.weight.abs().max())))
+        return x.clone()
+
+    watched.register_fake(torch.empty_like)
+    watched.register_autograd(lambda _, gradient: gradient)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options, optimizer)
+    monkeypatch.setattr(compiled_model, "workers_for", lambda *_: 2)
+    for _ in range(2):  # from the second call on the device has the newer weights
+        in_thread(lambda: training(torch.ones(8, 4)))()
+    assert len(seen) == 8
+    assert len({thread for thread, _ in seen}) == 2  # a worker of each call
+    training.destroy()

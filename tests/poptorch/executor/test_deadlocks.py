@@ -1,0 +1,130 @@
+"""Check that threads which train, wrap, destroy and read nested modules never wait for each other."""
+
+import contextlib
+import random
+import sys
+import threading
+import time
+import traceback
+from graphlib import TopologicalSorter
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch import ownership
+
+THREADS, SECONDS = 20, 240.0
+
+
+class Layer(nn.Module):
+    """A linear layer, and modules of this class in it."""
+
+    def __init__(self, *inner):
+        super().__init__()
+        self.own, self.inner = nn.Linear(4, 4), nn.ModuleList(inner)
+
+    def values(self, x):
+        for module in self.inner:
+            x = module.values(x)
+        return torch.tanh(self.own(x))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.values(x).pow(2), "mean")
+
+
+class LockOrder:
+    """In which order threads take locks: for each lock those that were held when it was taken."""
+
+    def __init__(self):
+        self.before, self._here = {}, threading.local()
+
+    def recorded(self, lock):
+        return RecordedLock(self, lock)
+
+    @property
+    def held(self):
+        if not hasattr(self._here, "locks"):
+            self._here.locks = []
+        return self._here.locks
+
+
+class RecordedLock:
+    def __init__(self, order, lock):
+        self._order, self._lock = order, lock
+
+    def __enter__(self):
+        held = self._order.held
+        if self not in held:
+            self._order.before.setdefault(self, set()).update(held)
+        self._lock.acquire()
+        held.append(self)
+
+    def __exit__(self, *_):
+        self._lock.release()
+        self._order.held.remove(self)
+
+
+@pytest.fixture
+def order(monkeypatch):
+    order = LockOrder()
+    make = ownership.WeightsOnDevice._make_locks
+
+    def recorded(weights):
+        make(weights)
+        weights._lock, weights._queue = map(order.recorded, (weights._lock, weights._queue))
+
+    monkeypatch.setattr(ownership.WeightsOnDevice, "_make_locks", recorded)
+    monkeypatch.setattr(ownership, "_locks", [order.recorded(threading.RLock())])
+    return order
+
+
+def operate(modules, executors, operations, failed):
+    x = torch.ones(2, 4)
+    try:
+        for index, operation in operations:
+            module, executor = modules[index], executors.get(index)
+            # others may wrap, destroy or trace it meanwhile: nothing is asked of the results
+            with contextlib.suppress(poptorch.Error, RuntimeError, AssertionError):
+                if operation == "read":
+                    module.own.weight.detach().sum().item()
+                elif operation == "wrap" and executor is None:
+                    options = poptorch.Options().showCompilationProgressBar(False)
+                    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
+                    executors[index] = poptorch.trainingModel(module, options, optimizer)
+                elif operation == "train" and executor is not None:
+                    executor(x)
+                elif operation == "destroy" and executor is not None:
+                    executors.pop(index, None)
+                    executor.destroy()
+    except BaseException as error:
+        failed.append(error)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_order_of_locks_has_a_cycle(order, count):
+    leaves = [Layer() for _ in range(6)]
+    middle = [Layer(*leaves[at : at + 2]) for at in (0, 2, 4)]
+    modules = [Layer(*middle), *middle, *leaves]
+    executors, failed, choose = {}, [], random.Random(count)
+    kinds, weights = ("train", "wrap", "destroy", "read"), (5, 3, 1, 5)
+    threads = []
+    for _ in range(THREADS):
+        names = choose.choices(kinds, weights, k=count)
+        operations = [(choose.randrange(10), name) for name in names]
+        arguments = (modules, executors, operations, failed)
+        threads.append(threading.Thread(target=operate, args=arguments, daemon=True))
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    stuck = [sys._current_frames().get(thread.ident) for thread in threads if thread.is_alive()]
+    text = "\n".join("".join(traceback.format_stack(frame)[-8:]) for frame in stuck if frame)
+    assert not stuck, text
+    assert not failed, failed
+    TopologicalSorter(order.before).prepare()  # raises CycleError
+    assert any(order.before.values())
+    for executor in list(executors.values()):
+        executor.destroy()
