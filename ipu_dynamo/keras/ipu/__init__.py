@@ -6,6 +6,7 @@ Old programs change the line that imports it. What is not offered says so.
 from ipu_dynamo.keras.ipu import config as config
 from ipu_dynamo.keras.ipu import gradient_accumulation as gradient_accumulation
 from ipu_dynamo.keras.ipu import ipu_strategy as ipu_strategy
+from ipu_dynamo.keras.ipu import keras as keras
 from ipu_dynamo.keras.ipu import ops as ops
 from ipu_dynamo.keras.ipu import serving as serving
 from ipu_dynamo.keras.ipu import utils as utils

@@ -16,6 +16,7 @@ from ipu_dynamo.keras.stages.model_assignment import assign_from_blocks
 from ipu_dynamo.keras.stages.model_build import has_stages
 from ipu_dynamo.keras.stages.stage_flow import StagedGraph, flow
 from ipu_dynamo.keras.stages.trace_model import (
+    first_other_call,
     flat_specs,
     note_nodes,
     same_calls,
@@ -113,7 +114,8 @@ def _trace_for(model: Any, specs: Any) -> None:
     if not same_calls(trace_of(model), trace):
         raise ValueError(
             f"the pipeline stage assignment of model {model.name} is no longer valid: for inputs "
-            f"of {_text(specs)} it calls other layers, or in another order; set a new one"
+            f"of {_text(specs)} it calls other layers, or in another order, from "
+            f"{first_other_call(trace_of(model), trace)} on; set a new one"
         )
     state.traces[trace.specs] = trace
     state.trace, state.input_specs = trace, specs

@@ -166,6 +166,15 @@ def same_calls(trace: Trace, other: Trace) -> bool:
     return _signature(trace.nodes) == _signature(other.nodes)
 
 
+def first_other_call(trace: Trace, other: Trace) -> str:
+    """The name of the first call in `other` that `trace` does not have there."""
+    before, now = _signature(trace.nodes), _signature(other.nodes)
+    for index, node in enumerate(other.nodes):
+        if index >= len(before) or before[index] != now[index]:
+            return str(node.operation.name)
+    return str(trace.nodes[len(now)].operation.name)
+
+
 def _signature(nodes: Sequence[Any]) -> list[Any]:
     position = {id(node): index for index, node in enumerate(nodes)}
     return [

@@ -4,12 +4,14 @@ import importlib
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import keras
 import pytest
 
 import ipu_dynamo.keras
 from ipu_dynamo.keras import check_keras, ipu, old_names
+from ipu_dynamo.keras.ipu.not_offered import TODAY
 
 OFFERED = {
     "config": ["IPUConfig", "configure_ipu_system", "get_ipu_config", "reset_ipu_configuration"],
@@ -55,6 +57,19 @@ def test_another_name_is_said_not_to_be_offered(module):
     with pytest.raises(AttributeError, match=r"ipu[\w.]*\.embedding_ops is not offered here"):
         _ = value.embedding_ops
     assert not hasattr(value, "__wrapped__")
+
+
+@pytest.mark.parametrize("path", TODAY)
+def test_an_old_name_says_what_to_write_today(path):
+    *modules, name = path.split(".")
+    value = ipu
+    for module in modules:
+        value = getattr(value, module)
+    with pytest.raises(AttributeError) as error:
+        getattr(value, name)
+    assert str(error.value).endswith(f"Write today: {TODAY[path]}")
+    guide = (Path(__file__).parents[3] / "docs/keras_models.md").read_text()
+    assert f"| `ipu.{path}` | {TODAY[path]} |" in guide
 
 
 def test_reset_was_in_config_only():
