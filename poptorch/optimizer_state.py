@@ -180,7 +180,7 @@ class StateOnDevice:
 
     def numbers_now(self) -> dict[str, Tensor]:
         """The numbers in force by name, of every trained parameter for itself."""
-        trained, found = self._core.value_names.updates, {}
+        trained, found = self._core.value_names.updates, dict[str, Tensor]()
         for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
             for key, value in self._numbers(reading).items():
                 found |= {

@@ -32,6 +32,15 @@ _SHOWN = {  # what tensors of a trace answer to code of users, beside their devi
     Tensor.is_ipu.__get__: True,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
 }
+_MASKED = {  # where the mask is: of type uint8 in programs for the PyTorch of PopTorch 3
+    torch.where: 0,
+    **{
+        getattr(owner, name): 1
+        for name in ("masked_fill", "masked_scatter", "masked_fill_", "masked_scatter_")
+        for owner in (torch, Tensor)
+        if hasattr(owner, name)
+    },
+}
 _TORCH_GENERATOR = torch.Generator
 _LIBRARIES = frozenset({"torch", "ipu_dynamo", "poptorch"})  # they read the device that computes
 
@@ -195,9 +204,18 @@ class _Devices(TorchFunctionMode):
             )
         if func is Tensor.to and len(args) == 2 and not kwargs and _is_ipu(args[1]):
             return args[0]
+        if (place := _MASKED.get(func)) is not None:
+            args = tuple(_as_bool(x) if i == place else x for i, x in enumerate(args))
+            kwargs = {
+                k: _as_bool(v) if k in ("mask", "condition") else v for k, v in kwargs.items()
+            }
         device = self._device
         args = tuple(device if _is_ipu(argument) else argument for argument in args)
         return func(*args, **{k: device if _is_ipu(v) else v for k, v in kwargs.items()})
+
+
+def _as_bool(mask: Any) -> Any:
+    return mask.bool() if isinstance(mask, Tensor) and mask.dtype == torch.uint8 else mask
 
 
 def _asked_by_libraries() -> bool:

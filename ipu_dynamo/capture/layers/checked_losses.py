@@ -1,7 +1,7 @@
-"""Let a traced model compute losses of torch that look at values first.
+"""Let a traced model compute what torch decides by values first.
 
-`gaussian_nll_loss` raises for negative variances. In a program that is a check, which raises when
-the program runs.
+`gaussian_nll_loss` raises for negative variances, and the largest value decides how long the result
+of `bincount` is. In a program that is a check, which raises when the program runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.marks.markers import identity_loss
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
@@ -19,7 +20,8 @@ aten = torch.ops.aten
 
 
 class CheckedLosses(TorchFunctionMode):
-    """While entered, such losses are checked by the program, and marked as torch's others are."""
+    """While entered, such values are checked by the program; losses are marked as torch's others
+    are."""
 
     def __torch_function__(
         self,
@@ -28,6 +30,8 @@ class CheckedLosses(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func in (torch.bincount, Tensor.bincount):
+            return _counted(*args, **(kwargs or {}))
         if func is not F.gaussian_nll_loss:
             return func(*args, **(kwargs or {}))
         check = in_this_thread(_checked, torch.any)
@@ -40,3 +44,23 @@ def _checked(is_negative: Tensor) -> bool:
     """Whether any number is: no, which the program checks."""
     aten._assert_async.msg(is_negative.any().logical_not(), "var has negative entry/entries")
     return False
+
+
+def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each value below `minlength` is there; the program checks that no other one is."""
+    if not minlength:
+        raise CompileError(
+            "the shape of what bincount returns depends on the values of its input, which is not "
+            "known when compiling",
+            where=called_from(),
+            hint="bincount(x, minlength=n), where all values are below n",
+            id="value",
+        )
+    known = ((input >= 0) & (input < minlength)).all()
+    aten._assert_async.msg(known, f"bincount has a value that is not below minlength={minlength}")
+    dtype = torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    amounts = torch.ones_like(input) if weights is None else weights
+    counts = torch.zeros(minlength, dtype=dtype, device=input.device)
+    return counts.index_add(0, input.long(), amounts.to(dtype))

@@ -217,7 +217,7 @@ def seen_on(device: torch.device, *, but_by: Collection[str]) -> Iterator[None]:
     def seen(tensor: FakeTensor) -> torch.device:
         frame = sys._getframe(2)  # behind `in_this_thread`
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        return own.fget(tensor) if package in but_by else device  # type: ignore[no-any-return]
+        return own.fget(tensor) if package in but_by else device
 
     with replaced(FakeTensor, "device", property(in_this_thread(seen, own.fget))):
         yield

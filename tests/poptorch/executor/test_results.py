@@ -278,3 +278,24 @@ def test_a_buffer_that_replicas_would_change_apart():
         poptorch.inferenceModel(Sum(), options)(torch.ones(2))
     apart = options.clone().broadcastBuffers(False)
     assert poptorch.inferenceModel(Sum(), apart)(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
+
+
+def test_masks_may_be_of_type_uint8():
+    mask = torch.tensor([[1, 0, 1]], dtype=torch.uint8)
+
+    def forward(x, mask):
+        return x.masked_fill(mask, -1.0), torch.where(mask, x, -x)
+
+    filled, chosen = poptorch.inferenceModel(forward)(torch.ones(1, 3), mask)
+    assert filled.tolist() == [[-1, 1, -1]]
+    assert chosen.tolist() == [[1, -1, 1]]
+
+
+def test_values_below_a_known_number_are_counted():
+    values = torch.tensor([1, 2, 2, 5])
+    counts = poptorch.inferenceModel(lambda x: torch.bincount(x, minlength=6))(values)
+    assert torch.equal(counts, torch.bincount(values, minlength=6).int())
+    with pytest.raises(poptorch.Error, match="not below minlength=3"):
+        poptorch.inferenceModel(lambda x: torch.bincount(x, minlength=3))(values)
+    with pytest.raises(poptorch.Error, match="minlength=n"):
+        poptorch.inferenceModel(torch.bincount)(values)
