@@ -21,6 +21,13 @@ def fork_safe_lock() -> threading.Lock:
     return lock
 
 
+def nested_lock() -> threading.RLock:
+    """The same, which the thread that holds it may take again: in a signal's handler, say."""
+    lock = threading.RLock()
+    _nested.add(lock)
+    return lock
+
+
 def compile_lock() -> threading.RLock:
     """What a thread holds while it traces or compiles; it may take the lock again.
 

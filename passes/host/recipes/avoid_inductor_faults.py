@@ -112,9 +112,9 @@ def _changes_zeros(node: fx.Node) -> bool:
 
 def _is_zero(value: object) -> bool:
     if not isinstance(value, fx.Node):
-        return value == 0
+        return isinstance(value, int | float) and value == 0
     if value.target in (aten.full.default, aten.full_like.default):
-        return value.args[1] == 0
+        return bool(value.args[1] == 0)
     return value.target in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 

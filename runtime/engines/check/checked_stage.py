@@ -18,7 +18,7 @@ from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.ops.private.locks import fork_safe_lock
+from ipu_dynamo.ops.private.locks import nested_lock
 from ipu_dynamo.program import Decision, Function, graph_outputs, make_function
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.check import limits
@@ -30,8 +30,9 @@ from ipu_dynamo.runtime.engines.stage import Stage
 
 log = logging.getLogger(__name__)
 BY = "CheckCompiled"
-State = Literal["unchecked", "passed", "uniform", "failed"]
-_one_check = fork_safe_lock()  # of all functions: their moments of more memory do not meet
+State = Literal["unchecked", "passed", "uniform", "failed", "impossible"]
+_CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+_one_check = nested_lock()  # of all functions: their moments of more memory do not meet
 
 
 class CheckedStage:
@@ -41,7 +42,7 @@ class CheckedStage:
         recipe: how it was compiled.
         run: what was compiled.
         by_operators: makes what runs a function operator by operator.
-        settled: is told when the check is over, and whether it has passed.
+        settled: is told when the check has an outcome.
         forever: the check is never over, unless it fails.
     """
 
@@ -93,7 +94,10 @@ class CheckedStage:
         began = time.perf_counter()
         function = self._left
         given = list(arguments)
-        before = copies_of(given, function.written)
+        try:
+            before = copies_of(given, function.written)
+        except (MemoryError, *_CANNOT) as error:
+            return self._given_up(error, arguments)
         draws_some = _draws(self.function.graph.graph)
         random_state = torch.get_rng_state() if draws_some else None
         expected = self._expected(function, before.tensors, random_state)
@@ -104,10 +108,15 @@ class CheckedStage:
         if isinstance(expected, Exception):
             self.problem = f"operator by operator it raises {type(expected).__name__}: {expected}"
         elif expected is not None:
-            verdict = self._judged(function, results, given, expected, before.tensors, random_state)
+            try:
+                verdict = self._judged(
+                    function, results, given, expected, before.tensors, random_state
+                )
+            except (MemoryError, *_CANNOT) as error:  # of a type that few operators take
+                self._impossible(error)
         if verdict is not None and verdict.failures:
             self.problem = self._words(function, verdict)
-        if self.problem:
+        if self.problem and self.state != "impossible":
             before.write_back()
             if random_state is not None:
                 torch.set_rng_state(random_state)
@@ -119,6 +128,17 @@ class CheckedStage:
             self._passed(verdict)
         self.seconds += time.perf_counter() - began
         return results
+
+    def _given_up(self, error: Exception, arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        """Run without a check."""
+        self._impossible(error)
+        return self._run(arguments)
+
+    def _impossible(self, error: Exception) -> None:
+        if not isinstance(error, MemoryError):  # the next call may have more of it
+            self.problem = f"its values cannot be compared: {error}"
+            log.debug("@%s is not checked", self.function.name, exc_info=error)
+            self._settle("impossible", self._run)
 
     def _expected(
         self, function: Function, before: Sequence[Tensor], random_state: Tensor | None
@@ -146,22 +166,19 @@ class CheckedStage:
         expected: Sequence[Any],
         before: Sequence[Tensor],
         random_state: Tensor | None,
-    ) -> Verdict | None:
+    ) -> Verdict:
         made = [
             result if isinstance(node, fx.Node) else None
             for node, result in zip(graph_outputs(function.graph), results, strict=True)
         ]
         written = function.written
-        try:
-            return judge(
-                [*made, *(given[place] for place in written)],
-                expected,
-                result_classes(function),
-                Runs(function, before, random_state),
-                [before[place] for place in written],
-            )
-        except MemoryError:
-            return None
+        return judge(
+            [*made, *(given[place] for place in written)],
+            expected,
+            result_classes(function),
+            Runs(function, before, random_state),
+            [before[place] for place in written],
+        )
 
     def _passed(self, verdict: Verdict) -> None:
         self._calls += 1
@@ -179,13 +196,16 @@ class CheckedStage:
         self.state, self._now = state, stage
         for names, name in self._holders:
             names[name] = stage
-        self._settled(self)
+        if state != "impossible":
+            self._settled(self)
 
-    def decision(self) -> Decision | None:
-        """What has come of the check; None: there is nothing to say."""
+    def decision(self) -> Decision:
+        """What has come of the check."""
         name = self.function.name
         if self.state == "failed":
             return Decision(BY, "operator by operator", self.problem, name)
+        if self.state == "impossible":
+            return Decision(BY, "not checked", self.problem, name)
         if self.state == "unchecked":
             reason = "compared at each run" if self._forever else "it is compared when it runs"
             return Decision(BY, "not checked yet", reason, name)

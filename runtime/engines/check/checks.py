@@ -84,8 +84,8 @@ class Checks:
             if decision.function in functions:
                 yield decision
         for stage in self.stages:
-            if stage.function.name in functions and (decision := stage.decision()):
-                yield decision
+            if stage.function.name in functions:
+                yield stage.decision()
 
     def _outcome(self, key: str) -> str:
         if key not in _known:

@@ -88,7 +88,10 @@ class Class:
 def name_of(node: fx.Node) -> str:
     """The name of a node's operator, without overload."""
     target = node.target
-    return target.name().partition("::")[2].partition(".")[0] if _is_operator(target) else ""
+    if not isinstance(target, OpOverload):
+        return ""
+    name: str = target.name()
+    return name.partition("::")[2].partition(".")[0]
 
 
 def rounds(node: fx.Node) -> bool:
@@ -105,7 +108,7 @@ def rounds(node: fx.Node) -> bool:
 def draws(node: fx.Node) -> bool:
     """Whether an operator may draw random numbers of PyTorch's generator."""
     target = node.target
-    return _is_operator(target) and torch.Tag.nondeterministic_seeded in target.tags  # type: ignore[union-attr]
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
@@ -165,7 +168,7 @@ def why_unchecked(graph: fx.Graph) -> str:
             return "its tensors are not on the CPU"
         if node.op != "call_function" or node.target is getitem:
             continue
-        if not _is_operator(node.target) or node.target.namespace not in _PURE:  # type: ignore[union-attr]
+        if not isinstance(node.target, OpOverload) or node.target.namespace not in _PURE:
             return f"%{node.name} is no operator of PyTorch's, and may have effects"
         if name_of(node) in _EFFECTS:
             return f"%{node.name} has effects"
@@ -193,7 +196,3 @@ def _narrows(node: fx.Node) -> bool:
         return False
     old = before[0].dtype
     return not old.is_floating_point or torch.finfo(after[0].dtype).eps > torch.finfo(old).eps
-
-
-def _is_operator(target: object) -> bool:
-    return isinstance(target, OpOverload)

@@ -99,7 +99,7 @@ def judge(
             continue
         if problem := difference(made, right, of):
             suspects.append(place)
-        elif place >= first_written and _is_old(made, right, old[place - first_written]):
+        if place >= first_written and _is_old(made, right, old[place - first_written]):
             still_old.append(place)
     if suspects:
         undefined = runs.undefined()
@@ -125,6 +125,8 @@ def judge(
             place, difference(compiled[place], expected[place], classes[place], spread)
         )
     for place in still_old:
+        if place in failures:
+            continue
         before = old[place - first_written]
         changed = ~_same(expected[place], before)
         for run in runs.moved(limits.MOVED_RUNS):

@@ -65,7 +65,7 @@ class Runs:
                 raise TypeError("a view of bits")
             if name in ("_softmax", "_log_softmax"):
                 args = (*args[:2], False)
-            args, kwargs = map_aggregate((tuple(args), kwargs), _wide_type)  # type: ignore[assignment,arg-type,misc]
+            args, kwargs = map_aggregate((tuple(args), kwargs), _wide_type)
             made = drawn(node, call, args, kwargs)
             return made if written_arguments(node) else map_aggregate(made, _wide)
 
@@ -196,7 +196,7 @@ def evaluate(graph: fx.Graph, arguments: Sequence[Any], hook: Hook) -> Sequence[
             if bodies := bodies_of(node):
                 steps = {b.name: partial(_body, b.graph.graph, hook) for b in bodies}
                 call = bound(node, steps)
-            values[node] = hook(node, call, args, kwargs)  # type: ignore[arg-type]
+            values[node] = hook(node, call, args, kwargs)
     raise ValueError("the graph returns nothing")
 
 
@@ -286,7 +286,7 @@ def _repeats(name: str, args: Sequence[Any]) -> bool:
         ordered = index.sort(dim=dim).values if index.dim() else index
         return bool(index.dim() and (ordered.diff(dim=dim) == 0).any())
     if name == "index_copy":
-        return args[2].unique().numel() < args[2].numel()
+        return bool(args[2].unique().numel() < args[2].numel())
     if len(args) > 3 and args[3]:
         return False  # they are added
     indices = [i for i in args[1] if i is not None]
@@ -295,7 +295,7 @@ def _repeats(name: str, args: Sequence[Any]) -> bool:
     places = torch.stack([i.flatten() for i in torch.broadcast_tensors(*indices)])
     sizes = [size for size, i in zip(args[0].shape, args[1], strict=False) if i is not None]
     places = torch.stack([p % size for p, size in zip(places, sizes, strict=True)])
-    return places.unique(dim=1).shape[1] < places.shape[1]
+    return bool(places.unique(dim=1).shape[1] < places.shape[1])
 
 
 def _dim(name: str, args: Sequence[Any]) -> int:

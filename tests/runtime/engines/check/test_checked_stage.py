@@ -215,3 +215,20 @@ def test_a_function_that_needs_too_much_memory_is_not_checked(monkeypatch):
     run = by_operators(function)
     assert checks.checked(Recipe(function, function, "inductor"), run) is run
     assert "not checked: it would take" in str(next(checks.decisions(["step"])))
+
+
+def test_values_that_cannot_be_compared_run_without_a_check(monkeypatch):
+    def refuses(*_):
+        raise NotImplementedError("no comparison of this type")
+
+    function = function_of(add_sine, X, X)
+    run = by_operators(function)
+    stage = checked(function, run)
+    monkeypatch.setattr("ipu_dynamo.runtime.engines.check.checked_stage.judge", refuses)
+    total = X.clone()
+    stage([total, X])
+    assert_same_bits(total, X + X)
+    assert "not checked: its values cannot be compared" in str(stage.decision())
+    names = {"f": stage}
+    stage.held_in(names, "f")
+    assert names["f"] is run

@@ -7,8 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, seed, settings
+from torch import nn
 
+import ipu_dynamo
 import ipu_dynamo.whole_step.compiled_model as compiled_model
 from ipu_dynamo import IpuError, Options, compile_training
 from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
@@ -148,9 +151,33 @@ def check(dtype, examples):
     return counts
 
 
-def test_each_planted_fault_is_found():
-    counts = check(torch.float32, 2)
-    assert counts["planted"] > 5
+class Small:
+    """A model of a few layers, in place of a drawn one."""
+
+    def build(self):
+        torch.manual_seed(0)
+        return Net()
+
+    def data(self, micro_batches):
+        return torch.linspace(-1, 1, 12).view(3, 4), torch.tensor([0, 2, 1])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x, ids):
+        y = self.last(self.norm(self.first(x)).relu())
+        return ipu_dynamo.identity_loss(F.cross_entropy(y, ids), "none"), y.argmax(1)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_planted_fault_is_found(fused):
+    counts = Counter()
+    for function, arguments, state in functions_of(Small(), {"FuseStep": fused}):
+        plant(function, arguments, state, counts)
+    assert counts["planted"] > 10
 
 
 @pytest.mark.slow
