@@ -92,7 +92,8 @@ class PassManager:
 
     def _run(self, step: Pass, model: Model) -> Model:
         try:
-            assert step.level == level_of(model), f"it takes a {step.level}, not {level_of(model)}"
+            if step.level != level_of(model):  # not `assert`, which `python -O` leaves out
+                raise AssertionError(f"it takes a {step.level}, not {level_of(model)}")
             before, start = operators_in(model), perf_counter()
             result = step(model)
             changed = result if isinstance(result, bool) else result is not model

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ipu_dynamo.ops.private.locks import caller
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass

@@ -1,4 +1,4 @@
-"""Check that threads which train, wrap, destroy and read nested modules never wait for each other."""
+"""Check that threads that train, wrap, destroy and read nested modules do not block each other."""
 
 import contextlib
 import random
@@ -86,7 +86,7 @@ def operate(modules, executors, operations, failed):
         for index, operation in operations:
             module, executor = modules[index], executors.get(index)
             # others may wrap, destroy or trace it meanwhile: nothing is asked of the results
-            with contextlib.suppress(poptorch.Error, RuntimeError, AssertionError):
+            with contextlib.suppress(Exception):
                 if operation == "read":
                     module.own.weight.detach().sum().item()
                 elif operation == "wrap" and executor is None:
