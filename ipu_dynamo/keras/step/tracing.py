@@ -96,7 +96,7 @@ class Constants(TorchFunctionMode):
 def _equal(value: Any, known: Any) -> bool:
     """Whether two tensors or arrays are equal; NaN equals NaN."""
     if isinstance(value, np.ndarray):
-        return value.dtype == known.dtype and value.tobytes() == known.tobytes()
+        return bool(value.dtype == known.dtype and value.tobytes() == known.tobytes())
     return torch.equal(value, known) or torch.equal(_bytes(value), _bytes(known))
 
 
