@@ -31,7 +31,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -
             "multilabel_margin_loss(): expected labels of the shape of the input, (C) or (N, C) "
             f"with C > 0, but got {list(target.shape)} and {list(x.shape)}"
         )
-    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)  # type: ignore[no-untyped-call]
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
     columns = torch.arange(size, device=x.device)
     ends = torch.where(labels == -1, columns, size).amin(1, keepdim=True)
     is_label = columns < ends
@@ -61,7 +61,7 @@ def _multi_margin_loss(
         )
     if weight is not None and weight.numel() != size:
         raise RuntimeError(f"multi_margin_loss(): expected {size} weights, not {weight.numel()}")
-    rows, labels = torch.atleast_2d(x), target.reshape(-1, 1)  # type: ignore[no-untyped-call]
+    rows, labels = torch.atleast_2d(x), target.reshape(-1, 1)
     terms = margin - rows.gather(1, labels) + rows
     counts = (torch.arange(size, device=x.device) != labels) & (terms > 0)
     terms = torch.where(counts, terms, 0)

@@ -130,7 +130,7 @@ def recurrent():
 OPERATORS = {
     multilabel_margin_loss: "multilabel_margin_loss.default",
     multi_margin_loss: "multi_margin_loss.default",
-    shrink: "",  # operators stay what they are
+    shrink: "",  # traces record these operators
     interpolate: """upsample_nearest1d.default upsample_nearest1d.vec upsample_nearest2d.default
         upsample_nearest2d.vec upsample_nearest3d.default upsample_nearest3d.vec
         _upsample_nearest_exact1d.default _upsample_nearest_exact1d.vec

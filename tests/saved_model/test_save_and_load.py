@@ -242,6 +242,23 @@ def test_results_are_new_and_arguments_stay(tmp_path):
     assert second(x=x)["output_2"] == 1
 
 
+class Difference(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.ones(3, 2))
+
+    def forward(self, left, right):
+        return left - 2 * right + self.centre
+
+
+@pytest.mark.parametrize("kind", ["one tensor twice", "a buffer"])
+def test_each_example_argument_is_an_input_of_its_own(tmp_path, kind):
+    model, x, left, right = Difference(), *torch.randn(3, 3, 2)
+    save(tmp_path / "p", {"s": (model, (x, x if kind == "one tensor twice" else model.centre))})
+    result = load(tmp_path / "p")["s"](left=left, right=right)["output_0"]
+    torch.testing.assert_close(result, model(left, right))
+
+
 def test_threads_take_turns_in_their_order():
     lock, order, threads = FairLock(), [], []
     with lock:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.saved_model.exported.flat_names import named_outputs
 
 
@@ -18,19 +19,27 @@ def export_module(
 ) -> ExportedProgram:
     """The program of a module for example arguments; its result is a flat dict of tensors.
 
+    Each tensor of the arguments is an input of its own. PyTorch would take one object in two
+    places, or a buffer of the module, for one input.
+
     Args:
         dynamic_shapes: as `torch.export.export` takes them.
 
     Raises:
         ValueError: a result is no tensor, or has no name of its own.
     """
+    args, keywords = pytree.tree_map_only(Tensor, _copy, (args, dict(kwargs or {})))
     return torch.export.export(
         _with_named_results(module),
         args,
-        dict(kwargs or {}),
+        keywords,
         dynamic_shapes=dynamic_shapes,
         strict=False,
     )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _with_named_results(module: nn.Module) -> nn.Module:
