@@ -45,6 +45,8 @@ class WeightsOnDevice:
         slices: the parameters that come back with a slice for each replica.
     """
 
+    _holder: int | None  # the thread that has the lock
+
     def __init__(self, owner: Owner) -> None:
         self._owner = weakref.ref(owner)
         self.version = 0
@@ -95,7 +97,7 @@ class WeightsOnDevice:
             self._holder = None
 
     def _make_locks(self) -> None:
-        self._holder: int | None = None  # the thread that has the lock
+        self._holder = None
         self._lock = threading.RLock()  # a signal's handler may come before `_holder` is set
         self._queue = threading.Lock()  # held while waiting for the other one
 
