@@ -87,6 +87,12 @@ def _run(graph: fx.Graph, copies: Mapping[str, Tensor]) -> tuple[dict[fx.Node, A
     return known, lost
 
 
+def _is_here(value: Any) -> bool:
+    """Whether this computer has the device of a result: programs are traced for others, too."""
+    kind = value.device.type if isinstance(value, Tensor) else "cpu"
+    return kind != "cuda" or torch.cuda.is_available()
+
+
 def _runs_alone(node: fx.Node) -> bool:
     """Whether an operator's result follows from its arguments, and it has no other effect."""
     if node.target is getitem:
@@ -94,6 +100,7 @@ def _runs_alone(node: fx.Node) -> bool:
     return (
         isinstance(node.target, OpOverload)
         and node.target.namespace == "aten"
+        and _is_here(node.meta.get("val"))
         and torch.Tag.nondeterministic_seeded not in node.target.tags
     )
 

@@ -245,7 +245,7 @@ class NegateResults(CustomGraphPass):
 def test_code_made_with_a_pass_of_the_users_is_not_served_without_it(folder, name):
     def computed():
         compiled_stages.forget()
-        return compile_inference(model, Options("inductor"))(X)
+        return compile_inference(model, Options("inductor", check_compiled="off"))(X)
 
     plain = model(X)
     torch.testing.assert_close(computed(), plain)
