@@ -28,7 +28,6 @@ from ipu_dynamo.capture.private.tracing import (
     real_of,
     tracer_here,
     unrecorded,
-    unwrapped,
 )
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
 
@@ -154,7 +153,7 @@ class OutsideReads(TorchFunctionMode):
         if any(is_left(x) or id(x) in self._stand_ins for x in tensors):
             args, kwargs = self._replaced(args), self._replaced(kwargs)
             tensors = _tensors((args, kwargs))
-        real = [x for x in map(unwrapped, tensors) if not is_fake(x)]
+        real = [x for x in tensors if not is_fake(x)]
         for tensor in real:
             self._note(tensor, is_news=name != "lift_fresh_copy")  # which says that it is constant
         if name in _READS and real:

@@ -112,14 +112,6 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor inside the wrappers of `torch.func`, such as that of `vmap`."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def is_traced(tensor: Tensor) -> bool:
     """Whether the graph of a trace of this thread has a value for `tensor`."""
     mode = get_proxy_mode()
