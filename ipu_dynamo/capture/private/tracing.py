@@ -51,6 +51,7 @@ __all__ = [
     "has_value",
     "is_fake",
     "is_left",
+    "is_real",
     "is_traced",
     "key_text",
     "leave",
@@ -108,6 +109,12 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
 
 def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Whether a tensor has values of its own, and wraps none that is traced."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (is_fake(tensor) or wrapped or torch._is_functional_tensor(tensor))
 
 
 def is_traced(tensor: Tensor) -> bool:
