@@ -23,6 +23,7 @@ from ipu_dynamo.capture.private.tracing import (
     constant_value,
     is_fake,
     is_left,
+    is_real,
     is_traced,
     node_of,
     real_of,
@@ -153,7 +154,7 @@ class OutsideReads(TorchFunctionMode):
         if any(is_left(x) or id(x) in self._stand_ins for x in tensors):
             args, kwargs = self._replaced(args), self._replaced(kwargs)
             tensors = _tensors((args, kwargs))
-        real = [x for x in tensors if not is_fake(x)]
+        real = [x for x in tensors if is_real(x)]
         for tensor in real:
             self._note(tensor, is_news=name != "lift_fresh_copy")  # which says that it is constant
         if name in _READS and real:
@@ -189,7 +190,7 @@ class OutsideReads(TorchFunctionMode):
         values = {}
         for node in module.graph.find_nodes(op="get_attr"):
             value = getattr(module, str(node.target), None)
-            if isinstance(value, Tensor) and id(value) not in self._noted:
+            if isinstance(value, Tensor) and is_real(value) and id(value) not in self._noted:
                 constants.setdefault(id(value), []).extend(node.users)
                 values[id(value)] = value
         for key, users in constants.items():
@@ -294,7 +295,9 @@ def _called(tensor: Tensor) -> tuple[str, Mapping[str, Any]]:
 def _users_frame() -> FrameType | None:
     """The user's innermost frame."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_library(frame.f_code.co_filename):
+    while frame is not None and (
+        (file := frame.f_code.co_filename) == "<string>" or is_library(file)
+    ):
         frame = frame.f_back
     return frame
 

@@ -52,6 +52,7 @@ __all__ = [
     "has_value",
     "is_fake",
     "is_left",
+    "is_real",
     "is_traced",
     "key_text",
     "leave",
@@ -112,6 +113,12 @@ def is_fake(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
+def is_real(tensor: Tensor) -> bool:
+    """Whether a tensor has values of its own, and wraps none that is traced."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (is_fake(tensor) or wrapped or torch._is_functional_tensor(tensor))
+
+
 def is_traced(tensor: Tensor) -> bool:
     """Whether the graph of a trace of this thread has a value for `tensor`."""
     mode = get_proxy_mode()
@@ -138,7 +145,7 @@ class _Left(FakeTensor):
         args, kwargs = pytree.tree_map_only(_Left, real_of, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         real = vars(self)["ipu_real"]
         return (
             repr(real) if real is not None else f"<a tensor of a trace: {vars(self)['ipu_from']}>"

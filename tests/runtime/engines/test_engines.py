@@ -140,7 +140,6 @@ def test_inductor_rounds_a_number_beside_float16_as_eager(name):
 
 
 @pytest.mark.inductor
-@pytest.mark.xfail(reason="Inductor computes the remainder in float32", strict=True)
 def test_inductor_rounds_remainders_of_float16_as_eager():
     beside_float16({"x % 0.3": lambda x: x % 0.3})
 
