@@ -144,7 +144,7 @@ class _Left(FakeTensor):
         args, kwargs = pytree.tree_map_only(_Left, real_of, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         real = vars(self)["ipu_real"]
         return (
             repr(real) if real is not None else f"<a tensor of a trace: {vars(self)['ipu_from']}>"
