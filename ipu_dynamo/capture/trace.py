@@ -32,6 +32,7 @@ from ipu_dynamo.capture.private.tracing import (
     is_fake,
     key_text,
     leave,
+    look_of,
     masks_unread,
     moved,
     pytree,
@@ -55,6 +56,7 @@ from ipu_dynamo.capture.swap import (
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
 from ipu_dynamo.errors import CompileError, InputError, keep_user_line, raised_at
+from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.native import NormBase
@@ -275,8 +277,24 @@ def _settle(reads: OutsideReads, graph: fx.GraphModule | None) -> None:
     left = reads.left()
     nodes = [node for _, node, _ in left if node is not None]
     known = known_values(graph, nodes) if graph is not None and nodes else {}
+    if graph is not None and left:
+        _keep_apart(graph.graph, {id(tensor) for tensor, _, _ in left})
     for tensor, node, where in left:
         leave(tensor, None if node is None else known.get(node), where)
+
+
+def _keep_apart(graph: fx.Graph, kept: Collection[int]) -> None:
+    """Describe what nodes give, also in bodies, by tensors that Python has not got."""
+
+    def apart(tensor: Tensor) -> Tensor:
+        return look_of(tensor) if id(tensor) in kept else tensor
+
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map_only(Tensor, apart, node.meta["val"])
+        if FLOW in node.meta:
+            for body in node.meta[FLOW].bodies:
+                _keep_apart(body.graph.graph, kept)
 
 
 def _refuse_unknown_objects(arguments: Arguments) -> None:

@@ -56,6 +56,7 @@ __all__ = [
     "is_traced",
     "key_text",
     "leave",
+    "look_of",
     "masks_unread",
     "moved",
     "node_of",
@@ -150,6 +151,14 @@ class _Left(FakeTensor):
         return (
             repr(real) if real is not None else f"<a tensor of a trace: {vars(self)['ipu_from']}>"
         )
+
+
+def look_of(fake: Tensor) -> Tensor:
+    """Another fake tensor with the type and layout of one."""
+    with outside_modes(), fake_mode_of([fake]):
+        return torch.empty_strided(
+            fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
+        ).requires_grad_(fake.requires_grad)
 
 
 def leave(tensor: Tensor, real: Tensor | None, where: str) -> None:
