@@ -267,7 +267,7 @@ class WrongEngine(engines.EagerEngine):
 
 
 def test_a_fault_in_the_engine_is_found_at_its_operator(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "make_engine", lambda name: WrongEngine())
+    monkeypatch.setattr(module, "make_engine", lambda name, check: WrongEngine())
     model, x, y = data()
     written = []
     monkeypatch.setattr(module, "repro_of_engine", lambda *args: written.append(args))
