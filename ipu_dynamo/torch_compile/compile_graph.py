@@ -46,6 +46,7 @@ from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
+from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, changed_inputs
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
 from ipu_dynamo.torch_compile.late_results import LateResults, late_results, making_results
 from ipu_dynamo.torch_compile.notices import (
@@ -104,7 +105,7 @@ def _compile_alone(
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
     left_out((), options.core())  # what is wrong with it is said before any graph is looked at
-    plain = gm if options.fallback == "error" else _copied(gm)  # passes rewrite the other one
+    plain = _copied(gm)  # passes rewrite the other one
     captured = describe_graph(gm, examples)
     manager = PassManager("captured", first="captured", runs=record.runs_of("captured"))
     manager.run(captured_passes(), captured)
@@ -135,7 +136,7 @@ def _compile_alone(
         record=record,
     )
     try:
-        return compile_passes(
+        run = compile_passes(
             gm,
             examples,
             joint=programs.split,
@@ -145,6 +146,10 @@ def _compile_alone(
         )
     except UnplaceableError as error:
         return _fall_back(plain, options, error, record)
+    if not programs.changed:
+        return run
+    names = [role.name for role in programs.roles]
+    return apart_or_plain(run, plain.forward, programs.changed, names)
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -181,6 +186,7 @@ class _GraphPrograms:
         owners: where the forward program keeps its variables.
         done: passes that ran on the joint graph.
         late: results of forward that are made when its program has run.
+        changed: places of the inputs that the graph changes.
     """
 
     roles: list[Placeholder]
@@ -193,6 +199,7 @@ class _GraphPrograms:
     owners: dict[str, int] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     late: LateResults = field(default_factory=dict)
+    changed: set[int] = field(default_factory=set)
 
     def split(
         self, graph: fx.GraphModule, results: int, lasting: Sequence[int]
@@ -229,6 +236,8 @@ class _GraphPrograms:
     ) -> Boxed:
         """Make the program of one flat graph, and a callable of that."""
         allow_retain_graph()
+        if kind != "backward":
+            self.changed = changed_inputs(graph.graph)
         with outside_tracing():
             descriptions = graph.graph.output_node().meta.get("desc", ())
             alone = None if kind == "inference" else kind

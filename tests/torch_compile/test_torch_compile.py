@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, BlockFunction, Options, StageSpec, Strategy
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.runtime.engines.engines import EagerEngine
+from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
 
 ROOT = Path(__file__).parents[2]
@@ -268,6 +270,32 @@ def test_keeps_mutation_and_aliases(engine, trained):
     if trained:
         (results[4] * results[0]).sum().backward()  # (x + 3) * x
         torch.testing.assert_close(x.grad, 2 * x.detach() + 3)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_changed_input_may_share_memory_with_another_one_in_a_later_call(trained):
+    def run(x, y, w):
+        x.mul_(2)
+        return (x + y) * w
+
+    call = compiled(run)
+    w, expected_w = torch.ones(4, requires_grad=trained), torch.ones(4, requires_grad=trained)
+    for cuts, shared in [(None, False), ((0, 4, 4, 8), False), ((0, 4, 2, 6), True)] * 2:
+        results = []
+        for weight, function in ((w, call), (expected_w, run)):
+            base = torch.arange(1.0, 9.0)
+            pair = [base[:4].clone(), base[4:].clone()]
+            if cuts is not None:
+                pair = [base[cuts[0] : cuts[1]], base[cuts[2] : cuts[3]]]
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                results.append((function(*pair, weight), base, *pair))
+            texts = [w for w in map(str, (t.message for t in told)) if "shares memory with y" in w]
+            assert bool(texts) == (shared and function is call)
+            if trained:
+                results[-1][0].sum().backward()
+        assert_same_bits(*results)
+    assert not trained or torch.equal(w.grad, expected_w.grad)
 
 
 def test_a_detached_output_stays_apart_from_its_source():

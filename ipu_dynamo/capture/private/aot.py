@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._decomp import decompositions
 from torch._decomp.decompositions_for_rng import PhiloxState
 from torch._dynamo.backends.common import aot_autograd
@@ -54,8 +55,14 @@ __all__ = [
     "export_joint",
     "lstms_in_operators",
     "outside_tracing",
+    "overlapping_tensors",
     "with_effects",
 ]
+
+
+def overlapping_tensors(tensors: Sequence[Tensor]) -> set[int]:
+    """Places of those tensors of one storage that have elements in common with another one."""
+    return set(compute_overlapping_tensors(list(tensors), symbolic=False))
 
 
 def export_joint(
