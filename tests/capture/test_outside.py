@@ -266,6 +266,13 @@ def test_objects_with_tensors_are_refused_at_the_first_call(kind):
         compile_inference(lambda x: make(x + 1), EAGER)(torch.ones(2))
 
 
+def test_objects_next_to_returned_tensors_raise_where_they_are_used():
+    result, batch = compile_inference(lambda x: (x + 1, Batch(x * 2)), EAGER)(torch.ones(2))
+    assert result.tolist() == [2.0, 2.0]
+    with pytest.raises(CompileError, match=r"no value: only what forward returns[\s\S]*x \* 2"):
+        batch.x.sum()
+
+
 def test_registered_objects_are_followed():
     compiled = compile_inference(lambda batch: Registered(batch.x + 1), EAGER)
     for value in (1.0, 2.0):
