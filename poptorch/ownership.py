@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from ipu_dynamo.ops.private.locks import caller
@@ -80,21 +80,16 @@ class WeightsOnDevice:
         if long:
             with self._queue:
                 pass
-            with self._lock:
-                return self._held(action)
-        with self._queue, self._lock:
-            return self._held(action)
+        with nullcontext() if long else self._queue, self._lock:
+            try:
+                self._holder = caller()
+                return action()
+            finally:
+                self._holder = None
 
     def is_mine(self) -> bool:
         """Whether this thread is inside `alone`, or works for one that is."""
         return self._holder == caller()
-
-    def _held(self, action: Callable[[], _Result]) -> _Result:
-        try:
-            self._holder = caller()
-            return action()
-        finally:
-            self._holder = None
 
     def _make_locks(self) -> None:
         self._holder = None

@@ -115,7 +115,6 @@ def test_the_option_goes_before_the_environment(monkeypatch, variable):
     ],
 )
 def test_half_accumulators_average_as_they_go(accum_type, combined, expected, caplog):
-    caplog.handler.setLevel("WARNING")
     optimizer = poptorch.optim.SGD(
         [torch.zeros(1)], lr=0.1, accum_type=accum_type, use_combined_accum=combined
     )
