@@ -108,7 +108,9 @@ def compile_training(
         describe=read,
         traced=traced,
     )
-    follow_checkpoints(step, optimizer)
+    newest = follow_checkpoints(step, optimizer)
+    if not on_host:  # whose states are the optimiser's own
+        step.newest_state = newest
     return step
 
 

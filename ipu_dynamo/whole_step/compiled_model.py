@@ -32,6 +32,7 @@ from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
 from ipu_dynamo.whole_step.inspection import Inspection
+from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
@@ -124,6 +125,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
         self._times = ""  # that compiling took
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
+        # Who has the newest state of the optimiser; None: it has no other steps than these.
+        self.newest_state: NewestState | None = None
 
     @property
     def has_newer_state(self) -> bool:
@@ -186,6 +189,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         """
         compiled, executable = self._ready()
         self._check_model()
+        if self.newest_state is not None:
+            self.newest_state.give(self)
         if self._state_to_write:
             self.write_optimizer_state()
         if self._link is not None:
@@ -267,8 +272,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         example = first_micro_batch(given, self._batching.splits)
         link, reading = self._link, Reading((), [])
         if link is not None:
-            if link.live and self._executable is not None:
-                self.read_optimizer_state()  # the new program goes on from there
+            if self.newest_state is not None:
+                self.newest_state.read()  # the new program goes on from there
+            elif link.live and self._executable is not None:
+                self.read_optimizer_state()
             reading = link.read()
         groups = reading.groups
         self._figures = self._ready_made.figures if self._ready_made else None
@@ -332,6 +339,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model, compiled.outside), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
+        if self.newest_state is not None:
+            self.newest_state.step = self
 
     def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[Program]:
         """Programs of the steps for which the optimiser's Python does something else."""

@@ -1,7 +1,7 @@
-"""Let `optimizer.state_dict` and `load_state_dict` see the states that a program holds."""
+"""Give an optimiser one state, whoever makes its steps: compiled programs, or Python."""
 
 from typing import Any, Protocol
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from torch.optim import Optimizer
 
@@ -9,7 +9,7 @@ from ipu_dynamo.errors import CompileError
 
 
 class _Step(Protocol):
-    """A compiled training step, as far as checkpoints need it."""
+    """A compiled training step, as far as the state of its optimiser needs it."""
 
     @property
     def is_compiled(self) -> bool: ...
@@ -22,17 +22,54 @@ class _Step(Protocol):
     def write_optimizer_state(self) -> None: ...
 
 
-def follow_checkpoints(step: _Step, optimizer: Optimizer) -> None:
-    """Before `optimizer.state_dict()`, read the states of `step`; after loading, write them.
+class NewestState:
+    """Which of its compiled steps has the newest state of an optimiser.
 
-    The optimiser keeps no reference to the step.
+    The optimiser's hooks hold this object. It holds the step, whose state would else be lost with
+    it.
+
+    Attributes:
+        step: has the newest state; None: the optimiser has it.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.step: _Step | None = None
+        self._optimizer = ref(optimizer)
+
+    def read(self) -> None:
+        """Write the newest state into the optimiser."""
+        if self.step is not None and self.step.has_newer_state:
+            self.step.read_optimizer_state()
+
+    def give(self, step: _Step) -> None:
+        """Bring the newest state to a compiled step, which is about to change it."""
+        if self.step is step:
+            return
+        self.read()
+        self.step = None
+        step.write_optimizer_state()
+        self.step = step
+
+    def before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Let the optimiser's own step go on from the newest state."""
+        if optimizer is self._optimizer():  # a trace of the step has a stand-in for it
+            self.read()
+            self.step = None
+
+
+_newest: WeakKeyDictionary[Optimizer, "ref[NewestState]"] = WeakKeyDictionary()
+
+
+def follow_checkpoints(step: _Step, optimizer: Optimizer) -> NewestState:
+    """What the compiled steps of an optimiser share, `step` among them.
+
+    `optimizer.state_dict()` and `optimizer.step()` read the newest state before; after
+    `load_state_dict`, `step` has what was loaded.
+
+    Raises:
+        CompileError: the optimiser was not initialised.
     """
     known = ref(step)
-
-    def read(_: Optimizer) -> None:
-        alive = known()
-        if alive is not None and alive.has_newer_state:
-            alive.read_optimizer_state()
 
     def write(_: Optimizer) -> None:
         alive = known()
@@ -41,7 +78,12 @@ def follow_checkpoints(step: _Step, optimizer: Optimizer) -> None:
 
     hooks: Any = optimizer
     try:
-        hooks.register_state_dict_pre_hook(read)
+        newest = _newest[optimizer]() if optimizer in _newest else None
+        if newest is None:
+            newest = NewestState(optimizer)
+            hooks.register_state_dict_pre_hook(lambda _, newest=newest: newest.read())
+            hooks.register_step_pre_hook(newest.before_step)
+            _newest[optimizer] = ref(newest)
         hooks.register_load_state_dict_post_hook(write)
     except AttributeError as error:
         kind = type(optimizer)
@@ -51,3 +93,14 @@ def follow_checkpoints(step: _Step, optimizer: Optimizer) -> None:
             hint="call it in __init__, or pass the optimizer that this one wraps",
             id="update",
         ) from error
+    return newest
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether the user has registered hooks of an optimiser's step. Torch has no public way."""
+    hooks = [
+        hook
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+        for hook in (getattr(optimizer, name, None) or {}).values()
+    ]
+    return any(not isinstance(getattr(hook, "__self__", None), NewestState) for hook in hooks)

@@ -13,6 +13,7 @@ from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.passes.program.emit_update import AccumulatorDtype
 from ipu_dynamo.program import Clip, TracedStep
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, RMSprop, Rule
+from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import has_step_hooks
 
 States = dict[str, dict[str, Tensor]]  # parameter's name -> state's name -> tensor
 _LOSS_SCALE = "loss_scale"  # key of `optimizer.state`: what belongs to no parameter
@@ -123,11 +124,7 @@ def refresh(
 
 def has_rule(optimizer: Optimizer) -> bool:
     """Whether the core knows the step of an optimiser, without tracing it."""
-    plain = not any(getattr(optimizer, hook, None) for hook in _HOOKS)
-    return type(optimizer) in _READERS and plain
-
-
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # no public way to ask
+    return type(optimizer) in _READERS and not has_step_hooks(optimizer)
 
 
 def import_state(
@@ -221,7 +218,7 @@ def _supported_class(optimizer: Optimizer, treat_as: type[Optimizer] | None) -> 
             raise CompileError(problem, hint=f"use one of {supported} itself")
         problem = f"there is no update rule for the optimizer {_full_name(optimizer)}"
         raise CompileError(problem, hint=f"use one of {supported}")
-    if any(getattr(optimizer, hook, None) for hook in _HOOKS):
+    if has_step_hooks(optimizer):
         raise CompileError(
             f"{_full_name(optimizer)} has step hooks, which a compiled step would not run",
             hint="remove them, and do their work around the call of the compiled model",

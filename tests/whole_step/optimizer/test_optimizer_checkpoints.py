@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 import warnings
 
 import pytest
@@ -49,6 +50,42 @@ def test_training_resumes_from_a_checkpoint(make):
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     assert [step(*data()) for _ in range(2)] == expected
+
+
+MAKERS = [
+    *OPTIMIZERS,
+    lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5),
+    lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),  # traced
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_step_of_an_optimizer_goes_on_from_its_newest_state(make):
+    """Two compiled steps of other batch sizes, and Python's own, in a drawn order."""
+    torch.manual_seed(0)
+    model, choose, steps = Net(), random.Random(3), {}
+    expected = copy.deepcopy(model)
+    optimizer, reference = make(model.parameters()), make(expected.parameters())
+    for _ in range(12):
+        kind = choose.choice([8, 4, "python"])
+        x, y = (tensor[: 8 if kind == "python" else kind] for tensor in data())
+        reference.zero_grad()
+        expected(x, y).backward()
+        reference.step()
+        if kind == "python":
+            optimizer.zero_grad()
+            model(x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            if kind not in steps:
+                steps[kind] = compile_training(model, optimizer, EAGER)
+            steps[kind](x, y)
+    assert len(steps) == 2
+    torch.testing.assert_close(model.state_dict(), expected.state_dict())
+    steps.clear()
+    ours, theirs = optimizer.state_dict()["state"], reference.state_dict()["state"]
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("after", [0, 2, 5])
