@@ -42,7 +42,10 @@ from ipu_dynamo.whole_step.weights.initial_state import (
     initial_tensors,
     updates,
 )
-from ipu_dynamo.whole_step.weights.weight_aliasing import refuse_what_cannot_be_shared
+from ipu_dynamo.whole_step.weights.weight_aliasing import (
+    refuse_shared_memory,
+    refuse_what_cannot_be_shared,
+)
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
 from ipu_dynamo.whole_step.worker_counts import workers_for
 
@@ -306,8 +309,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             reading = link.read()
             groups = reading.groups
             compiled = compiling(groups)
-        if not self._own_weights:
-            refuse_what_cannot_be_shared(compiled)
+        (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
         seed = fresh_seed(compiled.program) if options.seed is None else options.seed

@@ -1,5 +1,6 @@
 """Check what users read when a model cannot be compiled."""
 
+import copy
 import re
 import traceback
 
@@ -142,3 +143,54 @@ def test_what_overlap_needs_is_said_in_poptorchs_words(changed, text):
     options.setExecutionStrategy(changed.get("strategy", poptorch.ShardedExecution()))
     with pytest.raises(poptorch.Error, match=re.escape(text)):
         poptorch.inferenceModel(forward, options)(torch.ones(2))
+
+
+class Pair(nn.Module):
+    """Two square layers; `share` lets them have memory in common, or not."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.register_buffer("table", torch.ones(3))
+        share(self)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.b(self.a(x)) + self.table, "mean")
+
+
+def share_data(model):
+    model.b.weight.data = model.a.weight.data
+
+
+def share_transposed(model):
+    model.b.weight.data = model.a.weight.data.t()
+
+
+def share_buffer(model):
+    model.table = model.a.weight.data[1]
+
+
+def share_storage(model):
+    model.a.weight.data, model.b.weight.data = torch.ones(6, 3).split(3)
+
+
+@pytest.mark.parametrize("share", [share_data, share_transposed, share_buffer])
+def test_trained_tensors_that_share_memory_are_refused_by_name(share):
+    model = Pair(share)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    step = poptorch.trainingModel(model, optimizer=optimizer)
+    with pytest.raises(poptorch.Error, match=r"a\.weight and (b\.weight|table) are two tensors"):
+        step(torch.ones(2, 3))
+    assert poptorch.inferenceModel(model)(torch.ones(2, 3)).isfinite()
+
+
+def test_parts_of_one_storage_are_trained():
+    model = Pair(share_storage)
+    expected = copy.deepcopy(model)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    step = poptorch.trainingModel(model, optimizer=optimizer)
+    step(torch.ones(2, 3))
+    step.copyWeightsToHost()
+    (expected.b(expected.a(torch.ones(2, 3))) + expected.table).mean().backward()
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad)
