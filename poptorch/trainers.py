@@ -79,7 +79,8 @@ def trainers_of(model: Any) -> list[WeightsOnDevice]:
         return []
     # read past the modules' hooks: their classes are looked at, and no weight has to be fetched,
     # which could wait for another executor
-    own = [vars(module) for module in model.modules()]
-    tensors = [t for of in own for t in (*of["_parameters"].values(), *of["_buffers"].values())]
+    modules = [vars(module) for module in model.modules()]
+    held = (of.get(kind, {}) for of in modules for kind in ("_parameters", "_buffers"))
+    tensors = [tensor for of in held for tensor in of.values()]  # TorchScript's are not wrapped
     wrapped = [type(tensor) for tensor in tensors if isinstance(tensor, WrappedTensor)]
     return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))

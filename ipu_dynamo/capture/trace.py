@@ -38,6 +38,7 @@ from ipu_dynamo.capture.private.tracing import (
     pytree,
     quiet_fake_tensors,
     quote_source_of,
+    scripts_recorded,
     seen_as_compiling,
     shape_of_values,
     to_fake,
@@ -199,6 +200,7 @@ def trace(
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(seen_as_compiling())
         stack.enter_context(masks_unread())
+        stack.enter_context(scripts_recorded())
         if device is not None:
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())

@@ -68,6 +68,7 @@ __all__ = [
     "quote_source_of",
     "real_of",
     "run_backward",
+    "scripts_recorded",
     "seen_as_compiling",
     "seen_on",
     "to_fake",
@@ -369,6 +370,29 @@ def masks_unread() -> AbstractContextManager[None]:
 
     module, name = torch.nn.modules.transformer, "_detect_is_causal_mask"
     return replaced(module, name, in_this_thread(detect, getattr(module, name)))
+
+
+@contextmanager
+def scripts_recorded() -> Iterator[None]:
+    """Let scripted and traced functions of TorchScript call their operators one by one.
+
+    TorchScript's optimised code has an autograd of its own, which no trace sees. Code that was
+    optimised in earlier calls is dropped; TorchScript optimises it again.
+    """
+
+    def plain(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(script: Any, *args: Any, **kwargs: Any) -> Any:
+            script._debug_flush_compilation_cache()
+            return call(script, *args, **kwargs)
+
+        return in_this_thread(run, call)
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+        for kind in (torch.jit.ScriptFunction, torch._C.ScriptMethod):
+            call = plain(kind.__call__)
+            stack.enter_context(replaced(kind, "__call__", call))
+        yield
 
 
 @contextmanager

@@ -4,17 +4,20 @@ Most checks find nothing: they run over all of a model without a line of Python 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ipu_dynamo.capture.outside import OutsideTensor, changed
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 
 _IN_PLACE = "change values in place (copy_, load_state_dict without assign), or compile again"
+_REPLACED = "{} is not the one that the program was compiled with: it was replaced or removed"
 _END = object()
 _requires_grad, _training = attrgetter("requires_grad"), itemgetter("training")
 
@@ -26,6 +29,22 @@ class _Slot(NamedTuple):
     name: str
     value: object
     what: str  # for errors: "parameter fc.weight"
+
+
+@dataclass(frozen=True)
+class _ScriptAttributes:
+    """The attributes of a module of TorchScript, which are in no dictionary of Python's."""
+
+    module: nn.Module
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters and buffers."""
+    named = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    return dict(chain(*named))
 
 
 class UnchangedModel:
@@ -42,6 +61,7 @@ class UnchangedModel:
         self._slots = [
             _Slot(held, name, value, f"{kind} {path}.{name}" if path else f"{kind} {name}")
             for path, module in modules.items()
+            if not isinstance(module, torch.jit.ScriptModule)
             for kind, held in (
                 ("parameter", module._parameters),
                 ("buffer", module._buffers),
@@ -51,8 +71,14 @@ class UnchangedModel:
         ]
         self._dictionaries = list({id(slot.held): slot.held for slot in self._slots}.values())
         self._values = [*(slot.value for slot in self._slots), _END]
+        self._scripts = [  # their tensors are no entries of a dictionary
+            (path, module, _tensors(module))
+            for path, module in modules.items()
+            if isinstance(module, torch.jit.ScriptModule)
+        ]
         self._paths = list(modules)
-        self._attributes = [vars(module) for module in modules.values()]
+        scripts = {path: _ScriptAttributes(module) for path, module, _ in self._scripts}
+        self._attributes = [scripts.get(path, vars(module)) for path, module in modules.items()]
         self._modes = [module.training for module in modules.values()]
         named = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
         self._names, self._parameters = list(named), list(named.values())
@@ -64,16 +90,17 @@ class UnchangedModel:
         Raises:
             InputError: one was replaced or removed.
         """
+        for path, script, tensors in self._scripts:
+            now = _tensors(script)
+            for name, tensor in tensors.items():
+                if now.get(name) is not tensor:
+                    raise InputError(_REPLACED.format(f"{path}.{name}"), hint=_IN_PLACE)
         values = chain.from_iterable(map(dict.values, self._dictionaries))
         if all(map(is_, chain(values, (_END,)), self._values)):
             return
         for held, name, value, what in self._slots:  # some may only have been added
             if held.get(name) is not value:
-                raise InputError(
-                    f"{what} is not the one that the program was compiled with: it was "
-                    "replaced or removed",
-                    hint=_IN_PLACE,
-                )
+                raise InputError(_REPLACED.format(what), hint=_IN_PLACE)
 
     def check_trainable(self) -> None:
         """Hold parameters to whether they need a gradient.
