@@ -10,20 +10,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.private.aot import (
-    InputMutationAOTOutput,
-    PlainAOTInput,
-    overlapping_tensors,
-)
+from ipu_dynamo.capture.private.aot import PlainAOTInput, overlapping_tensors
+from ipu_dynamo.passes.aot.keep_changed import changed_inputs
 
 Call = Callable[..., Any]
 
 
-def changed_inputs(graph: fx.Graph) -> set[int]:
+def places_of_changed(graph: fx.Graph) -> set[int]:
     """Places of the inputs of Dynamo's graph that a graph of AOTAutograd made of it changes."""
-    (output,) = graph.find_nodes(op="output")
-    written = (d for d in output.meta.get("desc", ()) if isinstance(d, InputMutationAOTOutput))
-    inputs = (description.mutated_input for description in written)
+    inputs = (node.meta["desc"] for node in changed_inputs(graph))
     return {input_.idx for input_ in inputs if isinstance(input_, PlainAOTInput)}
 
 

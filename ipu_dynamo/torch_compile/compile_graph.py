@@ -46,7 +46,7 @@ from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
-from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, changed_inputs
+from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, places_of_changed
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
 from ipu_dynamo.torch_compile.late_results import LateResults, late_results, making_results
 from ipu_dynamo.torch_compile.notices import (
@@ -237,7 +237,7 @@ class _GraphPrograms:
         """Make the program of one flat graph, and a callable of that."""
         allow_retain_graph()
         if kind != "backward":
-            self.changed = changed_inputs(graph.graph)
+            self.changed = places_of_changed(graph.graph)
         with outside_tracing():
             descriptions = graph.graph.output_node().meta.get("desc", ())
             alone = None if kind == "inference" else kind

@@ -64,7 +64,7 @@ def changed_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 def plan(graph: fx.Graph, changed: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """What checkpoints read of `changed` inputs again in backward. Reads the graph only."""
-    backward = _behind(_tangents(graph))
+    backward = after_tangents(graph)
     readers = {
         node: [user for user in node.users if _is_needed_again(user, backward)] for node in changed
     }
@@ -74,7 +74,7 @@ def plan(graph: fx.Graph, changed: Iterable[fx.Node]) -> dict[fx.Node, list[fx.N
 def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
     """Forward operators that read a `changed` input, or a view of it: by the time of the backward
     pass it holds something else. Reads the graph only."""
-    backward = _behind(_tangents(graph))
+    backward = after_tangents(graph)
     users: list[fx.Node] = []
     pending = list(changed)
     while pending:
@@ -86,9 +86,10 @@ def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
     return users
 
 
-def _tangents(graph: fx.Graph) -> list[fx.Node]:
+def after_tangents(graph: fx.Graph) -> set[fx.Node]:
+    """The gradients that a graph of AOTAutograd gets, and all that is computed from them."""
     inputs = graph.find_nodes(op="placeholder")
-    return [node for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)]
+    return _behind(node for node in inputs if isinstance(node.meta.get("desc"), TangentAOTInput))
 
 
 def _is_needed_again(node: fx.Node, backward: Collection[fx.Node]) -> bool:

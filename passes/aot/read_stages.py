@@ -14,6 +14,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
+from ipu_dynamo.passes.aot.keep_changed import after_tangents
 from ipu_dynamo.passes.levels import Level
 
 GRADIENT_SUM = "Gradient addition node"  # autograd writes it behind the source line of such a sum
@@ -28,11 +29,12 @@ class ReadStages:
     needed: ClassVar[str] = "every operator has to have a direction and a stage"
 
     def __call__(self, capture: Capture) -> bool:
+        backward = after_tangents(capture.graph.graph)  # a user's own backward has no tags
         before = [_known(node) for node in capture.graph.graph.nodes]
         for node in capture.graph.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            node.meta.setdefault(BACKWARD, is_backward(node))
+            node.meta.setdefault(BACKWARD, is_backward(node) or node in backward)
             stage = annotated_stage(node)
             if stage is not None and not node.meta.get("is_gradient_acc"):
                 node.meta.setdefault(STAGE, stage)

@@ -530,3 +530,38 @@ def test_backward_repeats_nothing_of_an_input_that_the_model_changes(recompute):
     call = torch.compile(scale, backend=ipu, fullgraph=True, options=options)
     call(torch.arange(4.0), factor).sum().backward()
     assert factor.grad == 6
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 0.5
+
+
+class Annealed(nn.Module):
+    """A number that changes between calls, and a backward of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.temperature = nn.Linear(6, 6), nn.Linear(6, 3), 1.0
+
+    def forward(self, x):
+        return self.second(Halved.apply(self.first(x))) / self.temperature
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 4}, {"recompute": "off"}, {}])
+def test_operators_that_pytorch_gives_no_direction_are_backward_behind_gradients(options):
+    model, expected = Annealed(), Annealed()
+    call = torch.compile(model, backend=ipu, fullgraph=True, options={"engine": "eager"} | options)
+    x = torch.randn(8, 6)
+    for epoch in range(3):
+        model.temperature = expected.temperature = 1.0 - 0.3 * epoch
+        call(x).pow(2).mean().backward()
+        expected(x).pow(2).mean().backward()
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
