@@ -24,6 +24,7 @@ from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
 from ipu_dynamo.capture.outside import OutsideReads, holds_tensors
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
+from ipu_dynamo.capture.private.dynamo import compiled_part
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
     fake_mode,
@@ -141,6 +142,11 @@ def trace(
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
             buffer, or uses what a graph cannot express.
     """
+    if (path := compiled_part(model)) is not None:
+        raise CompileError(
+            f"{path or 'the model'} is compiled by torch.compile already",
+            hint="pass the module or function itself; the module that was wrapped is ._orig_mod",
+        )
     if isinstance(model, nn.Module) and training:
         refuse_hooks(model)
     quote_source_of(model.forward if isinstance(model, nn.Module) else model)

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Capture, Placeholder
-from ipu_dynamo.capture.private.tracing import outside_modes
+from ipu_dynamo.capture.private.tracing import autocast_again, autocasts, outside_modes
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.levels import Level
@@ -43,13 +43,16 @@ class WrongTypes:
 def plan(graph: fx.Graph) -> Iterator[WrongTypes]:
     """Try every operator once for each combination of types that PyTorch may refuse."""
     tried: set[str] = set()
-    for node in graph.nodes:
+    for node, within in autocasts(graph):
         if not _may_be_refused(node):
             continue
-        key = str((node.target, map_arg((node.args, node.kwargs), _described)))
+        switches = [switch.args for switch in within]
+        key = str((node.target, map_arg((node.args, node.kwargs), _described), switches))
         if key not in tried:
             tried.add(key)
-            if (wrong := _try(node)) is not None:
+            with autocast_again(within):
+                wrong = _try(node)
+            if wrong is not None:
                 yield wrong
 
 

@@ -289,3 +289,17 @@ def test_removed_parameter_is_refused_and_put_back():
     with pytest.raises(CompileError, match="Parameter weight is removed"):
         traced(model, torch.ones(3))
     assert isinstance(model.weight, nn.Parameter)
+
+
+@pytest.mark.parametrize("part", ["model", "function", "layer"])
+def test_what_torch_compile_has_wrapped_is_refused_by_name(part):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    if part == "layer":
+        model[0] = torch.compile(model[0], backend="eager")
+    elif part == "function":
+        model = torch.compile(lambda x: x + 1, backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    name = "0" if part == "layer" else "the model"
+    with pytest.raises(CompileError, match=f"^{name} is compiled by torch.compile already"):
+        compile_inference(model, {"engine": "eager"})(torch.ones(2, 3))

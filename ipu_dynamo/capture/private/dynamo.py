@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -19,6 +20,7 @@ __all__ = [
     "RestartAnalysis",
     "ShortenTraceback",
     "compile_count",
+    "compiled_part",
     "errors_are_swallowed",
     "is_read_number",
     "marked_dynamic",
@@ -78,6 +80,14 @@ def is_read_number(value: object) -> bool:
     """Whether a value is a number that the values of tensors decide."""
     kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return isinstance(value, kinds) and bool(unbacked_symbols(value))
+
+
+def compiled_part(model: object) -> str | None:
+    """The path of what `torch.compile` has wrapped in a model; "" for all of it, None: nothing."""
+    if isinstance(model, nn.Module):
+        parts = model.named_modules()
+        return next((path for path, part in parts if isinstance(part, OptimizedModule)), None)
+    return "" if hasattr(model, "_torchdynamo_orig_callable") else None
 
 
 def reset_with_dynamo(backend: Callable[..., Any]) -> None:

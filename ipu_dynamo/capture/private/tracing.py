@@ -41,6 +41,8 @@ __all__ = [
     "DATA_DEPENDENT",
     "FunctionBase",
     "GuardOnDataDependentSymNode",
+    "autocast_again",
+    "autocasts",
     "called_again",
     "constant_value",
     "fake_mode",
@@ -349,6 +351,29 @@ def constant_value(tensor: Tensor) -> Tensor | None:
 
 
 _RANDOM = torch.Tag.nondeterministic_seeded
+
+
+def autocasts(graph: fx.Graph) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """The nodes of a graph but those that switch autocast, each with those that it is within."""
+    within: tuple[fx.Node, ...] = ()
+    for node in graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            within = (*within, node)
+        elif node.target is torch.amp.autocast_mode._exit_autocast:
+            within = tuple(entered for entered in within if entered is not node.args[0])
+        else:
+            yield node, within
+
+
+@contextmanager
+def autocast_again(entered: Sequence[fx.Node]) -> Iterator[None]:
+    """What the nodes have switched."""
+    switches = [node.target(*node.args) for node in entered]  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        for switch in reversed(switches):
+            torch.amp.autocast_mode._exit_autocast(switch)  # type: ignore[no-untyped-call]
 
 
 def seen_as_compiling() -> AbstractContextManager[None]:

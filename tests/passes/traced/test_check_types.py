@@ -7,6 +7,8 @@ from torch import nn
 
 from ipu_dynamo import CompileError, compile_inference, compile_training
 
+EAGER = {"engine": "eager"}
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -104,3 +106,35 @@ def test_targets_of_the_wrong_type_are_refused_in_training():
     other = compile_training(model, torch.optim.SGD(model.parameters(), 0.1), {"engine": "eager"})
     with pytest.raises(CompileError, match=r"input x, which is torch\.int64"):
         other.compile(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2))
+
+
+class UnderAutocast(nn.Module):
+    """Autocast for all, and switched off for the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.second(torch.relu(self.first(x)))
+            with torch.autocast("cpu", enabled=False):
+                result = self.last(h.float())
+        return nn.functional.cross_entropy(result, y)
+
+
+def test_autocast_in_forward_is_that_of_eager():
+    model, expected = UnderAutocast(), UnderAutocast()
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    assert torch.equal(compile_inference(model, EAGER)(x, y), expected(x, y))
+    optimizer, reference = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, expected))
+    step = compile_training(model, optimizer, EAGER)
+    for _ in range(3):
+        reference.zero_grad()
+        loss = expected(x, y)
+        loss.backward()
+        reference.step()
+        torch.testing.assert_close(step(x, y), loss.detach(), rtol=1e-3, atol=1e-3)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
