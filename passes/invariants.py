@@ -158,7 +158,7 @@ def _operators(capture: Capture) -> Iterator[fx.Node]:
 _CAPTURES: tuple[Level, ...] = ("traced", "joint")
 INVARIANTS = (
     Invariant("described", _CAPTURES, (), _described),
-    Invariant("all values known", ("joint",), ("Differentiate", "LiftConstants"), _valued),
+    Invariant("all values known", ("joint",), ("Differentiate", "LiftJointConstants"), _valued),
     Invariant("without block markers", _CAPTURES, ("Placement",), _without(begin_block, end_block)),
     Invariant(
         "without markers of overlap",
@@ -178,7 +178,7 @@ INVARIANTS = (
         "without marks of gradients", ("joint",), ("AnchorGradients",), _without(gradient_op)
     ),
     Invariant("of static shapes", ("joint",), ("FixSizes",), _static),
-    Invariant("one graph of operators", ("joint",), ("LiftConstants",), _one_graph),
+    Invariant("one graph of operators", ("joint",), ("LiftJointConstants",), _one_graph),
     Invariant("every direction known", ("joint",), ("Differentiate", "ReadStages"), _directed),
     Invariant("the gradient of the loss known", ("joint",), ("StartBackward",), _begun),
     Invariant("every stage known", ("joint",), ("AssignGradientStages",), _staged),

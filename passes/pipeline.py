@@ -93,7 +93,7 @@ from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.differentiate import Differentiate
-from ipu_dynamo.passes.traced.lift_constants import LiftConstants
+from ipu_dynamo.passes.traced.lift_constants import LiftConstants, LiftJointConstants
 from ipu_dynamo.passes.traced.loss.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.loss.sum_loss import SumLoss
 from ipu_dynamo.passes.traced.name_values import NameValues
@@ -185,6 +185,7 @@ def traced_passes(
 def joint_passes(options: Options) -> list[Pass]:
     """From the graph that autograd made to one in which all is decided but the cut into stages."""
     return [
+        LiftJointConstants(),
         AnchorGradients(options.anchors),
         ReadStages(),
         CallChecks(),
@@ -397,7 +398,7 @@ def flat_passes(options: Options) -> list[Pass]:
             CallChecks(),
             RefuseNestedGraphs("joint"),
             RemoveNumbers(),
-            LiftConstants("joint", warn=False),
+            LiftJointConstants(warn=False),
         ],
         options,
     )

@@ -9,7 +9,7 @@ import linecache
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -59,6 +59,9 @@ class Attribute:
     copy: Tensor
     holder: Mapping[str, Any]
     key: str
+
+
+NONE: Mapping[int, Attribute] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,27 +189,7 @@ class OutsideReads(TorchFunctionMode):
 
     def of(self, module: fx.GraphModule) -> tuple[OutsideTensor, ...]:
         """All that were read, with those that only the traced graph tells of."""
-        constants: dict[int, list[fx.Node]] = {}
-        values = {}
-        for node in module.graph.find_nodes(op="get_attr"):
-            value = getattr(module, str(node.target), None)
-            if isinstance(value, Tensor) and is_real(value) and id(value) not in self._noted:
-                constants.setdefault(id(value), []).extend(node.users)
-                values[id(value)] = value
-        for key, users in constants.items():
-            value = values[key]
-            made = all(user.target is aten.lift_fresh_copy.default for user in users)
-            if made and value.untyped_storage().resizable():
-                continue  # forward made it of numbers; nobody else has it
-            where = source_line(users[0]) if users else "unknown source"
-            copy = self._copies.get(key)
-            self._noted[key] = OutsideTensor(
-                copy.name if copy else "",
-                copy.tensor if copy else value,
-                _kept(value),
-                where,
-                is_news=not made,
-            )
+        self._noted |= outside_of_graph(module, self._noted, self._copies)
         return tuple(self._noted.values())
 
     def _note(self, tensor: Tensor, *, is_news: bool) -> None:
@@ -233,6 +216,35 @@ class OutsideReads(TorchFunctionMode):
         if type(value) is dict:
             return {key: self._replaced(each) for key, each in value.items()}
         return value
+
+
+def outside_of_graph(
+    module: fx.GraphModule, noted: Collection[int] = (), copies: Mapping[int, Attribute] = NONE
+) -> dict[int, OutsideTensor]:
+    """Tensors that a traced graph holds, but those that forward made of numbers; by identity.
+
+    Args:
+        noted: leave these out.
+        copies: plain tensors of modules, by the identity of the copies that forward saw.
+    """
+    constants: dict[int, list[fx.Node]] = {}
+    values = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target), None)
+        if isinstance(value, Tensor) and is_real(value) and id(value) not in noted:
+            constants.setdefault(id(value), []).extend(node.users)
+            values[id(value)] = value
+    outside = {}
+    for key, users in constants.items():
+        value = values[key]
+        made = all(user.target is aten.lift_fresh_copy.default for user in users)
+        if made and value.untyped_storage().resizable():
+            continue  # forward made it of numbers; nobody else has it
+        where = source_line(users[0]) if users else "unknown source"
+        copy = copies.get(key)
+        name, tensor = (copy.name, copy.tensor) if copy else ("", value)
+        outside[key] = OutsideTensor(name, tensor, _kept(value), where, is_news=not made)
+    return outside
 
 
 def _read(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

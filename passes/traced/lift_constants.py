@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, unused
-from ipu_dynamo.capture.outside import warn
+from ipu_dynamo.capture.outside import outside_of_graph, warn
 from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
 from ipu_dynamo.passes.levels import Level
 
@@ -56,6 +56,22 @@ class LiftConstants:
             graph.erase_node(node)
         capture.placeholders = (*capture.placeholders, Placeholder(name, "constant"))
         capture.tensors = {**capture.tensors, name: tensor.detach().clone()}
+
+
+@dataclass(frozen=True)
+class LiftJointConstants(LiftConstants):
+    """The same on the joint graph, where functions that a model has of its own are written out."""
+
+    name: ClassVar[str] = "LiftJointConstants"
+
+    level: Level = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        if self.warn:  # the trace has not seen what these functions read
+            read = tuple(outside_of_graph(capture.graph).values())
+            warn(read)
+            capture.outside = (*capture.outside, *read)
+        return LiftConstants(self.level, warn=False)(capture)
 
 
 def plan(capture: Capture) -> dict[str, list[fx.Node]]:

@@ -46,7 +46,7 @@ def _arguments(model, data):
 
 def check(capture: Capture) -> None:
     """Assert what holds of a capture from its level's first passes on."""
-    invariants.check(capture, capture.level, ("Differentiate", "LiftConstants"))
+    invariants.check(capture, capture.level, ("Differentiate", "LiftJointConstants"))
 
 
 def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor]:

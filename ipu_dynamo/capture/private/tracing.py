@@ -373,7 +373,7 @@ def autocast_again(entered: Sequence[fx.Node]) -> Iterator[None]:
         yield
     finally:
         for switch in reversed(switches):
-            torch.amp.autocast_mode._exit_autocast(switch)  # type: ignore[no-untyped-call]
+            torch.amp.autocast_mode._exit_autocast(switch)
 
 
 def seen_as_compiling() -> AbstractContextManager[None]:

@@ -1,12 +1,14 @@
 """Check that custom autograd functions keep their backward, and that hooks are refused."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ipu_dynamo import CompileError, compile_inference, compile_training
+from ipu_dynamo import CompileError, InputError, compile_inference, compile_training
 from ipu_dynamo.testing import assert_same_inference, assert_same_training
 
 EAGER = {"engine": "eager"}
@@ -193,3 +195,50 @@ def test_forward_hooks_run_in_the_trace():
     model = Model(lambda h: h)
     model.layer.register_forward_hook(lambda module, args, result: result * 2)
     assert_same_training(model, [batch()], EAGER)
+
+
+LIMIT = torch.tensor([0.5, 0.25])
+
+
+class Capped(torch.autograd.Function):
+    """Makes a constant, and reads a tensor from outside."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.minimum(x, torch.tensor(0.75)) * LIMIT
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * LIMIT * 0.1
+
+
+def test_constants_of_a_function_are_the_programs():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = copy.deepcopy(model)
+
+    class Loss(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return F.mse_loss(Capped.apply(self.layer(x)), x[:, :2])
+
+    ours, theirs = Loss(model), Loss(expected)
+    step = compile_training(ours, torch.optim.SGD(ours.parameters(), lr=0.1), {"engine": "eager"})
+    x = torch.randn(4, 3)
+    with pytest.warns(
+        UserWarning, match=r"the tensor \(2,\) is neither[\s\S]*Capped.apply"
+    ) as told:
+        torch.testing.assert_close(step(x), theirs(x).detach())
+    assert len(told) == 1  # the number that forward has made is nobody else's
+    theirs(x).backward()
+    torch.optim.SGD(theirs.parameters(), lr=0.1).step()
+    torch.testing.assert_close(model.weight, expected.weight)
+    LIMIT.mul_(2)
+    try:
+        with pytest.raises(InputError, match="another value than when the program was compiled"):
+            step(x)
+    finally:
+        LIMIT.div_(2)
