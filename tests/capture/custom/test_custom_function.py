@@ -228,9 +228,8 @@ def test_constants_of_a_function_are_the_programs():
     ours, theirs = Loss(model), Loss(expected)
     step = compile_training(ours, torch.optim.SGD(ours.parameters(), lr=0.1), {"engine": "eager"})
     x = torch.randn(4, 3)
-    with pytest.warns(
-        UserWarning, match=r"the tensor \(2,\) is neither[\s\S]*Capped.apply"
-    ) as told:
+    message = r"the tensor \(2,\) is neither[\s\S]*Capped.apply"
+    with pytest.warns(UserWarning, match=message) as told:
         torch.testing.assert_close(step(x), theirs(x).detach())
     assert len(told) == 1  # the number that forward has made is nobody else's
     theirs(x).backward()
