@@ -433,7 +433,7 @@ def test_both_front_ends_share_placement_constants_dropout_and_detach():
     calls = [inspect.getsource(f) for f in (pipeline.traced_passes, pipeline.joint_passes)]
     dynamo_pages = (pipeline.placement_passes, pipeline.aot_passes, pipeline.flat_passes)
     dynamo = [inspect.getsource(f) for f in dynamo_pages]
-    for name in ("Placement(", "LiftConstants(", "RemoveIdleDropout(", "RemoveDetach("):
+    for name in ("Placement(", "LiftJointConstants(", "RemoveIdleDropout(", "RemoveDetach("):
         assert name in "".join(calls)
         assert name in "".join(dynamo)
 

@@ -20,6 +20,7 @@ from ipu_dynamo.tune.intra_op import set_intra_op_threads
 Work = Callable[[Task], None]
 _LOST = "a worker's thread ended before its tasks"
 _NO_THREAD = "can't start new thread"  # says Python when there is none
+_UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
 _START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
 
@@ -255,8 +256,8 @@ _Arguments = tuple[Schedule, Work, _Progress, Timeline | None, Work | None]
 def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet.
 
-    Where a signal's handler raises an `Exception` just after the thread began, `Thread.start`
-    raises a KeyError of its own instead: what the handler raised is behind it.
+    Where a signal's handler raises in `Thread.start`, that may raise an error of its own instead:
+    what the handler raised is behind it.
     """
     progress = arguments[2]
     thread = threading.Thread(
@@ -268,8 +269,10 @@ def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     except RuntimeError as error:
         if str(error) == _NO_THREAD:  # and not what a signal's handler raised
             progress.threads.remove(thread)
+        if str(error) == _UNLOCKED:  # as the caller waited for the beginning of the thread
+            raise error.__context__ or error from None
         raise
-    except KeyError as error:
+    except KeyError as error:  # just after the thread began
         raise error.__context__ or error from None
 
 

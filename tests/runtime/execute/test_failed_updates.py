@@ -33,7 +33,7 @@ def training(kind=torch.optim.AdamW, own_weights=False, **options):
     optimizer = kind(groups, lr=0.1, **extra)
     chosen = Options(engine="eager", gradient_accumulation=2, **options)
     step = CompiledModel(net, chosen, optimizer=optimizer, own_weights=own_weights)
-    follow_checkpoints(step, optimizer)
+    step.newest_state = follow_checkpoints(step, optimizer)
     return net, optimizer, step
 
 

@@ -151,6 +151,33 @@ def test_a_signal_while_a_worker_begins_comes_out_of_the_call(kind, monkeypatch)
     subject.check(0)
 
 
+@pytest.mark.parametrize("kind", [Told, KeyboardInterrupt])
+def test_a_signal_as_the_wait_for_a_worker_ends_comes_out_of_the_call(kind, monkeypatch):
+    """`Thread.start` then says that a lock is not locked, in place of what the handler raised."""
+    subject = Subject(Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))))
+    start, waits_for = threading.Thread.start, []
+
+    def started(thread):
+        waits_for.append(thread.name)
+        start(thread)
+
+    def wait(event, timeout=None):
+        with event._cond:
+            event._cond.release()  # as where a handler raises before it is locked again
+            if waits_for[-1] == "ipu worker 2":
+                raise kind("told")
+            event._cond.acquire()
+
+    subject.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", started)
+        patch.setattr(threading.Event, "wait", wait)
+        with pytest.raises(kind, match="told"):
+            subject.call()
+        assert not workers_alive()
+    subject.check(0)
+
+
 def test_a_worker_that_begins_late_does_nothing(monkeypatch):
     """Ctrl-C while Python waits for a thread that the system has not run yet."""
     subject = Subject(Case(2, more=(("gradient_accumulation", 3),)))
