@@ -8,6 +8,7 @@ While a model is traced, PyTorch 2.13 writes some operators as others. These dif
 - `softshrink` and `hardshrink` have another gradient of NaN.
 - `upsample_bilinear2d` rounds uint8 in another way, spreads infinities to other elements of a
   picture that keeps its size, and accepts a size of 0.
+- `native_group_norm_backward` divides by zero where there are no elements.
 
 The losses are written here, and the others stay operators. `tests/ops/test_right_decompositions.py`
 compares every decomposition that is used with its operator.
@@ -15,10 +16,19 @@ compares every decomposition that is used with its operator.
 Source   "torch.nn.MultiLabelMarginLoss" and "torch.nn.MultiMarginLoss" in PyTorch's reference.
 """
 
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_kernel
+from ipu_dynamo.ops.private.native import (
+    AUTOGRAD,
+    COMPOSITE,
+    set_kernel,
+    wrap_decomposition,
+)
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
@@ -78,8 +88,34 @@ def _reduced(losses: Tensor, is_single: bool, reduction: int) -> Tensor:
     return losses.sum() if reduction == _SUM or is_single else losses
 
 
+def _group_norm_backward(written: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(written)
+    def run(
+        gradient: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        gamma: Tensor | None,
+        rows: int,
+        channels: int,
+        size: int,
+        groups: int,
+        needed: Sequence[bool],
+    ) -> Any:
+        if channels * size:
+            return written(
+                gradient, x, mean, rstd, gamma, rows, channels, size, groups, list(needed)
+            )
+        of_weights = (x if gamma is None else gamma).new_zeros(channels)
+        nothing = (torch.zeros_like(x), of_weights, of_weights.clone())
+        return tuple(n if keep else None for n, keep in zip(nothing, needed, strict=True))
+
+    return run
+
+
 aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
 set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
+wrap_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
 for _operator in (aten.softshrink.default, aten.hardshrink.default):
     set_kernel(_operator, AUTOGRAD, None)
 set_kernel(aten.upsample_bilinear2d.default, AUTOGRAD, None)

@@ -17,9 +17,18 @@ Call = Callable[..., Any]
 
 
 def places_of_changed(graph: fx.Graph) -> set[int]:
-    """Places of the inputs of Dynamo's graph that a graph of AOTAutograd made of it changes."""
-    inputs = (node.meta["desc"] for node in changed_inputs(graph))
-    return {input_.idx for input_ in inputs if isinstance(input_, PlainAOTInput)}
+    """Places of the inputs of Dynamo's graph that a graph of AOTAutograd made of it changes.
+
+    Inputs that share memory already are views of one input there; one of them is named.
+    """
+    places = set()
+    for node in changed_inputs(graph):
+        input_ = node.meta["desc"]
+        while hasattr(input_, "base_of"):
+            input_ = input_.base_of
+        if isinstance(input_, PlainAOTInput):
+            places.add(input_.idx)
+    return places
 
 
 def apart_or_plain(run: Call, plain: Call, changed: Collection[int], names: Sequence[str]) -> Call:

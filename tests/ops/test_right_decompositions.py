@@ -195,3 +195,17 @@ def test_is_its_operator_on_edge_values(cases):
             with enable_python_dispatcher():
                 found = computed(function, args, options)
             torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (3, 4, 0), (0, 4, 5), (2, 4, 5)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_group_norm_of_nothing_has_gradients(shape, weighted):
+    run = torch.compile(F.group_norm, backend="ipu", options={"engine": "eager"})
+    results = []
+    for function in (run, F.group_norm):
+        torch.manual_seed(0)
+        inputs = [torch.randn(n, requires_grad=True) for n in (shape, shape[1], shape[1])]
+        y = function(inputs[0], 4, *(inputs[1:] if weighted else ()))
+        inputs = inputs if weighted else inputs[:1]
+        results.append([y, *torch.autograd.grad((y * y).sum(), inputs)])
+    torch.testing.assert_close(*results, equal_nan=True)

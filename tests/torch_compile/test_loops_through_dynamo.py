@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 
 import ipu_dynamo
 from tests.control_flow.models import Loss, inputs, net
@@ -63,3 +64,28 @@ def test_a_while_loop_is_not_trained():
 
     with pytest.raises(ipu_dynamo.CompileError, match="a while_loop has no gradient"):
         forward(torch.ones(2))
+
+
+@pytest.mark.parametrize("writer", ["condition", "body"])
+def test_a_write_to_a_tensor_from_outside_is_refused_with_its_line(writer):
+    @torch.compile(backend="ipu", options={"engine": "eager"})
+    def forward(x):
+        count = x.sum() + 0
+
+        def condition(i, y):
+            if writer == "condition":
+                count.add_(1)
+            return i < 3
+
+        def body(i, y):
+            if writer == "body":
+                count.add_(1)
+            return i + 1, y * 2
+
+        y = while_loop(condition, body, (torch.tensor(0), x))[1]
+        return y, count
+
+    with torch.no_grad(), pytest.raises(ipu_dynamo.CompileError) as caught:
+        forward(torch.ones(2))
+    assert "changes a tensor from outside in place" in str(caught.value)
+    assert "count.add_(1)" in str(caught.value)

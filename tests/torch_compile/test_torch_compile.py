@@ -298,6 +298,28 @@ def test_a_changed_input_may_share_memory_with_another_one_in_a_later_call(train
     assert not trained or torch.equal(w.grad, expected_w.grad)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_changed_input_may_share_memory_with_another_one_in_the_first_call(trained):
+    def run(x, y, w):
+        x.add_(100)
+        return y[0], y * w
+
+    call = compiled(run)
+    for cuts in [(0, 3, 1, 4), (1, 3, 0, 2), (0, 2, 0, 2)] * 2:
+        results = []
+        for function in (call, run):
+            base, w = torch.arange(24.0).view(4, 6), torch.ones(6, requires_grad=trained)
+            pair = base[cuts[0] : cuts[1]], base[cuts[2] : cuts[3]]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                view, product = function(*pair, w)
+            if trained:
+                product.sum().backward()
+            assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+            results.append((view, product, base, w.grad if trained else w))
+        assert_same_bits(*results)
+
+
 def test_a_detached_output_stays_apart_from_its_source():
     def run(x):
         y = torch.tanh(x)

@@ -229,6 +229,18 @@ def body_capture(module: fx.GraphModule) -> Capture:
     )
 
 
+def writes_from_outside(write: fx.Node, where: str = "") -> CompileError:
+    """The error for a body that changes what it is not given by value."""
+    return CompileError(
+        "the body of a loop or branch changes a tensor from outside in place, which may be a "
+        "parameter",
+        node=write,
+        where="" if write.meta.get("stack_trace") else where,
+        hint="carry it through the loop: pass it as an input, and return its new value",
+        id="control-flow",
+    )
+
+
 def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, where: str) -> None:
     """Let a body write a copy of what it is given by value; refuse to write anything else."""
     written = {owner(target): node for node in graph.nodes for target in written_arguments(node)}
@@ -237,14 +249,7 @@ def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, whe
         if node not in written:
             continue
         if number >= by_value:
-            raise CompileError(
-                "the body of a loop or branch changes a tensor from outside in place, which may "
-                "be a parameter",
-                node=written[node],
-                where="" if written[node].meta.get("stack_trace") else where,
-                hint="carry it through the loop: pass it as an input, and return its new value",
-                id="control-flow",
-            )
+            raise writes_from_outside(written[node], where)
         with graph.inserting_before(first):
             copy = graph.call_function(aten.clone.default, (node,))
         copy.meta = {"val": node.meta["val"]}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._inductor
+from torch._decomp import decomposition_table
 
 if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     raise ImportError(
@@ -31,6 +32,13 @@ def set_kernel(
     operator._dispatch_cache.clear()
     if kernel is not None:
         operator.py_impl(key)(kernel)
+
+
+def wrap_decomposition(
+    operator: torch._ops.OpOverload, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Wrap the operators by which an operator is written where it has no fake kernel."""
+    decomposition_table[operator] = wrap(decomposition_table[operator])
 
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from ipu_dynamo.capture.control_flow.trace_control_flow import writes_from_outside
 from ipu_dynamo.capture.private.aot import (
     GradAOTOutput,
+    InputMutationAOTOutput,
     PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
@@ -82,6 +84,8 @@ def read_joint(graph: fx.Graph) -> JointBody:
         elif isinstance(target, GradAOTOutput) and isinstance(target.grad_of, PlainAOTInput):
             if node is not None:
                 gradients[target.grad_of.idx] = node
+        elif isinstance(target, InputMutationAOTOutput):  # from Dynamo, which traces bodies itself
+            raise writes_from_outside(node)
         elif target is not None:  # None: an input without a gradient
             raise AssertionError(f"a body has no result of kind {target!r}")
     return JointBody(
