@@ -35,6 +35,16 @@ def only_looks(node: fx.Node) -> bool:
     return node.target is getitem or is_view_operator(node.target)
 
 
+def is_new(node: fx.Node) -> bool:
+    """Whether the result of an operator, or one of several, is a tensor of its own."""
+    source, place = (node.args[0], node.args[1]) if node.target is getitem else (node, 0)
+    if not isinstance(source, fx.Node) or not isinstance(source.target, OpOverload):
+        return False
+    results = source.target._schema.returns
+    result = results[place] if isinstance(place, int) and place < len(results) else results[0]
+    return result.alias_info is None
+
+
 def writes(node: fx.Node) -> bool:
     """Whether `node` changes one of its arguments in place."""
     return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)

@@ -7,18 +7,22 @@ the end; this code empties the list in which it gets them.
 
 import re
 from collections.abc import Mapping
+from operator import getitem
 from traceback import walk_tb
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import bound
+from ipu_dynamo.ops.graph_queries import is_new
+from ipu_dynamo.runtime.engines.layouts import with_layout
 from ipu_dynamo.runtime.engines.stage import Stage
 
 aten = torch.ops.aten
+_PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 _NONE: Mapping[str, Stage] = {}
 _SOURCE = "__source__"  # name of the lines of the code, among its global names
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
@@ -84,10 +88,26 @@ def _with_linear(graph: fx.Graph) -> fx.Graph:
             of[node] = copied.create_node("call_function", F.linear, arguments, name=node.name)
         else:
             of[node] = copied.node_copy(node, of.__getitem__)
+            if _has_unsure_layout(node):
+                stride = tuple(node.meta["val"].stride())
+                of[node] = copied.call_function(with_layout, (of[node], stride))
     for node in copied.find_nodes(op="call_function", target=aten.t.default):
         if not node.users:
             copied.erase_node(node)
     return copied
+
+
+def _has_unsure_layout(node: fx.Node) -> bool:
+    """Whether a result may have another layout than the trace says: those of products, and of all
+    operators on plain contiguous tensors, have the same."""
+    result = node.meta.get("val")
+    if not isinstance(result, Tensor) or result.layout != torch.strided or not is_new(node):
+        return False
+    source = node.args[0] if node.target is getitem else node
+    assert isinstance(source, fx.Node)
+    values = [result, *(argument.meta.get("val") for argument in source.all_input_nodes)]
+    contiguous = all(value.is_contiguous() for value in values if isinstance(value, Tensor))
+    return not contiguous and source.target not in _PRODUCTS
 
 
 def _layer(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:

@@ -59,8 +59,7 @@ def laid_out(
         for place, stride in wrong:
             result = results[place]
             assert result is not None
-            if result.stride() != stride:
-                results[place] = _copy_laid_out(result, stride)
+            results[place] = with_layout(result, stride)
         for later, place in views:
             if (result := results[later]) is not None and result is results[place]:
                 results[later] = result.view_as(result)
@@ -69,8 +68,13 @@ def laid_out(
     return stage
 
 
-def _copy_laid_out(result: Tensor, stride: Sequence[int]) -> Tensor:
-    """A copy in another layout; along a stride of 0 all elements are the same."""
+def with_layout(result: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """A tensor in the layout `stride`, copied if it has another.
+
+    Along a stride of 0 all its elements are the same.
+    """
+    if result.stride() == stride:
+        return result
     once = result
     for dim, step in enumerate(stride):
         if step == 0 and result.shape[dim] > 1:

@@ -16,7 +16,6 @@ from ipu_dynamo.runtime.engines.check.checked_stage import BY, CheckedStage
 from ipu_dynamo.runtime.engines.check.classes import why_unchecked
 from ipu_dynamo.runtime.engines.check.needed_memory import bytes_needed, memory_here
 from ipu_dynamo.runtime.engines.eager_code import eager_code
-from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.tune.artifact_store import StageStore, open_store
 
@@ -96,8 +95,7 @@ class Checks:
 
 def by_operators(function: Function) -> Stage:
     """What runs a function, and the bodies of its loops, operator by operator."""
-    graph = function.graph
-    return laid_out(eager_code(graph.graph), None, layouts_of(graph))
+    return eager_code(function.graph.graph)
 
 
 def forget() -> None:
