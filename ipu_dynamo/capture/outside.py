@@ -9,7 +9,8 @@ import linecache
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -31,6 +32,7 @@ from ipu_dynamo.capture.private.tracing import (
     unrecorded,
 )
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 aten = torch.ops.aten
 
@@ -162,6 +164,8 @@ class OutsideReads(TorchFunctionMode):
             self._note(tensor, is_news=name != "lift_fresh_copy")  # which says that it is constant
         if name in _READS and real:
             return _read(func, args, kwargs)
+        for kind in filter(_is_users, types):
+            raise _no_subclass(kind)
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             self.watch(tensor)
@@ -245,6 +249,71 @@ def outside_of_graph(
         name, tensor = (copy.name, copy.tensor) if copy else ("", value)
         outside[key] = OutsideTensor(name, tensor, _kept(value), where, is_news=not made)
     return outside
+
+
+@contextmanager
+def objects_followed() -> Iterator[None]:
+    """Let forward use tensors as Python objects, which no operator tells of.
+
+    `copy.copy` gives the same memory, without a gradient. A tensor of a class of the user's, made
+    from Python values, is a constant. Others are refused.
+    """
+
+    def make(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(cls: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            if any(map(is_fake, _tensors((args, kwargs)))):
+                raise _no_subclass(cls)
+            with unrecorded():
+                return new(cls, *args, **kwargs)
+
+        return in_this_thread(made, new)
+
+    def seen_as(tensor: Tensor, kind: type[Tensor]) -> Any:
+        if not _is_users(kind):
+            return as_subclass(tensor, kind)
+        if not is_real(tensor):
+            raise _no_subclass(kind)
+        with unrecorded():
+            return as_subclass(tensor, kind)
+
+    def copied(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
+        return _returned, (tensor.detach(),)
+
+    as_subclass: Any = Tensor.as_subclass
+    with ExitStack() as stack:
+        methods: dict[str, Any] = {"as_subclass": seen_as, "__reduce_ex__": copied}
+        for name, instead in methods.items():
+            original = getattr(Tensor, name)
+            stack.enter_context(replaced(Tensor, name, in_this_thread(instead, original)))
+        for kind in _subclasses(Tensor):
+            if _is_users(kind):
+                new: Any = kind.__new__
+                stack.enter_context(replaced(kind, "__new__", make(new)))
+        yield
+
+
+def _subclasses(kind: type[Tensor]) -> Iterator[type[Tensor]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class of tensors is neither PyTorch's nor of this project."""
+    return kind.__module__.partition(".")[0] not in ("torch", "ipu_dynamo", "poptorch")
+
+
+def _no_subclass(kind: type) -> CompileError:
+    return CompileError(
+        f"forward computes with a {kind.__name__}, a subclass of torch.Tensor, and a trace cannot "
+        "follow what the class does",
+        where=called_from(),
+        hint="compute with plain tensors; torch.compile(backend='ipu') takes subclasses",
+    )
+
+
+def _returned(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _read(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.capture import Placeholder
 from ipu_dynamo.capture.outside import Attribute
 from ipu_dynamo.capture.private.tracing import has_value, is_left, origin_of, real_of
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 Model = nn.Module | Callable[..., Any]
 
@@ -46,6 +47,15 @@ def swapped(
     ]
     for _, _, slot, name, tensor in slots:
         slot[name] = swaps[id(tensor)]
+    assigned: dict[tuple[int, str], str] = {}  # the line that did, by a module's slots and a name
+    registered = {(id(slot), name) for _, _, slot, name, _ in slots}
+    set_attribute = nn.Module.__setattr__
+
+    def noted(module: nn.Module, name: str, value: Any) -> None:
+        for slot in (module._parameters, module._buffers):
+            if (id(slot), name) in registered:
+                assigned[id(slot), name] = called_from()
+        set_attribute(module, name, value)
 
     @contextmanager
     def own_tensors() -> Iterator[None]:
@@ -59,7 +69,8 @@ def swapped(
                 slot[name] = stand_in
 
     try:
-        yield own_tensors
+        with replaced(nn.Module, "__setattr__", in_this_thread(noted, set_attribute)):
+            yield own_tensors
         for kind, path, slot, name, tensor in slots:
             full = f"{path}.{name}" if path else name
             if name not in slot:
@@ -74,6 +85,7 @@ def swapped(
                     f"method. This is not supported. Consider using self.{full}.copy_(src) "
                     f"to copy data from a source tensor, where src is the name of the source "
                     f"tensor.",
+                    where=assigned.get((id(slot), name), ""),
                     id="in-place",
                 )
     finally:

@@ -22,7 +22,7 @@ from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
-from ipu_dynamo.capture.outside import OutsideReads, holds_tensors
+from ipu_dynamo.capture.outside import OutsideReads, holds_tensors, objects_followed
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.dynamo import compiled_part
 from ipu_dynamo.capture.private.tracing import (
@@ -207,6 +207,7 @@ def trace(
         stack.enter_context(seen_as_compiling())
         stack.enter_context(masks_unread())
         stack.enter_context(scripts_recorded())
+        stack.enter_context(objects_followed())
         if device is not None:
             stack.enter_context(device)
         calls = stack.enter_context(custom_functions_kept())

@@ -277,3 +277,67 @@ def test_registered_objects_are_followed():
     compiled = compile_inference(lambda batch: Registered(batch.x + 1), EAGER)
     for value in (1.0, 2.0):
         assert compiled(Registered(torch.full((2,), value))).x.tolist() == [value + 1] * 2
+
+
+class Mark(torch.Tensor):
+    """A placeholder, as libraries of spiking networks make it."""
+
+    @staticmethod
+    def __new__(cls, *args, flag=False):
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args, flag=False):
+        self.flag = flag
+
+
+class PlainMark(torch.Tensor):
+    pass
+
+
+def test_a_tensor_of_a_users_class_may_be_a_placeholder():
+    class Net(nn.Module):
+        def forward(self, x):
+            state = Mark(flag=True), Mark([1.0, 2.0]), PlainMark([3.0])
+            assert state[0].flag
+            assert state[1].tolist() == [1, 2]
+            assert type(state[2]) is PlainMark
+            return x + len(state)
+
+    before = vars(Mark)["__new__"]
+    for door in (compile_inference, poptorch.inferenceModel):
+        assert torch.equal(door(Net())(torch.ones(2)), torch.full((2,), 4.0))
+    assert vars(Mark)["__new__"] is before
+    assert "__new__" not in vars(PlainMark)
+    assert torch.equal(PlainMark([1.0]) + 1, torch.tensor([2.0]))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x + Mark([1.0, 2.0]),
+        lambda x: x.as_subclass(Mark) + 1,
+        lambda x: Mark(x) + 1,
+        lambda x: torch.cat([x, PlainMark([1.0])]),
+    ],
+)
+def test_operators_on_tensors_of_a_users_class_are_refused_with_their_line(forward):
+    with pytest.raises(CompileError, match=r"a subclass of torch\.Tensor") as caught:
+        compile_inference(forward)(torch.ones(2))
+    assert "lambda x:" in str(caught.value)
+    assert "Mark" in str(caught.value)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_of_tensors_are_tensors(copied):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.arange(2.0)
+
+        def forward(self, x):
+            y = copied(x)
+            return y.add_(copied(self.table)), x + 0  # a shallow copy has the same memory
+
+    net, x = Net(), torch.ones(2)
+    results = compile_inference(net)(x.clone())
+    assert all(map(torch.equal, results, net(x.clone())))

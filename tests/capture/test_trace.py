@@ -274,8 +274,9 @@ def test_reassigned_buffer_is_refused():
     count = model.count
     with pytest.raises(
         CompileError, match=r"Buffer count is reassigned.*self\.count\.copy_\(src\)"
-    ):
+    ) as caught:
         traced(model, torch.ones(3))
+    assert "in forward: self.count = self.count + 1" in str(caught.value)
     assert model.count is count
 
 
