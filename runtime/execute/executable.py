@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.verify.program import verify
@@ -29,7 +30,6 @@ from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
 from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.recipe import Recipe
@@ -33,7 +34,6 @@ from ipu_dynamo.runtime.execute.step_watch import StepWatch
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 
 SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 FuseAgain = Callable[[Hyperparameters], HostProgram]

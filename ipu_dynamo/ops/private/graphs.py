@@ -16,6 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.utils import _pytree as pytree
 
+from ipu_dynamo.ops.private.deferred_signals import signals_wait
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
 __all__ = [
@@ -61,7 +62,7 @@ def pytorch_compile_lock() -> threading.RLock:
 
 @contextmanager
 def tracing_here() -> Iterator[None]:
-    """Let `make_fx` trace in this thread, without a trace of that in others.
+    """Let `make_fx` trace in this thread, without a trace of that in others; signals wait.
 
     PyTorch notes that there is a trace for the whole process, and every compiled function refuses
     to be called then. Here the code that notes it has other globals. With them it leaves
@@ -86,6 +87,7 @@ def tracing_here() -> Iterator[None]:
     trace = in_this_thread(torch.compiler.disable(own), shared)
     with (
         pytorch_compile_lock(),
+        signals_wait(),
         replaced(_symbolic_trace, "_is_fx_tracing_flag", TrueInThisThread()),
         replaced(PythonKeyTracer, "trace", trace),
     ):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, UpdateNotTraced
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Copy, Program, Update, UpdateFactors
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.sections import sections
@@ -18,7 +19,6 @@ from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters, StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper

@@ -7,7 +7,8 @@ notes it.
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -27,9 +28,13 @@ class DeferredSignals:
 
     Invariant: outside the block `_swapped` is empty. Only the main thread runs handlers: in others
     the block is any block.
+
+    Args:
+        once: a signal that comes a second time is handled at once. For blocks that may take long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, once: bool = False) -> None:
+        self._once = once
         self._handlers: list[Any] = []  # of all signals, when they were looked at last
         self._own: list[tuple[int, Handler]] = []  # those of them that are Python's
         self._swapped: list[tuple[int, Handler]] = []
@@ -64,7 +69,10 @@ class DeferredSignals:
                 self._handle()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        again = self._once and any(noted == number for _, noted, _ in self._noted)
         self._noted.append((dict(self._swapped)[number], number, frame))
+        if again:
+            self._handle()
 
     def _put_back(self) -> None:
         """Put all handlers back, also when one of them is called meanwhile and raises."""
@@ -85,3 +93,24 @@ class DeferredSignals:
         finally:
             if self._noted:
                 self._handle()
+
+
+_here = threading.local()
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Run one trace of PyTorch, or one within another, to its end before handlers run.
+
+    What a handler raises in the callbacks of PyTorch's dispatcher may end the process. A trace runs
+    code of the user's, which may take long: the second Ctrl-C does not wait.
+    """
+    if getattr(_here, "waits", False):
+        yield
+        return
+    try:
+        _here.waits = True
+        with DeferredSignals(once=True):
+            yield
+    finally:
+        _here.waits = False

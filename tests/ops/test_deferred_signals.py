@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ipu_dynamo.runtime.execute.transaction.deferred_signals import DeferredSignals
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1)
 
@@ -111,7 +111,7 @@ def test_a_thread_that_runs_no_handlers_changes_none(handlers):
 
 def test_handlers_are_put_back_when_one_is_called_while_they_are_swapped(handlers, monkeypatch):
     """Wherever in the block's begin and end a signal comes."""
-    from ipu_dynamo.runtime.execute.transaction import deferred_signals
+    from ipu_dynamo.ops.private import deferred_signals
 
     change = deferred_signals.set_signal
     for moment in range(2 * len(SIGNALS)):
