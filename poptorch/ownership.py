@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from ipu_dynamo.ops.private.locks import caller
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch.errors import createPoptorchError
 from poptorch.replica_slices import ReplicaSlices
 
 _Result = TypeVar("_Result")
@@ -72,9 +73,36 @@ class WeightsOnDevice:
         Args:
             long: a call or a compilation, which lets threads that wait for weights go first, so
                 that a loop of calls does not keep them waiting for ever.
+
+        Raises:
+            poptorch.Error: another thread has the device, and waits for one that this thread has.
         """
         if self.is_mine():
             return action()
+        thread = threading.get_ident()
+        try:
+            self._begin_to_wait(thread)
+            return self._alone(action, thread, long=long)
+        finally:
+            _waiting.pop(thread, None)
+
+    def _begin_to_wait(self, thread: int) -> None:
+        me, looked_at, next_ones = caller(), set(), [self]
+        with _looking:
+            while next_ones:
+                weights = next_ones.pop()
+                if weights._holder == me:
+                    raise createPoptorchError(
+                        "two executors wait for each other: a Python operator in a call of each "
+                        "reads a weight that the other one trains. Read it between the calls",
+                        id="device",
+                    )
+                looked_at.add(weights)
+                others = [w for who, w in _waiting.values() if who == weights._holder]
+                next_ones += [w for w in others if w not in looked_at]
+            _waiting[thread] = me, self
+
+    def _alone(self, action: Callable[[], _Result], thread: int, *, long: bool) -> _Result:
         # The interpreter looks for interrupts between calls: it is in the `with` of a lock of
         # Python's own that none can come between taking the lock and remembering to release it.
         if long:
@@ -83,6 +111,7 @@ class WeightsOnDevice:
         with nullcontext() if long else self._queue, self._lock:
             try:
                 self._holder = caller()
+                _waiting.pop(thread, None)
                 return action()
             finally:
                 self._holder = None
@@ -175,12 +204,16 @@ def host_tensors() -> AbstractContextManager[bool]:
 
 
 _locks = [threading.RLock()]
+_looking = threading.RLock()  # guards what follows
+_waiting: "dict[int, tuple[int, WeightsOnDevice]]" = {}  # thread -> its caller, for which device
 _all: "weakref.WeakSet[WeightsOnDevice]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """Free a child process of locks that threads hold which it has not."""
-    _locks[0] = threading.RLock()
+    global _looking
+    _locks[0], _looking = threading.RLock(), threading.RLock()
+    _waiting.clear()
     for weights in list(_all):
         weights._make_locks()
 

@@ -85,8 +85,9 @@ def interrupt_compiling(seed: int, count: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
 def test_signals_while_compiling_do_not_end_the_process(seed):
     """Without waiting, one of about 300 ended it."""
-    code = f"from {__name__} import interrupt_compiling; interrupt_compiling({seed}, 500)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=900)
+    code = f"from {__name__} import interrupt_compiling; interrupt_compiling({seed}, 300)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1700)

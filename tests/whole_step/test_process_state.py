@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "methods: Module.__setstate__": "the same",
     # of PyTorch's compiler, which the inductor engine imports
     "recursion limit": "it doubles it, as its graphs are deep",
-    "sys.path": "it adds the folder of the code that it writes",
+    "sys.path": "it imports setuptools, which adds a folder of its own",
     "environment: _TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR": "its code finds PyTorch by it",
 }
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch import ownership
+from poptorch import devices, ownership
 
 THREADS, SECONDS = 20, 240.0
 
@@ -128,3 +128,75 @@ def test_no_order_of_locks_has_a_cycle(order, count):
     assert any(order.before.values())
     for executor in list(executors.values()):
         executor.destroy()
+
+
+def test_operators_that_read_each_others_weights_are_refused_where_they_would_wait():
+    layers, both = {}, threading.Barrier(2)
+
+    @torch.library.custom_op("ipu_test::look", mutates_args=())
+    def look(x: torch.Tensor, number: int) -> torch.Tensor:
+        if number in layers:
+            both.wait(30)
+            return x + layers[number].weight.detach().sum()
+        return x.clone()
+
+    look.register_fake(lambda x, number: torch.empty_like(x))
+    look.register_autograd(lambda ctx, gradient: (gradient, None))
+
+    class Net(nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.own, self.number = nn.Linear(4, 4), number
+
+        def forward(self, x):
+            return poptorch.identity_loss(look(self.own(x), self.number), "mean")
+
+    nets, results, x = [Net(0), Net(1)], [], torch.ones(2, 4)
+    executors = []
+    for net in nets:
+        options = poptorch.Options().showCompilationProgressBar(False)
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+        executors.append(poptorch.trainingModel(net, options, optimizer))
+        executors[-1](x)
+    layers.update({0: nets[1].own, 1: nets[0].own})
+
+    def call(executor):
+        try:
+            results.append(executor(x))
+        except poptorch.Error as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=call, args=(e,), daemon=True) for e in executors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2
+    refused = [str(result) for result in results if isinstance(result, poptorch.Error)]
+    assert len(refused) == 1
+    assert "two executors wait for each other" in refused[0]
+    layers.clear()
+    for executor in executors:
+        executor(x)  # the step of the refused one was undone
+        executor.destroy()
+
+
+def test_waiting_for_an_ipu_lets_its_holder_give_it_back(monkeypatch):
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    monkeypatch.setattr(devices, "_POLL_SECONDS", 0.02)
+    layer, executors, x = Layer(), [], torch.ones(2, 4)
+    for _ in range(2):  # on the same tensors
+        net = Layer(layer)
+        options = poptorch.Options().showCompilationProgressBar(False).useIpuId(0)
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
+        executors.append(poptorch.trainingModel(net, options, optimizer))
+    executors[0](x)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(executors[1](x)), daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    assert not results
+    executors[0].detachFromDevice()
+    thread.join(60)
+    assert len(results) == 1
+    executors[1].destroy()
