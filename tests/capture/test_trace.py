@@ -1,6 +1,7 @@
 """Check what a trace holds: every tensor's role, every operator's line, and the Python once."""
 
 import collections
+import copy
 import warnings
 
 import pytest
@@ -304,3 +305,13 @@ def test_what_torch_compile_has_wrapped_is_refused_by_name(part):
     name = "0" if part == "layer" else "the model"
     with pytest.raises(CompileError, match=f"^{name} is compiled by torch.compile already"):
         compile_inference(model, {"engine": "eager"})(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_changes_of_a_model_made_under_inference_mode_are_refused(training):
+    with torch.inference_mode():
+        model = nn.BatchNorm1d(3)
+    with pytest.raises(CompileError, match=r"the \w+ \w+ was made under torch.inference_mode\(\)"):
+        traced(model, torch.ones(2, 3), training=training)
+    traced(copy.deepcopy(model), torch.ones(2, 3), training=training)
+    traced(model.eval(), torch.ones(2, 3))
