@@ -247,8 +247,8 @@ def trace(
         except Exception as error:  # the user's own, or torch's for what the user wrote
             if made := [p for p, t in held if t.is_inference() and "nference tensor" in str(error)]:
                 raise CompileError(
-                    f"the {made[0].kind} {made[0].name} was made under torch.inference_mode(), so that PyTorch allows no "
-                    "change of it and no gradient",
+                    f"the {made[0].kind} {made[0].name} was made under torch.inference_mode(), so "
+                    "that PyTorch allows no change of it and no gradient",
                     where=raised_at(error.__traceback__),
                     hint="make the model outside, or copy it there by copy.deepcopy",
                 ) from error
