@@ -46,6 +46,7 @@ class Case(NamedTuple):
     guard: bool = False
     on_send: bool = False
     decays: bool = False
+    on_host: bool = False
     more: tuple[tuple[str, object], ...] = ()
 
     def compiled(self, **changed: object):
@@ -61,7 +62,9 @@ class Case(NamedTuple):
             options |= {"force": {"FuseStep": True}}
         if self.stages == 2:
             options = {"strategy": Strategy("pipelined"), "workers": 2} | options
-        return compile_training(model, kind(groups, **numbers), Options(**options | changed))
+        update = "host" if self.on_host else "program"
+        options |= changed
+        return compile_training(model, kind(groups, **numbers), Options(**options), update=update)
 
 
 CASES = {
@@ -71,6 +74,9 @@ CASES = {
     "fused": Case(statistics=False, adam=True, fused=True, more=(("device_iterations", 2),)),
     "reporting": Case(on_send=True, more=(("gradient_accumulation", 2), ("device_iterations", 2))),
     "two fused functions": Case(statistics=False, fused=True, decays=True),
+    "optimiser on the host": Case(
+        on_host=True, adam=True, more=(("gradient_accumulation", 2), ("device_iterations", 2))
+    ),
 }
 MORE = {
     "replicas": Case(2, more=(("gradient_accumulation", 3), ("replicas", 2), ("workers", 4))),
@@ -105,14 +111,16 @@ class Subject:
         steps = self.executable._rounds
         single, fresh = case.compiled(device_iterations=1), case.compiled()
         parts = self.data[0].chunk(steps)
+        if case.on_host:  # an optimiser of Python makes its states in its first step
+            single(parts[0]), fresh(self.data[1])
         single.compile(parts[0])
         fresh.compile(self.data[1])
-        write(single.executable, self.base)
+        write(single, self.base)
         self.expected = {}
         for complete in range(steps + 1):
-            write(fresh.executable, state_of(single.executable))
+            write(fresh, state_of(single))
             returned = self.step(fresh, self.data[1])
-            self.expected[complete] = [returned, *state_of(fresh.executable)]
+            self.expected[complete] = [returned, *state_of(fresh)]
             if complete < steps:
                 self.step(single, parts[complete], interrupted=True)
         if case.decays:
@@ -135,38 +143,41 @@ class Subject:
         return [self.step(self.compiled, self.data[1]), *self.state()]
 
     def state(self) -> list[Tensor]:
-        return state_of(self.executable)
+        return state_of(self.compiled)
 
     def reset(self) -> None:
         """Write all weights and states again, as from a checkpoint."""
-        write(self.executable, self.base)
+        write(self.compiled, self.base)
 
     def check(self, complete: int) -> None:
         """Check what holds after a call of which so many steps are complete."""
         workers = [t for t in threading.enumerate() if t.name.startswith("ipu worker")]
         assert not any(t.is_alive() for t in workers)  # one that never began is listed, too
-        assert not any(tensor.any() for tensor in tensors_of(self.executable, sums=True))
+        assert not any(tensor.any() for tensor in tensors_of(self.compiled, sums=True))
         assert all(map(torch.equal, self.next(), self.expected[complete]))
 
 
-def tensors_of(executable, *, sums: bool = False) -> list[Tensor]:
-    """All variables on all replicas, or the accumulators."""
-    return [
+def tensors_of(compiled, *, sums: bool = False) -> list[Tensor]:
+    """All variables on all replicas and the states of a host's optimiser, or the accumulators."""
+    executable, states = compiled.executable, compiled._link.optimizer.state.values()
+    variables = [
         executable.tensor(variable.name, replica)
         for variable in executable.program.variables
         for replica in variable.holders(executable.batching.replicas)
         if (variable.kind == "accumulator") == sums
     ]
+    return variables if sums else variables + [t for state in states for t in state.values()]
 
 
-def state_of(executable) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors_of(executable)]
+def state_of(compiled) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors_of(compiled)]
 
 
 @torch.no_grad()
-def write(executable, state: list[Tensor]) -> None:
+def write(compiled, state: list[Tensor]) -> None:
+    executable = compiled.executable
     executable.whole(executable.program.variables[0].name)  # finishes what was interrupted
-    for tensor, value in zip(tensors_of(executable), state, strict=True):
+    for tensor, value in zip(tensors_of(compiled), state, strict=True):
         tensor.copy_(value)
     executable.reload_states()
     executable._storage.own_changes()  # all replicas have theirs
