@@ -1,4 +1,4 @@
-"""Read programs of form 4, where what a compiler made may be called like a tensor of the user's."""
+"""Read programs of form 4, whose made names may be those of the user's tensors, too."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ _NAMES = frozenset(  # fields of variables, streams and instructions
 
 
 def parse_form_4(text: str, constants: Mapping[str, Tensor]) -> Program:
-    """A program from its text of form 4, with names of today.
+    """A program from its text of form 4, with the names of today.
 
     Raises:
         ValueError: it is none, or cannot run as it reads.
@@ -47,7 +47,7 @@ def parse_form_4(text: str, constants: Mapping[str, Tensor]) -> Program:
 
 
 def variables_of(written: Mapping[str, Any], program: Program) -> dict[str, Any]:
-    """What form 4 says of variables by name, by the names that a `program` has today."""
+    """A table of form 4 by the names of variables, with the names in `program`."""
     names = {in_files(variable.name): variable.name for variable in program.variables}
     return {names.get(name, name): value for name, value in written.items()}
 

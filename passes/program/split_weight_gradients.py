@@ -1,8 +1,8 @@
 """Split backward passes: first the gradients that earlier stages wait for, then those of weights.
 
-Before   (%dx, %dw) = backward1(%g, %h, %w)         dx = g @ w; dw = h.T @ g; w.grad += dw
+Before   (%dx, %dw) = backward1(%g, %h, %w)         dx = g @ w; dw = h.T @ g; w..grad += dw
 After    (%dx) = backward1(%g, %w)                  dx = g @ w
-         (%dw) = weights1(%g, %h)                   dw = h.T @ g; w.grad += dw
+         (%dw) = weights1(%g, %h)                   dw = h.T @ g; w..grad += dw
 Keeps    every operator and its operands, so every bit. Gradients are summed in the same order.
 Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 """

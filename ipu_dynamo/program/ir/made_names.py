@@ -1,39 +1,39 @@
-"""Name what a compiler makes in a program, so that nothing of the user's can be called so.
+"""Make the names of values and variables that no tensor of the user's has, and read them.
 
-The user's names are paths in a module, and arguments: words with dots between them. A made name has
-an empty word, as no path can: `fc.weight..grad` is made of `fc.weight`, `.clip.factor` of no tensor
-alone. All made names are put together here, and read here.
+A user's name is a path in a module, or an argument: words with dots between them. A made name has an
+empty word. No path has one: `fc.weight..grad` is made of `fc.weight`, `.clip.factor` of no tensor.
+This module makes and reads all such names.
 """
 
 import re
 
-# What is made of a value. A state is called by its optimiser, and may not be called so.
+# Words behind the two dots. The key of a state is any text, so these keys get a word of their own.
 _WORDS = re.compile(r"(grad|before|new|off|(on|returned|phase|stage|weights|part)\d*|state\..*)")
 _RETURNED = re.compile(r"\.\.returned\d+$")
 
 
 def alone(name: str) -> str:
-    """What belongs to no tensor of the user's."""
+    """The name of a value that belongs to no tensor of the user's."""
     return f".{name}"
 
 
 def made_of(name: str, word: str) -> str:
-    """What is made of the value `name`, which may be made itself."""
+    """The name of a value made of the value `name`, of the user's or made itself."""
     return f"{name}..{word}"
 
 
 def is_made(name: str) -> bool:
-    """Whether a name is none of the user's."""
+    """Whether a name has an empty word, unlike the user's."""
     return "" in name.split(".")
 
 
 def users(name: str) -> str:
-    """`name`, as a name of the user's: what Python finds by any text is called by words, too."""
+    """`name` with no empty word: keys of dictionaries and keyword arguments are any text."""
     return ".".join(word or "_" for word in name.split("."))
 
 
 def in_files(name: str) -> str:
-    """What users' files call a variable: `fc.weight.exp_avg`, `group0.ipu0.step`."""
+    """The name of a variable in users' files: `fc.weight.exp_avg`, `group0.ipu0.step`."""
     owner, made, key = name.removeprefix(".").partition("..")
     return f"{owner}.{key.removeprefix('state.')}" if made else owner
 
@@ -49,17 +49,17 @@ def parameter_of(accumulator: str) -> str:
 
 
 def state(parameter: str, key: str) -> str:
-    """The variable that an optimiser keeps for `parameter`, and calls `key`."""
+    """The variable for the state `key` of an optimiser and one parameter."""
     return made_of(parameter, f"state.{key}" if _WORDS.fullmatch(key) else key)
 
 
 def on_ipu(name: str, ipu: int) -> str:
-    """What `ipu` calls a value that it has as a copy."""
+    """The copy of a value on another IPU."""
     return made_of(name, f"on{ipu}")
 
 
 def returned(name: str, number: int) -> str:
-    """A copy of a value for the host, beside the value itself."""
+    """A copy of a value for the host."""
     return made_of(name, f"returned{number}")
 
 
