@@ -1,7 +1,7 @@
 """Make the names of values and variables that no tensor of the user's has, and read them.
 
-A user's name is a path in a module, or an argument: words with dots between them. A made name has an
-empty word. No path has one: `fc.weight..grad` is made of `fc.weight`, `.clip.factor` of no tensor.
+A user's name is a path in a module, or an argument: words with dots between them. A made name has
+an empty word. No path has one: `fc.weight..grad` is made of `fc.weight`, `.clip.factor` of nothing.
 This module makes and reads all such names.
 """
 
