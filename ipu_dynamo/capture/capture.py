@@ -12,6 +12,7 @@ from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.program import Overlap
+from ipu_dynamo.program.ir.made_names import alone, users
 
 # Keys of node.meta, from the earliest writer to the last reader.
 NAME = "ipu.name"  # str: what a user's operator makes, by module and operator; set by NameValues
@@ -21,10 +22,9 @@ STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through d
 START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by StartBackward
 BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; after autograd
 
-RANDOM_KEY = "random_key"  # input: i32[2], new for every micro-batch and replica
-ACCUMULATION_WEIGHT = "accumulation_weight"  # input: 1 / (k + 1) at micro-batch k of a step
-REPLICA_INDEX = "replica_index"  # input: i64[], the number of the replica
-RESERVED = frozenset({RANDOM_KEY, ACCUMULATION_WEIGHT, REPLICA_INDEX})  # inputs that passes add
+RANDOM_KEY = alone("random_key")  # input: i32[2], new for every micro-batch and replica
+ACCUMULATION_WEIGHT = alone("accumulation_weight")  # input: 1 / (k + 1) at micro-batch k of a step
+REPLICA_INDEX = alone("replica_index")  # input: i64[], the number of the replica
 
 PlaceholderKind = Literal[
     "parameter",
@@ -223,8 +223,8 @@ class Capture:
 
 
 def unused(name: str, roles: Sequence[Placeholder]) -> str:
-    """`name`, primed until neither a role nor an input that passes add is called so."""
-    taken = {role.name for role in roles} | RESERVED
+    """`name`, as one of the user's, primed until no role is called so."""
+    taken, name = {role.name for role in roles}, users(name)
     while name in taken:
         name += "'"
     return name

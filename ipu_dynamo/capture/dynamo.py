@@ -14,6 +14,7 @@ from ipu_dynamo.capture.private.dynamo import marked_dynamic, source_name
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block
+from ipu_dynamo.program.ir.made_names import users
 
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
@@ -44,7 +45,7 @@ def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Plac
     taken: set[str] = set()
     for node, example in zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True):
         source = source_name(node)
-        name = readable_source(source)
+        name = users(readable_source(source))
         while name in taken:
             name += "'"
         taken.add(name)

@@ -1,6 +1,5 @@
 """Run a program call by call, and compare what each call gives with what it should give."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -42,12 +41,11 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
+from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
-
-_RETURNED = re.compile(r"\.returned\d+$")  # partition adds it to the name of a copy
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def expected_values(capture: Capture, last: Snapshot, values: Values) -> dict[st
             expected[node.name] = value
     for made, role in last.outputs:
         if made is not None and role.kind == "gradient":
-            expected[f"{role.name}.grad"] = values[made]
+            expected[made_names.accumulator(role.name)] = values[made]
         elif made is not None and role.kind == "mutation":
             expected[f"{role.name} after"] = values[made]
     return expected
@@ -183,10 +181,10 @@ def _compared(
         before: its arguments before the call.
     """
     for name, result in results.items():
-        if (value := expected.get(_RETURNED.sub("", name))) is not None:
+        if (value := expected.get(made_names.value_of(name))) is not None:
             yield name, result, value
     for name in before:
-        if name.endswith(".grad") and name in expected:
+        if made_names.parameter_of(name) != name and name in expected:
             yield name, values[name], expected[name]
     for name, old in before.items():
         if f"{name} after" in expected and not torch.equal(old, values[name]):
@@ -293,7 +291,8 @@ def _first_values(
     values = {f"host.{stream.name}": held[stream.name] for stream in program.inputs}
     for variable in program.variables:
         if variable.kind == "accumulator":
-            like = held.get(variable.name.removesuffix(".grad"), torch.zeros(variable.type.shape))
+            parameter = made_names.parameter_of(variable.name)
+            like = held.get(parameter, torch.zeros(variable.type.shape))
             values[variable.name] = torch.zeros_like(like, dtype=variable.type.dtype)
         elif variable.name in held or variable.kind != "loss_scale":
             values[variable.name] = held[variable.name]

@@ -23,7 +23,8 @@ from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, places
 
 MANIFEST = "manifest.json"
-FORMAT, FORM = "ipu_dynamo saved program", 4
+FORMAT, FORM = "ipu_dynamo saved program", 5
+OLDEST = 4  # the first form that is read; `form_4.py`
 UNSIGNED = "0" * 64  # the signature, in the list that is signed
 _LARGEST_MANIFEST = 1 << 24
 _CHUNK = 1 << 22  # bytes in memory at once
@@ -70,7 +71,7 @@ def write_archive(
     if bad := [name for name in names if not _NAME.fullmatch(name)]:
         raise ValueError(f"not names of members: {bad}")
     listed = [Listed(Member(name, _size(members[name])), "0" * 64) for name in names]
-    first = Member(MANIFEST, len(_manifest(head, listed)))
+    first = Member(MANIFEST, len(_manifest(head, listed, FORM)))
     begins = places([first, *(entry.member for entry in listed)])
     with replacing(path) as file:
         for index, (entry, begin) in enumerate(zip(listed, begins[1:], strict=True)):
@@ -83,9 +84,9 @@ def write_archive(
             if file.tell() != begin + entry.member.size:
                 raise ValueError(f"{entry.member.name} has not the size that it said")
             listed[index] = Listed(replace(entry.member, crc=crc), digest.hexdigest())
-        manifest = _manifest(head, listed)
+        manifest = _manifest(head, listed, FORM)
         if sign is not None:
-            manifest = _manifest({**head, "signature": sign(manifest)}, listed)
+            manifest = _manifest({**head, "signature": sign(manifest)}, listed, FORM)
         file.seek(begins[0])
         file.write(manifest)
         first = replace(first, crc=zlib.crc32(manifest))
@@ -97,7 +98,11 @@ def write_archive(
 class Archive:
     """A file that `write_archive` wrote, open for reading. What is around its members is checked.
 
+    Args:
+        oldest: a file of an older form is refused.
+
     Attributes:
+        form: of the file.
         head: what stands in front of the list.
         names: of the members, sorted.
 
@@ -105,12 +110,12 @@ class Archive:
         SavedProgramError: it is none, or is not as it was written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, path: str | os.PathLike[str], oldest: int = OLDEST) -> None:
+        self.path, self._oldest = os.fspath(path), oldest
         self._file = _opened(self.path)
         self._whole = os.fstat(self._file.fileno()).st_size
         try:
-            self.head, listed, manifest = self._read_manifest()
+            self.head, self.form, listed, manifest = self._read_manifest()
             self._members = {entry.member.name: entry for entry in listed}
             self.names = tuple(self._members)
             first = Member(MANIFEST, len(manifest), zlib.crc32(manifest))
@@ -142,7 +147,7 @@ class Archive:
     def signed(self) -> bytes:
         """The list, of which `signature` in the head is to be the signature."""
         head = {**self.head, "signature": UNSIGNED}
-        return _manifest(head, list(self._members.values()))
+        return _manifest(head, list(self._members.values()), self.form)
 
     def size(self, name: str) -> int:
         """Bytes of a member.
@@ -200,7 +205,7 @@ class Archive:
         self.at(position, memoryview(content))
         return bytes(content)
 
-    def _read_manifest(self) -> tuple[dict[str, Any], list[Listed], bytes]:
+    def _read_manifest(self) -> tuple[dict[str, Any], int, list[Listed], bytes]:
         begin = first_data(MANIFEST)
         size = first_size(self._bytes(0, min(self._whole, begin)), MANIFEST)
         if size is None:
@@ -212,8 +217,10 @@ class Archive:
             head = expect(read_json(manifest), dict, "the list")
             if head.pop("format", None) != FORMAT:
                 raise SavedProgramError(Reason.FOREIGN, "it is a list of another format")
-            if (form := head.pop("form", None)) != FORM:
-                problem = f"it has form {form!r}, and this version reads form {FORM}"
+            form = head.pop("form", None)
+            if type(form) is not int or not self._oldest <= form <= FORM:
+                known = f"{self._oldest} to {FORM}" if self._oldest < FORM else FORM
+                problem = f"it has form {form!r}, and this version reads {known}"
                 raise SavedProgramError(Reason.FORM, problem)
             listed = [
                 _listed(entry) for entry in expect(head.pop("members", None), list, "members")
@@ -221,7 +228,7 @@ class Archive:
             names = [entry.member.name for entry in listed]
             if names != sorted(set(names)):
                 raise SavedProgramError(Reason.DAMAGED, "members are not in their order")
-        return head, listed, manifest
+        return head, form, listed, manifest
 
     def _compare(self, members: Sequence[Member]) -> None:
         """Hold everything around the members to what it must be."""
@@ -324,7 +331,7 @@ def _listed(value: Any) -> Listed:
     return Listed(Member(name, size, int(crc, 16)), digest)
 
 
-def _manifest(head: Mapping[str, Any], listed: Sequence[Listed]) -> bytes:
+def _manifest(head: Mapping[str, Any], listed: Sequence[Listed], form: int) -> bytes:
     members = [
         {
             "name": entry.member.name,
@@ -334,7 +341,7 @@ def _manifest(head: Mapping[str, Any], listed: Sequence[Listed]) -> bytes:
         }
         for entry in listed
     ]
-    return write_json({**head, "format": FORMAT, "form": FORM, "members": members})
+    return write_json({**head, "format": FORMAT, "form": form, "members": members})
 
 
 def _size(content: bytes | Streamed) -> int:

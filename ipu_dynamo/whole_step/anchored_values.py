@@ -6,7 +6,8 @@ from difflib import get_close_matches
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Anchor
-from ipu_dynamo.program import Output, Program, TensorType
+from ipu_dynamo.program import Output, TensorType
+from ipu_dynamo.program.ir.made_names import in_files
 from ipu_dynamo.runtime.execute.memory.step_records import Wanted, When
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.weights.initial_state import updates
@@ -37,12 +38,10 @@ class ValueNames:
 
 def value_names(compiled: Compiled) -> ValueNames:
     """The names of what is inside a compiled model."""
-    kinds: dict[str, str] = {role.name: role.kind for role in compiled.roles.values()}
-    kinds |= {variable.name: variable.kind for variable in compiled.program.variables}
-    held = [name for name, kind in kinds.items() if kind in ("parameter", "buffer", "loss_scale")]
+    held = _held(compiled)
     trained = [name for update in updates(compiled.program) for name in update.parameters]
     return ValueNames(
-        variables=tuple(dict.fromkeys([*held, *_states(compiled.program)])),
+        variables=tuple({**dict.fromkeys(held), **_kept(compiled)}),
         inputs=compiled.input_names,
         operators=compiled.names,
         gradients=compiled.gradients,
@@ -56,7 +55,7 @@ def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[
     Raises:
         UnknownValue: there is nothing of an anchor's name.
     """
-    names, states = value_names(compiled), _states(compiled.program)
+    names, kept = value_names(compiled), _kept(compiled)
     types = {name: TensorType.of(tensor) for name, tensor in compiled.tensors.items()}
     types |= {variable.name: variable.type for variable in compiled.program.variables}
     wanted = {}
@@ -68,7 +67,7 @@ def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[
             "gradient": names.gradients,
             "update": names.updates,
         }[anchor.of]
-        variable = states.get(anchor.name, anchor.name)
+        variable = kept.get(anchor.name, anchor.name)
         if anchor.of == "gradient" or anchor.name not in known or variable not in types:
             raise _unknown(short, anchor, known)
         lasts = anchor.returns == "final" and variable not in _in_force(compiled)
@@ -78,19 +77,34 @@ def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[
     return wanted
 
 
-def _states(program: Program) -> dict[str, str]:
-    """The variables of the optimiser's states, by parameter and name of the state."""
-    return {
+def _held(compiled: Compiled) -> list[str]:
+    """The names of the model's parameters and buffers."""
+    kinds: dict[str, str] = {role.name: role.kind for role in compiled.roles.values()}
+    kinds |= {variable.name: variable.kind for variable in compiled.program.variables}
+    return [name for name, kind in kinds.items() if kind in ("parameter", "buffer")]
+
+
+def _kept(compiled: Compiled) -> dict[str, str]:
+    """The variables of the loss scale, and of the optimiser's states by parameter and name of the
+    state, by the names that users give them."""
+    taken = {*_held(compiled), *compiled.input_names}
+    found: dict[str, str] = {}
+    for name in _in_force(compiled):
+        short = in_files(name)
+        while short in taken:
+            short += "'"
+        found[short] = name
+    return found | {
         f"{parameter}.{state}": variable
-        for update in updates(program)
+        for update in updates(compiled.program)
         for state, variables in update.states
         for parameter, variable in zip(update.parameters, variables, strict=True)
     }
 
 
-def _in_force(compiled: Compiled) -> set[str]:
+def _in_force(compiled: Compiled) -> list[str]:
     """The numbers of a step, of which the last one is that of the last step."""
-    return {v.name for v in compiled.program.variables if v.kind == "loss_scale"}
+    return [v.name for v in compiled.program.variables if v.kind == "loss_scale"]
 
 
 def _unknown(short: str, anchor: Anchor, known: tuple[str, ...]) -> UnknownValue:

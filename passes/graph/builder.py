@@ -43,6 +43,7 @@ def new_input(graph: fx.Graph, name: str, last: fx.Node | None) -> fx.Node:
 
 def identifier(name: str) -> str:
     """`name` as a Python identifier, for a node."""
+    name = name.replace("..", ".")  # of made names
     text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
     return f"v{text}" if text[0].isdigit() else text
 

@@ -1,7 +1,7 @@
 """Join functions with the writes that follow their calls: what is compiled writes in place.
 
-Before   (%t, %g) = call @step0(%w, %x);  accumulate (%w.grad) += (%g)
-After    (%t) = call @step0(%w, %x, %w.grad), in which aten.add_(%w.grad, %g) follows what makes %g
+Before   (%t, %g) = call @step0(%w, %x);  accumulate (%w..grad) += (%g)
+After    (%t) = call @step0(%w, %x, %w..grad), where aten.add_(%w..grad, %g) follows what makes %g
 Keeps    what every variable holds after each stage pass of a micro-batch, to the bit; the program,
          beside which the result stands. Sums are written in the order of the instructions.
 Source   design of this project: a gradient is read while it is in the cache, and not kept.

@@ -28,21 +28,15 @@ from ipu_dynamo.passes.graph.extract import Cut, Extraction
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.program import RECOMPUTED, Accumulation, Direction
+from ipu_dynamo.program.ir import made_names
+from ipu_dynamo.program.ir.made_names import accumulator, alone, is_made, made_of
 
 aten = torch.ops.aten
-# What programs add to the name of a variable, for its gradient, and for its value before and after
-# a change. Instructions of copies are checked by the verifier.
-_MADE_OF_OTHERS = ("grad", "before", "new")
-
-
-def accumulator(parameter: str) -> str:
-    """The name of the variable that sums the gradients of `parameter`."""
-    return f"{parameter}.grad"
 
 
 def counter(stage: int) -> str:
     """The name of the variable that counts elements of gradients of a stage that are not large."""
-    return f"loss_scale.within{stage}"
+    return alone(f"loss_scale.within{stage}")
 
 
 class _Cutter(Extraction):
@@ -104,7 +98,7 @@ class _Cutter(Extraction):
         changer = self.cut.place.get(self.changes.get(node, node), index)
         if role.kind == "input" or index <= changer:
             return self.pieces[index].take(role.name, value)
-        before, saving = f"{role.name}.before", self.pieces[changer].outputs
+        before, saving = made_of(role.name, "before"), self.pieces[changer].outputs
         if before not in saving:
             saving[before] = self.clone(node, changer)
         return self.pieces[index].take(before, value)
@@ -121,7 +115,7 @@ class _Cutter(Extraction):
         """Write a variable's new value, which is a result of the part that computes it."""
         new, name = self.changes[placeholder], self.roles[placeholder].name
         computed = new in self.cut.place
-        value = new.name if computed else f"{name}.new"
+        value = new.name if computed else made_of(name, "new")
         self.write(PartWrite(name, value, "buffer"), new, self.cut.place[new] if computed else 0)
 
     def write(self, write: PartWrite, node: fx.Node, index: int) -> None:
@@ -139,7 +133,7 @@ class _Cutter(Extraction):
             taken.add(base)
             outputs.setdefault(node.name, self.value(node, index))
             return node.name
-        name = f"{node.name}.returned{len(taken)}"
+        name = made_names.returned(node.name, len(taken))
         taken.add(node)
         outputs[name] = self.clone(node, index)
         return name
@@ -172,7 +166,7 @@ class Partition:
     accumulation: Accumulation
 
     def __call__(self, capture: Capture) -> Partitioned:
-        _refuse_names_of_others(capture)
+        _refuse_made_names(capture)
         _rename_values(capture)
         cutter = _Cutter(capture)
         cutter.fill()
@@ -201,16 +195,14 @@ class Partition:
         return Partitioned(tuple(parts), tuple(returned), changed, capture)
 
 
-def _refuse_names_of_others(capture: Capture) -> None:
-    """Refuse names that stand for what a program makes of another tensor of the model."""
-    kinds = {role.name: role.kind for role in capture.placeholders}
-    for name in kinds:
-        other, _, suffix = name.rpartition(".")
-        if suffix in _MADE_OF_OTHERS and kinds.get(other, "input") != "input":
+def _refuse_made_names(capture: Capture) -> None:
+    """Refuse tensors of the model whose names may be those of what a program makes."""
+    for role in capture.placeholders:
+        if role.name in capture.tensors and is_made(role.name):
             raise CompileError(
-                f"{kinds[name]} {name!r} is called like what a program makes of "
-                f"{kinds[other]} {other!r}",
-                hint="give one of the two another name",
+                f"the name of {role.kind} {role.name!r} has an empty part, as only names have "
+                "that a program makes",
+                hint="give each module a name, without a dot at its begin or end",
             )
 
 
@@ -218,7 +210,7 @@ def _rename_values(capture: Capture) -> None:
     """Rename nodes that are called like an input or a variable: parts find values by name."""
     taken = {role.name for role in capture.placeholders}
     for node in capture.graph.graph.nodes:
-        if node.op != "placeholder" and node.name in taken:
+        while node.op != "placeholder" and node.name in taken:
             node._rename(f"{node.name}_value")
 
 

@@ -21,7 +21,6 @@ from ipu_dynamo.capture.capture import (
     LossScale,
     OutputRole,
     Placeholder,
-    unused,
 )
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
@@ -31,9 +30,11 @@ from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.program.ir.made_names import alone
 
 aten = torch.ops.aten
 LARGEST_HALF = 65504.0
+_NAME = alone("loss_scale")
 _COPIES = {
     aten.alias.default,
     aten.clone.default,
@@ -158,11 +159,10 @@ def _half_at_most(value: float) -> float:
 def _scale_input(capture: Capture, begin: fx.Node) -> fx.Node:
     """A new input for the loss scale, after the other placeholders."""
     nodes = capture.placeholder_nodes
-    name = unused("loss_scale", capture.placeholders)
     with capture.graph.graph.inserting_after(nodes[-1]):
         node: fx.Node = capture.graph.graph.placeholder("loss_scale")
     value: Tensor = begin.meta["val"]
     with fake_mode_of([value]):
         node.meta["val"] = torch.empty((), dtype=torch.float32, device=value.device)
-    capture.placeholders = (*capture.placeholders, Placeholder(name, "loss_scale"))
+    capture.placeholders = (*capture.placeholders, Placeholder(_NAME, "loss_scale"))
     return node

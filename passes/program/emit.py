@@ -56,8 +56,8 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.function import with_bodies
-from ipu_dynamo.program.ir.instructions import on_ipu
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
+from ipu_dynamo.program.ir.made_names import made_of, on_ipu
 from ipu_dynamo.program.ir.values import Kind
 from ipu_dynamo.program.ir.verify.program import verify
 
@@ -159,7 +159,7 @@ class _Emitter:
     def store(self, move: Move) -> None:
         name = self.local.get((move.value, move.owner), move.value)
         type_, source = self.moving(move)
-        store = Store(name, f"{name}.off", type_, move.ipu, move.phase, source)
+        store = Store(name, made_of(name, "off"), type_, move.ipu, move.phase, source)
         self.stored[move.value, move.owner] = store
         self.micro_batch.append(store)
 
@@ -167,7 +167,7 @@ class _Emitter:
         """Load a value; from here on this is what its IPU calls it."""
         stored = self.stored[move.value, move.owner]
         name = stored.value if move.ipu == move.owner else on_ipu(stored.value, move.ipu)
-        result = f"{name}.phase{move.until}"
+        result = made_of(name, f"phase{move.until}")
         self.local[move.value, move.ipu] = result
         load = Load(stored.result, result, stored.type, move.ipu, move.phase, stored.source)
         self.micro_batch.append(load)

@@ -23,9 +23,9 @@ from ipu_dynamo.program import (
     Instruction,
     TensorType,
 )
-from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.made_names import alone, on_ipu
 
-_FACTOR = "clip.factor"
+_FACTOR = alone("clip.factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def clipping(
     home, norms = ipus[0], []
     instructions: list[Instruction] = []
     for ipu in ipus:
-        name = f"clip.norm.ipu{ipu}"
+        name = alone(f"clip.norm.ipu{ipu}")
         parameters, own = tuple(gradients[ipu]), tuple(gradients[ipu].values())
         scale, p = loss_scale.get(ipu), rule.norm_type
         instructions.append(GradientNorm(parameters, own, name, number, p, divisor, ipu, scale))

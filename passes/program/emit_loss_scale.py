@@ -16,7 +16,7 @@ import torch
 from ipu_dynamo.capture.capture import LossScale
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import AdjustLossScale, AllReduce, Copy, Instruction, TensorType, Variable
-from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.made_names import alone, on_ipu
 
 _NUMBER = TensorType(torch.float32, ())
 _COUNT = TensorType(torch.int64, ())
@@ -95,8 +95,8 @@ class LossScaleEnd:
 
     @property
     def _steps(self) -> str:
-        return f"{self.scale.name}.steps"
+        return alone("loss_scale.steps")
 
     @property
     def _so_far(self) -> str:
-        return f"{self.scale.name}.so_far"
+        return alone("loss_scale.so_far")

@@ -29,7 +29,7 @@ from ipu_dynamo.program import (
     UpdatePart,
     Variable,
 )
-from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.made_names import on_ipu, state
 from ipu_dynamo.program.ir.update_rules import Rule
 
 
@@ -81,7 +81,7 @@ class TracedEnd:
         """The states and the counters."""
         trace = self.trace
         states = [
-            Variable(f"{name}.{key}", type_, "state", self.owners[name])
+            Variable(state(name, key), type_, "state", self.owners[name])
             for name, own in trace.states.items()
             if name in trained
             for key, type_ in own
@@ -122,7 +122,7 @@ class TracedEnd:
             update,
             parameters=names,
             gradients=tuple(update.gradients[place] for place in places),
-            states=tuple((key, tuple(f"{name}.{key}" for name in names)) for key in keys),
+            states=tuple((key, tuple(state(name, key) for name in names)) for key in keys),
             function=function,
             numbers=tuple(
                 tuple(self._known_as(number, update.ipu) for number in self.trace.arguments[name])

@@ -16,7 +16,6 @@ from typing import Literal, Protocol
 import torch
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.partition import accumulator
 from ipu_dynamo.passes.levels import Part
 from ipu_dynamo.passes.program.emit_clipping import clipping
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
@@ -34,7 +33,8 @@ from ipu_dynamo.program import (
     Update,
     Variable,
 )
-from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir import made_names
+from ipu_dynamo.program.ir.made_names import accumulator, on_ipu
 from ipu_dynamo.program.ir.update_rules import Rule, StateSpec
 
 # Of sums of gradients: `weight` is that of each weight; None is float32 for weights in half
@@ -255,8 +255,9 @@ def emit_traced(end: StepEnd) -> TracedEnd | None:
 
 def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
     """The variable that holds a state; parameters that step together share a scalar one."""
-    owner = f"group{group}.ipu{ipu}" if spec.shape == "scalar" else parameter
-    return f"{owner}.{spec.name}"
+    if spec.shape == "scalar":
+        return made_names.alone(f"group{group}.ipu{ipu}.{spec.name}")
+    return made_names.state(parameter, spec.name)
 
 
 def _divisor(options: Options) -> float:

@@ -1,7 +1,7 @@
 """Write the terms of a gradient one by one, so that none waits for the others.
 
-Before   (%g) = step0(...): g = %a + %b, the gradients of two uses; accumulate (%w.grad) += (%g)
-After    (%a, %b) = step0(...); accumulate (%w.grad) += (%a); accumulate (%w.grad) += (%b)
+Before   (%g) = step0(...): g = %a + %b, the gradients of two uses; accumulate (%w..grad) += (%g)
+After    (%a, %b) = step0(...); accumulate (%w..grad) += (%a); accumulate (%w..grad) += (%b)
 Keeps    values up to the order of one sum: first the term of a serialised loss, then matrix
          products as they are computed, then others as autograd adds them. Small gradients, and sums
          with no term that could be added by what computes it, stay.

@@ -1,8 +1,8 @@
 """Split backward passes: first the gradients that earlier stages wait for, then those of weights.
 
-Before   (%dx, %dw) = backward1(%g, %h, %w)         dx = g @ w; dw = h.T @ g; w.grad += dw
+Before   (%dx, %dw) = backward1(%g, %h, %w)         dx = g @ w; dw = h.T @ g; w..grad += dw
 After    (%dx) = backward1(%g, %w)                  dx = g @ w
-         (%dw) = weights1(%g, %h)                   dw = h.T @ g; w.grad += dw
+         (%dw) = weights1(%g, %h)                   dw = h.T @ g; w..grad += dw
 Keeps    every operator and its operands, so every bit. Gradients are summed in the same order.
 Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 """
@@ -19,6 +19,7 @@ from ipu_dynamo.passes.graph.gradient_sums import loop_of
 from ipu_dynamo.passes.joint.partition import repeated
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.program import Direction, graph_outputs
+from ipu_dynamo.program.ir.made_names import made_of
 
 EARLY, LATE = range(2)  # the two pieces
 
@@ -68,7 +69,7 @@ def _split(part: Part, read: Collection[str]) -> list[Part]:
     cut = Cut(
         place={n: int(n not in early) for n in nodes if n.op not in ("placeholder", "output")},
         inputs=names,
-        name=lambda node: known.setdefault(node, f"{node.name}.stage{part.stage}"),
+        name=lambda node: known.setdefault(node, made_of(node.name, f"stage{part.stage}")),
         repeats=lambda node, index: repeated(node),
     )
     extraction = Extraction(cut, (EARLY, LATE))
@@ -120,7 +121,7 @@ def _down_to(node: fx.Node, early: Collection[fx.Node]) -> set[fx.Node]:
 
 def _renamed(write: PartWrite, stage: int) -> PartWrite:
     """The same of a value that the first part makes: the second returns a copy of it."""
-    return replace(write, value=f"{write.value}.weights{stage}")
+    return replace(write, value=made_of(write.value, f"weights{stage}"))
 
 
 def _needed(nodes: list[fx.Node], results: set[fx.Node]) -> set[fx.Node]:

@@ -133,7 +133,7 @@ def test_input_named_like_a_parameter_is_told_from_it():
             return x * self.x + random_key
 
     capture = traced(Model(), torch.ones(2), torch.ones(2))
-    assert [role.name for role in capture.placeholders] == ["x", "x'", "random_key'"]
+    assert [role.name for role in capture.placeholders] == ["x", "x'", "random_key"]
 
 
 def test_tensors_from_outside_become_constants_with_one_warning_each():

@@ -85,7 +85,7 @@ def test_when_a_gradient_is_reduced_and_its_weight_updated(program, text):
     """In each device iteration, behind the loop over micro-batches; first the sum, then the use."""
     lines = text.partition("\nbody\n")[2].splitlines()
     places = {
-        word: next(i for i, x in enumerate(lines) if word in x and "classify.weight.grad" in x)
+        word: next(i for i, x in enumerate(lines) if word in x and "classify.weight..grad" in x)
         for word in ("all_reduce sum over replicas", "update group 0")
     }
     loop = next(i for i, x in enumerate(lines) if "over micro-batches" in x)

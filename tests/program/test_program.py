@@ -76,8 +76,8 @@ def test_printed_program_has_header_variables_streams_copies_and_updates():
     for part in (
         "program training: 2 stages on 2 IPUs, 2 replicas, 3 functions",
         "parameter %first.weight: f32[4,3]  on ipu0",
-        "accumulator %second.bias.grad: f32[2]  on ipu1, one per replica",
-        "state %second.bias.momentum_buffer: f32[2]  on ipu1",
+        "accumulator %second.bias..grad: f32[2]  on ipu1, one per replica",
+        "state %second.bias..momentum_buffer: f32[2]  on ipu1",
         "input %x: f32[2,3]",
         "output %0: f32[]  return all",
         "repeat 1 over device iterations",
@@ -85,8 +85,8 @@ def test_printed_program_has_header_variables_streams_copies_and_updates():
         "receive %x = host.x  -> ipu0",
         "f32[2,4], 32 bytes  ipu0 -> ipu1",
         "f32[2,4], 32 bytes  ipu1 -> ipu0",
-        "all_reduce sum over replicas (%first.weight.grad, %first.bias.grad)  on ipu0",
-        "update group 0 sgd(momentum) / 4, clear (%first.weight by %first.weight.grad",
+        "all_reduce sum over replicas (%first.weight..grad, %first.bias..grad)  on ipu0",
+        "update group 0 sgd(momentum) / 4, clear (%first.weight by %first.weight..grad",
         "send host.0 = %mse_loss  <- ipu1",
     ):
         assert part in text

@@ -98,7 +98,7 @@ def test_a_newer_form_is_named(path, monkeypatch):
     write_archive(path, MEMBERS, {})
     monkeypatch.undo()
     assert refused(path) is Reason.FORM
-    with pytest.raises(SavedProgramError, match=rf"form {FORM + 1}, and .* form {FORM}"):
+    with pytest.raises(SavedProgramError, match=rf"form {FORM + 1}, and .* reads 4 to {FORM}"):
         Archive(path)
 
 

@@ -21,16 +21,17 @@ from ipu_dynamo.capture.update.step_graphs import (
 )
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.program.ir.function import Function, make_function
+from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
 
 aten = torch.ops.aten
-EPOCH = "update.epoch"  # how often the step has changed what the optimiser keeps
+EPOCH = alone("update.epoch")  # how often the step has changed what the optimiser keeps
 
 
 def _input(graph: fx.Graph, name: str) -> fx.Node:
     """A placeholder; a state may be called what a group calls one of its numbers."""
-    name = name.replace(".", "_")
+    name = name.replace(".", "_").strip("_")
     taken = {node.target for node in graph.find_nodes(op="placeholder")}
     while name in taken:
         name += "_state"

@@ -29,6 +29,7 @@ from ipu_dynamo.capture.update.step_graphs import (
 )
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.program.ir.function import Function, make_function
+from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import ParameterPart, Round, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
 
@@ -149,7 +150,7 @@ class _Cutter:
                     continue
                 function, taken, _ = self.of_parameter(owner, own)
                 first = len(self.names) + len(made)
-                called = {node: f"update.part{first + i}" for i, node in enumerate(own)}
+                called = {node: alone(f"update.part{first + i}") for i, node in enumerate(own)}
                 made |= called
                 takes = tuple(map(self.known_as, taken))
                 parts[name] = ParameterPart(function, takes, tuple(called.values()))
@@ -194,7 +195,9 @@ class _Cutter:
         inputs = [(f"value{i}", node) for i, node in enumerate(taken)]
         function = self.make(inputs, inside, ends)
         arguments = tuple(self.shared.get(node) or self.known_as(node) for node in taken)
-        named = {node: f"update.joint{len(self.names) + i}" for i, node in enumerate(results)}
+        named = {
+            node: alone(f"update.joint{len(self.names) + i}") for i, node in enumerate(results)
+        }
         self.names |= named
         states = tuple(name for _, name in written)
         return Round(parts, function, arguments, tuple(named.values()), states)
@@ -281,7 +284,7 @@ class _Cutter:
         """What instructions call a value that a function takes."""
         if node in self.names:
             return self.names[node]
-        return self.factors.setdefault(node, f"update.factor{len(self.factors)}")
+        return self.factors.setdefault(node, alone(f"update.factor{len(self.factors)}"))
 
     def is_elementwise(
         self, number: int, taken: Sequence[fx.Node], inside: Sequence[fx.Node]

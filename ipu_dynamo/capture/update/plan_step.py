@@ -10,6 +10,7 @@ from torch import fx
 from ipu_dynamo.capture.update.coupling import owners_of_states
 from ipu_dynamo.capture.update.lower_step import Lowered, alike_counters, depends_on
 from ipu_dynamo.capture.update.world import Leaf, World
+from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
 
@@ -119,10 +120,10 @@ def _states(
 
 
 def _variable(leaf: Leaf, names: Sequence[str]) -> str:
-    owner = "optimizer" if leaf.group is None else f"group{leaf.group}"
     if leaf.parameter is not None:
-        owner = names[leaf.parameter]
-    return f"{owner}.{leaf.key}"
+        return made_names.state(names[leaf.parameter], leaf.key)
+    owner = "optimizer" if leaf.group is None else f"group{leaf.group}"
+    return made_names.alone(f"{owner}.{leaf.key}")
 
 
 def _type(leaf: Leaf) -> TensorType:

@@ -16,11 +16,6 @@ _PLURAL = {"device_iteration": "device iterations", "micro_batch": "micro-batche
 Order = Literal["sequential", "pipelined"]
 
 
-def on_ipu(name: str, ipu: int) -> str:
-    """What `ipu` calls a value that it has as a copy."""
-    return f"{name}.on{ipu}"
-
-
 @dataclass(frozen=True, slots=True)
 class Receive:
     """Read the next micro-batch of a host stream into IPU memory.

@@ -31,7 +31,7 @@ class Variable:
     """A tensor that lives as long as the program.
 
     Args:
-        name: name in the user's module, or derived from it (`fc1.weight.exp_avg`).
+        name: in the user's module, or a made one (`fc1.weight..exp_avg`; `made_names.py`).
         type: dtype and shape on one replica.
         kind: what it is for; a `whole` tensor comes with a call, the same for its micro-batches.
             `loss_scale` is the factor on the loss, and what decides about the next one.

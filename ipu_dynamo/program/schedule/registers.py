@@ -19,8 +19,8 @@ from ipu_dynamo.program.ir.instructions import (
     Send,
     Store,
     Update,
-    on_ipu,
 )
+from ipu_dynamo.program.ir.made_names import on_ipu
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.program import Call, Stash
-from ipu_dynamo.program.ir.instructions import on_ipu
+from ipu_dynamo.program.ir.made_names import on_ipu
 from ipu_dynamo.program.schedule.drawing import draw
 from ipu_dynamo.program.schedule.timing import timed
 

@@ -20,7 +20,7 @@ import torch
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Decision, HostProgram, Program
 from ipu_dynamo.program.text.program_text import parse_text
-from ipu_dynamo.saved.archive import Archive, write_archive
+from ipu_dynamo.saved.archive import FORM, Archive, write_archive
 from ipu_dynamo.saved.json_text import expect, fields_of, write_json
 from ipu_dynamo.saved.operator_list import check_operators, check_program, write_operators
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
@@ -169,7 +169,7 @@ def _say_once(line: str) -> None:
 
 
 def _read(path: Path, key: str, host_of: Callable[[Program], HostProgram] | None) -> ReadyMade:
-    with Archive(path) as archive, archive.part("manifest.json"):
+    with Archive(path, oldest=FORM) as archive, archive.part("manifest.json"):
         head = fields_of(archive.head, "the head", kind=str, key=str)
         if head != [_KIND, key]:
             raise SavedProgramError(Reason.CLIENT, "it is another program")

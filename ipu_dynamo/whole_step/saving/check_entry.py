@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Program, Variable
+from ipu_dynamo.program.ir.made_names import parameter_of
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.saved.entry import Entry
@@ -109,7 +110,7 @@ def check_tensors(entry: Entry, program: Program, tensors: Mapping[str, Tensor])
     for variable in program.variables:
         if variable.kind != "accumulator":
             continue
-        of = sizes.get(variable.name.removesuffix(".grad"))
+        of = sizes.get(parameter_of(variable.name))
         if of != variable.type.shape and prod(variable.type.shape) > _LARGEST_COUNTER:
             raise _wrong(f"the sum {variable.name} has not the shape of a parameter")
 

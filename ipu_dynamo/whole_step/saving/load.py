@@ -22,6 +22,7 @@ from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Archive
 from ipu_dynamo.saved.entry import Entry, read_entry
+from ipu_dynamo.saved.form_4 import FORM_4, parse_form_4, variables_of
 from ipu_dynamo.saved.json_text import expect, fields_of
 from ipu_dynamo.saved.operator_list import check_operators, check_program
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
@@ -132,11 +133,9 @@ def read_models(
     entries = {name: _entry(archive, name, engine=engine, workers=workers) for name in names}
     tensors, table = _tensors(archive)
     placed, models = _Placed(tensors), {}
-    for name, entry in entries.items():
+    for name, saved in entries.items():
         with archive.part(f"entries/{name}"):
-            program = _program(archive, name, entry, tensors, operators)
-            check_entry(entry, program)
-            check_tensors(entry, program, tensors)
+            entry, program = _checked(archive, name, saved, tensors, operators)
             variants = [
                 _program(archive, name, entry, tensors, operators, member=f"variant{number}")
                 for number in range(entry.variants)
@@ -183,6 +182,22 @@ def _tensors(archive: Archive) -> tuple[dict[str, Tensor], Names]:
     return tensors, table
 
 
+def _checked(
+    archive: Archive,
+    name: str,
+    entry: Entry,
+    tensors: Mapping[str, Tensor],
+    operators: frozenset[str],
+) -> tuple[Entry, Program]:
+    """An entry and its program, which belong together, with names of today."""
+    program = _program(archive, name, entry, tensors, operators)
+    if archive.form == FORM_4:
+        entry = replace(entry, variables=variables_of(entry.variables, program))
+    check_entry(entry, program)
+    check_tensors(entry, program, tensors)
+    return entry, program
+
+
 def _program(
     archive: Archive,
     name: str,
@@ -200,7 +215,8 @@ def _program(
             if keys and keys[0] in tensors
         }
         try:
-            program = Program.parse(content.decode("ascii"), constants)
+            parse = parse_form_4 if archive.form == FORM_4 else Program.parse
+            program = parse(content.decode("ascii"), constants)
         except (ValueError, RecursionError) as error:
             raise SavedProgramError(Reason.CONTENT, str(error)) from error
         check_program(program, operators)
@@ -263,9 +279,7 @@ def open_entry(archive: Archive, name: str) -> Opened:
     entry = _entry(archive, name, engine=None, workers=None)
     tensors, _ = _tensors(archive)
     with archive.part(f"entries/{name}"):
-        program = _program(archive, name, entry, tensors, operators)
-        check_entry(entry, program)
-        check_tensors(entry, program, tensors)
+        entry, program = _checked(archive, name, entry, tensors, operators)
     return Opened(entry, program, tensors)
 
 

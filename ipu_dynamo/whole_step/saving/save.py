@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.swap import named_tensors
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.ir.made_names import in_files
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Streamed, write_archive
@@ -159,7 +160,8 @@ class _Saver:
             own = [executable.whole(name)]
             if not variable.replicated and variable.groups is None:
                 own += [executable.tensor(name, r) for r in range(1, compiled.program.replicas)]
-            variables[name] = tuple(self.table.add(name, tensor, member) for tensor in own)
+            key = name if member == "weights" else in_files(name)
+            variables[name] = tuple(self.table.add(key, tensor, member) for tensor in own)
         self._name_all(compiled, {name: keys[0] for name, keys in variables.items()})
         return Entry(
             arguments=parts.arguments,

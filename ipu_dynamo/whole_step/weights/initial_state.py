@@ -15,6 +15,7 @@ from ipu_dynamo.program import (
     Update,
     UpdateFactors,
 )
+from ipu_dynamo.program.ir.made_names import parameter_of
 from ipu_dynamo.runtime.update.rows import gains_in_a_row, zeros_in_a_row
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import States
@@ -63,7 +64,7 @@ def new_accumulators(compiled: Compiled) -> dict[str, Tensor]:
     for variable in variables:
         if variable.kind != "accumulator":
             continue
-        parameter = variable.name.removesuffix(".grad")
+        parameter = parameter_of(variable.name)
         like = compiled.tensors.get(parameter)
         if like is None:
             like = torch.empty(variable.type.shape, device="meta")

@@ -33,6 +33,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.deferred import Deferred
+from ipu_dynamo.program.ir.made_names import made_of
 from ipu_dynamo.program.schedule.estimated_times import on_cpu, seconds_of_passes
 from ipu_dynamo.program.schedule.planning import draws
 from ipu_dynamo.program.schedule.sections import sections
@@ -130,7 +131,7 @@ def defer(program: Program) -> Deferred:
 
 def _part(accumulator: str, number: int) -> str:
     """What one micro-batch adds, the first time or later."""
-    return f"{accumulator}.part{number or ''}"
+    return made_of(accumulator, f"part{number or ''}")
 
 
 def _without_additions(function: Function) -> Function:

@@ -1,6 +1,6 @@
 """Fuse a small training step and its update into one pure function: variables in, new ones out.
 
-Before   (%loss) = call @step0(%w, %x, !%w.grad);  update group 0 sgd (%w by %w.grad)
+Before   (%loss) = call @step0(%w, %x, !%w..grad);  update group 0 sgd (%w by %w..grad)
 After    %w', %loss = whole_step0(%w, %x, %lr)
 Keeps    values but for the order of roundings in the update. No accumulator is written, no operator
          of the update is launched, and until the call ends no variable changes.

@@ -1,6 +1,6 @@
 """Write an update that was traced from an optimiser's Python into the graph of a whole step.
 
-Before   (%lr') = factors @factors(%count);  update group 0 traced @piece (%w by %w.grad)
+Before   (%lr') = factors @factors(%count);  update group 0 traced @piece (%w by %w..grad)
 After    the operators of both, on the gradients that the graph computes
 Keeps    values; what numbers alone decide is computed once a step.
 """

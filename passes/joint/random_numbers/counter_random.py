@@ -102,7 +102,7 @@ def key_input(capture: Capture) -> fx.Node:
         if role.kind == "random_key":
             return node
     with capture.graph.graph.inserting_after(nodes[-1] if nodes else None):
-        key = capture.graph.graph.placeholder(RANDOM_KEY)
+        key = capture.graph.graph.placeholder("random_key")
     with fake_mode_of([n.meta["val"] for n in capture.graph.graph.nodes if "val" in n.meta]):
         key.meta["val"] = torch.empty(2, dtype=torch.int32, device=_device(capture))
     capture.placeholders = (*capture.placeholders, Placeholder(RANDOM_KEY, "random_key"))

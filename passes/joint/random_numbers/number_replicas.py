@@ -26,6 +26,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.graph.builder import identifier
 from ipu_dynamo.passes.levels import Level
 
 _INPUTS: tuple[tuple[OpOverload, str, PlaceholderKind], ...] = (
@@ -65,7 +66,7 @@ def _as_input(capture: Capture, operator: OpOverload, name: str, kind: Placehold
         return False
     placeholders = capture.placeholder_nodes
     with graph.inserting_after(placeholders[-1] if placeholders else None):
-        value = graph.placeholder(name)
+        value = graph.placeholder(identifier(name))
     value.meta["val"] = nodes[0].meta["val"]
     capture.placeholders = (*capture.placeholders, Placeholder(name, kind))
     for node in nodes:

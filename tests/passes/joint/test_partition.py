@@ -1,5 +1,7 @@
 """Check the parts of a placed graph: what they compute, read, make, save and repeat."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch import nn
 
 from ipu_dynamo import (
     Block,
+    ClipGradNorm,
     CompileError,
     Options,
     compile_inference,
@@ -301,17 +304,132 @@ class Counting(nn.Module):
         return identity_loss(sum(x * self.weight * before for x in inputs.values()), "sum")
 
 
-@pytest.mark.parametrize("name", ["weight.grad", "seen.before", "seen.new"])
-def test_an_input_called_like_what_a_program_makes_is_refused(name):
-    model = Counting()
-    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
-    variable = name.partition(".")[0]
-    with pytest.raises(CompileError, match=f"input '{name}' is called like .* '{variable}'"):
-        step.compile(**{name: torch.ones(1, 2)})
+NAMES = ["weight.grad", "weight..grad", "seen..before", "seen..new", ".clip.factor", "new", ""]
 
 
-@pytest.mark.parametrize("name", ["grad", "other.grad", "weight.other", "new"])
-def test_an_input_may_have_any_other_name(name):
-    model = Counting()
+@pytest.mark.parametrize("name", NAMES)
+def test_an_input_may_have_any_name(name):
+    model, data = Counting(), {name: torch.tensor([[1.0, 2.0]]), "x": torch.ones(1, 2)}
+    assert_same_training(model, [data] * 2, EAGER)
+
+
+class Named(nn.Module):
+    """Has parameters by any path, and two stages."""
+
+    def __init__(self, paths):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.paths = paths
+        for number, path in enumerate(paths):
+            *modules, name = path.split(".")
+            owner = self
+            for module in modules:
+                if not hasattr(owner, module):
+                    owner.add_module(module, nn.Module())
+                owner = getattr(owner, module)
+            owner.register_parameter(name, nn.Parameter(torch.tensor(1 + number / 8)))
+
+    def forward(self, x, y):
+        with Block("first", 0):
+            h = F.dropout(torch.tanh(self.first(x)), 0.0)
+            for path in self.paths[::2]:
+                h = h * self.get_parameter(path)
+        with Block("second", 1):
+            h = self.second(h)
+            for path in self.paths[1::2]:
+                h = h + self.get_parameter(path)
+            return F.mse_loss(h, y)
+
+
+class AnyKeys(torch.optim.Optimizer):
+    """Keeps states under names that a program has for other things."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                for number, key in enumerate(("grad", "new", "on1", "state.grad", "x"), 1):
+                    state[key] = state.get(key, torch.zeros_like(p)) / number + p.grad
+                    p.sub_(state[key], alpha=group["lr"] / number)
+
+
+MADE = [
+    "accumulation_weight",
+    "clip.factor",
+    "clip.norm.ipu0",
+    "clip.norm.ipu1.on0",
+    "group0.ipu0.momentum_started",
+    "group0.ipu1.step",
+    "group0.mu_product",
+    "group0.step",
+    "mul_1.on1",
+    "mm.on0",
+    "mse_loss.returned0",
+    "optimizer.step",
+    "random_key",
+    "replica_index",
+    "tanh",
+    "tanh_value",
+    "update.epoch",
+    "update.factor0",
+    "update.factor1.on1",
+]
+UPDATES = {
+    "SGD": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9),
+    "AdamW": lambda own: torch.optim.AdamW(own, lr=0.01),
+    "NAdam": lambda own: torch.optim.NAdam(own, lr=0.01),
+    "AnyKeys": lambda own: AnyKeys(own, lr=0.1),
+}
+SCALES = {"loss_scale": 8.0, "loss_scale_is_variable": True}
+
+
+@pytest.mark.parametrize(
+    ("update", "scale"),
+    [
+        ("SGD", "loss_scale"),
+        ("AdamW", "loss_scale.steps"),
+        ("AnyKeys", "loss_scale.within0"),
+        pytest.param("NAdam", "loss_scale", marks=pytest.mark.slow),
+    ],
+)
+def test_a_parameter_may_be_called_like_what_a_program_makes(update, scale):
+    model = Named([*MADE, scale])
+    other = copy.deepcopy(model)
+    optimizer, theirs = (UPDATES[update](list(m.parameters())) for m in (model, other))
+    options = Options(engine="eager", gradient_accumulation=2, mean_strategy="running", **SCALES)
+    step = compile_training(model, optimizer, options, clip=ClipGradNorm(0.5))
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    for _ in range(3):
+        step(x, y)
+        theirs.zero_grad()
+        other(x, y).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        theirs.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+
+
+def test_a_path_with_an_empty_part_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4))
+    setattr(model[0], "", nn.Linear(4, 4))  # add_module refuses it
+    model.forward = lambda x: identity_loss(model[0]._modules[""](model[0](x)), "sum")
     step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), EAGER)
-    step.compile(**{name: torch.ones(1, 2)})
+    with pytest.raises(
+        CompileError, match=r"the name of parameter '0\.\.weight' has an empty part"
+    ):
+        step(torch.ones(2, 4))
+
+
+def test_module_paths_have_no_empty_part():
+    module = nn.Module()
+    for name in ("", ".", "a.", ".a", "a..b"):
+        with pytest.raises(KeyError):
+            module.register_parameter(name, nn.Parameter(torch.ones(1)))
+        with pytest.raises(KeyError):
+            module.register_buffer(name, torch.ones(1))
+        with pytest.raises(KeyError):
+            module.add_module(name, nn.Module())

@@ -101,7 +101,7 @@ def test_parameter_that_the_optimiser_has_not_got_has_no_gradient():
     optimizer = torch.optim.SGD(model.last.parameters(), lr=0.1)
     step = training(model, 4, optimizer=optimizer, gradient_accumulation=2)
     accumulators = [v.name for v in step.program.variables if v.kind == "accumulator"]
-    assert sorted(accumulators) == ["last.bias.grad", "last.weight.grad"]
+    assert sorted(accumulators) == ["last.bias..grad", "last.weight..grad"]
     before = model.first.weight.detach().clone()
     step(*batch(4))
     assert torch.equal(model.first.weight, before)

@@ -78,8 +78,8 @@ def test_an_update_loads_what_it_changes_and_stores_it():
     program = body(Locations(weights=AWAY, optimizer_state=AWAY))
     (step,) = program.body
     after = list(step.body)[1 + [type(i) for i in step.body].index(Repeat) :]
-    states = ["layer.weight.momentum_buffer", "layer.bias.momentum_buffer"]
-    moved = ["layer.weight", "layer.bias", *states, "group0.ipu0.momentum_started"]
+    states = ["layer.weight..momentum_buffer", "layer.bias..momentum_buffer"]
+    moved = ["layer.weight", "layer.bias", *states, ".group0.ipu0.momentum_started"]
     assert shape(i for i in after if not isinstance(i, Copy)) == [
         *(("load", name, 0) for name in moved),
         "update",

@@ -161,7 +161,7 @@ def test_states_in_shards_scatter_gradients_and_gather_weights():
         ("all_gather", "layer.bias"),
     ]
     shards = {v.name: v.shards for v in step.program.variables if v.shards > 1}
-    assert shards == {"layer.weight.momentum_buffer": 2, "layer.bias.momentum_buffer": 2}
+    assert shards == {"layer.weight..momentum_buffer": 2, "layer.bias..momentum_buffer": 2}
 
 
 def test_weights_in_shards_are_gathered_for_every_call_and_for_copies():
@@ -183,7 +183,7 @@ def test_whole_states_of_weights_in_shards_are_gathered():
     step, _ = train(Locations(weights=SHARDED), optimizer="momentum")
     *_, after = parts(step.program)
     gathered = [name for kind, name in (i for i in kinds(after) if isinstance(i, tuple))]
-    assert gathered == ["layer.weight.momentum_buffer", "layer.bias.momentum_buffer"]
+    assert gathered == ["layer.weight..momentum_buffer", "layer.bias..momentum_buffer"]
 
 
 def test_shards_off_the_chip_are_loaded_then_gathered():
@@ -244,9 +244,9 @@ def test_each_group_of_replicas_has_shards_of_its_own():
     assert shards == {"own": (2, (5,)), "shared": (4, (4,))}
     scatters = [str(i) for i in program.walk() if isinstance(i, ReduceScatter)]
     assert scatters == [
-        "reduce_scatter sum over each group of 2 orthogonal replicas (%own.grad: f32[5]), "
+        "reduce_scatter sum over each group of 2 orthogonal replicas (%own..grad: f32[5]), "
         "20 bytes  on ipu0",
-        "reduce_scatter sum over replicas (%shared.grad: f32[4]), 48 bytes  on ipu0",
+        "reduce_scatter sum over replicas (%shared..grad: f32[4]), 48 bytes  on ipu0",
     ]
 
 
@@ -261,8 +261,8 @@ def test_each_replica_is_said_to_hold_its_part():
     step, _ = train(Locations(weights=SHARDED, optimizer_state=AWAY))
     lines = {v.name: str(v) for v in step.program.variables}
     assert lines["layer.bias"] == "parameter %layer.bias: f32[3]  on ipu0, in 2 shards of f32[2]"
-    assert lines["layer.bias.exp_avg"] == (
-        "state %layer.bias.exp_avg: f32[3]  off chip, of ipu0, in 2 shards of f32[2]"
+    assert lines["layer.bias..exp_avg"] == (
+        "state %layer.bias..exp_avg: f32[3]  off chip, of ipu0, in 2 shards of f32[2]"
     )
     here = [v for v in step.program.variables if not v.off_chip]
     nbytes = sum(4 * (prod(v.type.shape) if v.shards == 1 else v.held.shape[0]) for v in here)

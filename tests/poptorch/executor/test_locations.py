@@ -79,7 +79,7 @@ def test_small_tensors_stay_on_the_chip():
         ("setWeightLocation", 7, {"first.weight", "second.weight", "first.bias"}),  # 32, 24, 8
         ("setWeightLocation", 8, {"first.weight", "second.weight"}),
         ("setWeightLocation", None, set()),
-        ("setOptimizerLocation", 24, {"first.weight.momentum_buffer"}),
+        ("setOptimizerLocation", 24, {"first.weight..momentum_buffer"}),
         ("setAccumulatorLocation", 0, set()),
     ],
 )

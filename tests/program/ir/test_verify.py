@@ -231,6 +231,26 @@ def renamed(program, table, number, **fields):
 
 OTHER = TensorType(torch.float64, (4, 4))
 BROKEN = {
+    "parameter with a made name": lambda p: (
+        renamed(p, "variables", 0, name="first..weight"),
+        "the name of parameter %first..weight has an empty part",
+    ),
+    "accumulator with a name of the user's": lambda p: (
+        renamed(p, "variables", -1, kind="accumulator", name="first.weight.grad"),
+        "the name of accumulator %first.weight.grad has no empty part",
+    ),
+    "input with a made name": lambda p: (
+        renamed(p, "inputs", 0, name=".x"),
+        "the name of input %.x has an empty part",
+    ),
+    "random key with a name of the user's": lambda p: (
+        renamed(p, "inputs", 0, source="random"),
+        "the name of input %x has no empty part",
+    ),
+    "value with a name of the user's": lambda p: (
+        changed(p, Copy, result="first.other"),
+        "%first.other is called like a tensor of the user's, and is none",
+    ),
     "two loops": lambda p: (replace(p, body=p.body * 2), "one loop over micro-batches"),
     "no loop": lambda p: (replace(p, body=()), "one loop over micro-batches, not 0 loops"),
     "loop in a loop": lambda p: (
@@ -323,11 +343,11 @@ BROKEN = {
         "a write stands behind a call of its stage pass",
     ),
     "accumulator as a buffer": lambda p: (
-        changed(p, WriteBuffer, variables=("first.weight.grad", "norm.bias", "norm.weight")),
-        "%first.weight.grad, of kind accumulator, is no buffer",
+        changed(p, WriteBuffer, variables=("first.weight..grad", "norm.bias", "norm.weight")),
+        "%first.weight..grad, of kind accumulator, is no buffer",
     ),
     "buffer as an accumulator": lambda p: (
-        changed(p, Accumulate, accumulators=("norm.running_mean", "last.bias.grad")),
+        changed(p, Accumulate, accumulators=("norm.running_mean", "last.bias..grad")),
         "%norm.running_mean, of kind buffer, is no accumulator",
     ),
     "mean without a share": lambda p: (changed(p, Accumulate, rule="mean"), "has a share"),
@@ -348,7 +368,7 @@ BROKEN = {
         "%z is not on ipu0 here",
     ),
     "sum twice": lambda p: (
-        put(p, AllReduce(("first.weight.grad",) * 2, 0), before=Update),
+        put(p, AllReduce(("first.weight..grad",) * 2, 0), before=Update),
         "summed twice",
     ),
     "sum of other shards": lambda p: (
@@ -367,8 +387,8 @@ BROKEN = {
         "%first.weight stays on ipu0",
     ),
     "load of nothing": lambda p: (
-        put(p, Load("h.off", "h", OTHER, 0, None, "")),
-        "%h.off is not in streaming memory here",
+        put(p, Load("h..off", "h", OTHER, 0, None, "")),
+        "%h..off is not in streaming memory here",
     ),
     "gradient too few": lambda p: (
         changed(p, Update, gradients=first(p, Update).gradients[1:]),
@@ -451,7 +471,7 @@ def test_a_variable_is_changed_by_its_owner_only():
 def test_an_inference_has_nothing_after_its_loop():
     program = inference()
     (loop,) = program.body
-    copy = Copy("weight", "weight.on1", TensorType(torch.float32, (4, 4)), 0, 1, "")
+    copy = Copy("weight", "weight..on1", TensorType(torch.float32, (4, 4)), 0, 1, "")
     with pytest.raises(ProgramError, match="only the step of a training program has an end"):
         verify(replace(program, body=(loop, copy)))
 

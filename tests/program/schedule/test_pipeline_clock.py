@@ -50,7 +50,7 @@ def test_with_recomputation_stages_keep_their_inputs_only():
     whole = program([0, 1, 2], strategy=PIPELINED)
     assert [str(one) for one in whole.stash] == [
         "stage 0 on ipu0 keeps 5 micro-batches of %x: f32[2,8]; 320 B in all",
-        "stage 1 on ipu1 keeps 3 micro-batches of %tanh.on1: f32[2,8]; 192 B in all",
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh..on1: f32[2,8]; 192 B in all",
         "stage 2 on ipu2 keeps 1 micro-batch",
     ]
 
@@ -59,7 +59,7 @@ def test_the_printed_program_states_the_stash():
     whole = program([0, 1, 2], strategy=PIPELINED, recompute="off")
     assert [str(one) for one in whole.stash] == [
         "stage 0 on ipu0 keeps 5 micro-batches of %tanh: f32[2,8], %x: f32[2,8]; 640 B in all",
-        "stage 1 on ipu1 keeps 3 micro-batches of %tanh_1: f32[2,8], %tanh.on1: f32[2,8]; "
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh_1: f32[2,8], %tanh..on1: f32[2,8]; "
         "384 B in all",
         "stage 2 on ipu2 keeps 1 micro-batch",
     ]
@@ -71,7 +71,7 @@ def test_the_printed_program_states_the_stash():
 def test_a_stage_that_computes_again_keeps_its_input_only():
     assert [str(one) for one in program([0, 1, 2], strategy=PIPELINED).stash] == [
         "stage 0 on ipu0 keeps 5 micro-batches of %x: f32[2,8]; 320 B in all",
-        "stage 1 on ipu1 keeps 3 micro-batches of %tanh.on1: f32[2,8]; 192 B in all",
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh..on1: f32[2,8]; 192 B in all",
         "stage 2 on ipu2 keeps 1 micro-batch",
     ]
 

@@ -73,7 +73,7 @@ def test_one_worker_finishes_each_micro_batch_first():
 
 FORWARD = (
     call("forward0", 0, 0, "forward", reads=["x"], makes=["h"]),
-    call("forward1", 1, 1, "forward", reads=["h.on1"], makes=["y"]),
+    call("forward1", 1, 1, "forward", reads=["h..on1"], makes=["y"]),
 )
 
 

@@ -142,7 +142,7 @@ def test_a_checkpoint_makes_a_failed_update_good(own_weights, failing):
         with pytest.raises(UpdateError):
             step(*batch(1))
         step.write_weights()
-    with pytest.raises(UpdateError, match=r"a part of %(a.weight.exp_avg|group0)"):
+    with pytest.raises(UpdateError, match=r"a part of %(a.weight..exp_avg|.group0)"):
         step(*batch(1))  # weights alone are not enough
     optimizer.load_state_dict(state)
     assert torch.equal(step(*batch(1)), unharmed(*batch(1)))
@@ -161,5 +161,5 @@ def test_weights_that_are_written_in_part_are_not_enough(failing):
     with torch.no_grad():
         for parameter in net.a.parameters():
             parameter.zero_()
-    with pytest.raises(UpdateError, match=r"a part of %a.weight.momentum_buffer"):
+    with pytest.raises(UpdateError, match=r"a part of %a.weight..momentum_buffer"):
         step(*batch(1))

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from ipu_dynamo.program.ir.instructions import Instruction
+from ipu_dynamo.program.ir.instructions import Instruction, Receive
+from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Variable
 
@@ -41,6 +42,8 @@ class Residence:
         Raises:
             ValueError: something else has this name.
         """
+        if "." in name and not (is_made(name) or isinstance(maker, Receive)):
+            raise ValueError(f"%{name} is called like a tensor of the user's, and is none")
         if name in self.variables:
             raise ValueError(f"%{name} is a variable, no value of a micro-batch")
         if self._makers.setdefault(name, maker) != maker:

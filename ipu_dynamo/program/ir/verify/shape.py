@@ -20,6 +20,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
     Update,
 )
+from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.verify.control_flow import check_bodies
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
@@ -28,6 +29,7 @@ from ipu_dynamo.program.schedule.sections import sections
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
 
+_MADE = ("accumulator", "loss_scale", "state")  # kinds of variables
 _BEFORE = Load | AllGather | Copy | UpdateFactors
 _WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
 _CLIP = GradientNorm | ClipFactor | ClipValues
@@ -59,6 +61,7 @@ def check_tables(program: "Program") -> None:
     ):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
+    check_names(program)
     check_bodies(every)
     for function in every:
         if function.written:
@@ -71,6 +74,19 @@ def check_tables(program: "Program") -> None:
             raise ValueError(
                 f"%{variable.name} is in {variable.shards} shards of {holders} replicas"
             )
+
+
+def check_names(program: "Program") -> None:
+    """Check that no tensor of the user's can be called like what a compiler makes."""
+    for variable in program.variables:
+        if is_made(variable.name) != (variable.kind in _MADE):
+            has = "no" if variable.kind in _MADE else "an"
+            problem = f"the name of {variable.kind} %{variable.name} has {has} empty part"
+            raise ValueError(problem)
+    for stream in program.inputs:
+        if is_made(stream.name) != (stream.source != "host"):
+            has = "an" if stream.source == "host" else "no"
+            raise ValueError(f"the name of input %{stream.name} has {has} empty part")
 
 
 def check_loops(program: "Program") -> None:

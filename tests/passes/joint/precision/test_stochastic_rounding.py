@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
+from ipu_dynamo.capture.capture import RANDOM_KEY
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.pipeline import aot_passes
 from ipu_dynamo.runtime.update.rounding import rounded
@@ -87,7 +88,7 @@ def test_keeps_exact_values_and_does_nothing_twice(seed, training):
     before = evaluate(capture, inputs)
     assert one(capture)
     check(capture)
-    after = evaluate(capture, {**inputs, "random_key": torch.tensor([3, 4], dtype=torch.int32)})
+    after = evaluate(capture, {**inputs, RANDOM_KEY: torch.tensor([3, 4], dtype=torch.int32)})
     assert {k for k in before if not torch.equal(after[k], before[k])} == set()
     text = text_of(capture)
     assert not one(capture)

@@ -18,7 +18,7 @@ SCALAR = TensorType(torch.float32, ())
 def transfers(*outputs, times, iterations=1, accumulation=1, replicas=1, inputs=1):
     """The transfers of a program with these outputs."""
     streams = tuple(Input(f"x{i}", SCALAR) for i in range(inputs))
-    drawn = Input("random_key", SCALAR, "random")
+    drawn = Input(".random_key", SCALAR, "random")
     program = Program("training", 1, replicas, (), (*streams, drawn), outputs, (), ())
     batching = Batching(iterations, accumulation, replicas, tuple(range(replicas)))
     return transfers_of(program, batching, times, {output.name for output in outputs})
