@@ -1,4 +1,4 @@
-"""Run programs, each in a process of its own: `python -m tests.known_wrong.run KIND NAME ...`.
+"""Run programs, each in a process of its own: `python -m tests.known_wrong.run_reported KIND NAME ...`.
 
 KIND is `inductor` (PyTorch's own compiler), or an engine of ours: `ipu-eager`, `ipu-inductor`.
 Prints for each program one line of JSON: its name, an outcome, and words. An outcome is `right`,
@@ -17,7 +17,7 @@ import torch
 import torch._inductor.compile_fx  # imported once, before the processes part
 
 import ipu_dynamo
-from tests.known_wrong import programs  # noqa: F401
+from tests.known_wrong import reported_programs  # noqa: F401
 from tests.known_wrong.reports import PROGRAMS
 
 KINDS = ("inductor", "ipu-eager", "ipu-inductor")
