@@ -1,5 +1,6 @@
-"""Run programs, each in a process of its own: `python -m tests.known_wrong.run_reported KIND NAME ...`.
+"""Run programs after reports, each in a process of its own.
 
+Usage: python -m tests.known_wrong.run_reported KIND [NAME ...]
 KIND is `inductor` (PyTorch's own compiler), or an engine of ours: `ipu-eager`, `ipu-inductor`.
 Prints for each program one line of JSON: its name, an outcome, and words. An outcome is `right`,
 `wrong`, `refused` (an IpuError), `fails` (another error), or `dies`.
