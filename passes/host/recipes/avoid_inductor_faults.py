@@ -7,12 +7,13 @@ Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` ove
          still read from it. Its gradients of an average pool are wrong where padding counts and
          `ceil_mode` lets the last windows reach beyond it. Extremes of int8 and uint8 are 0 or 1
          where vectors have no element. Remainders of halves do not round a number that they are
-         given. `elu`, a sum with zeros, `minimum` and `maximum` give the other zero, whose sign a
-         division shows. Remainders and floor divisions of floats are one off where a quotient
-         rounds to a whole number, `erfinv` is wrong in the fourth digit near 1, and zero times an
-         infinity is zero, also as a coefficient of `addmm`. Two pads of one value in two layouts
-         write beyond their memory. Plain torch.compile does all of this, too. Faults that every
-         value shows are not listed: the check of compiled functions finds them
+         given. Some activations, a sum with zeros, `minimum` and `maximum` give the other zero,
+         whose sign a division shows. Remainders and floor divisions of floats are one off where a
+         quotient rounds to a whole number. `erfinv` is wrong in the fourth digit near 1, `acosh`
+         and `sinh` overflow early, `atanh` and `expm1` are 0 near 0, and `softshrink` of NaN is 0.
+         Zero times an infinity is zero, also as a coefficient of `addmm`. Two pads of one value in
+         two layouts write beyond their memory. Plain torch.compile does all of this, too. Faults
+         that every value shows are not listed: the check of compiled functions finds them
          (runtime/engines/check).
 """
 
@@ -56,12 +57,29 @@ _EXTREMES = {
     aten.min.default,
     aten.min.dim,
 }
+_WRONG_SOMEWHERE = {
+    aten.acosh.default,
+    aten.atanh.default,
+    aten.erfinv.default,
+    aten.expm1.default,
+    aten.sinh.default,
+    aten.softshrink.default,
+}
 _FLOORS = {
     aten.remainder.Scalar,
     aten.remainder.Scalar_Tensor,
     aten.remainder.Tensor,
     aten.floor_divide.default,
     aten.floor_divide.Scalar,
+}
+_CHANGE_ZEROS = {
+    aten.elu.default,
+    aten.fmax.default,
+    aten.fmin.default,
+    aten.gelu.default,
+    aten.hardtanh.default,
+    aten.maximum.default,
+    aten.minimum.default,
 }
 _SHOW_SIGNS: dict[object, int] = {  # of zero -> position of the argument whose sign they show
     aten.div.Tensor: 1,
@@ -87,7 +105,7 @@ def miscompiled(graph: fx.Graph) -> fx.Node | None:
             return node
         if node.target in _EXTREMES and _dtype(node.args[0]) in (torch.int8, torch.uint8):
             return node
-        if node.target == aten.erfinv.default or _floors(node) or _drops_infinities(node):
+        if node.target in _WRONG_SOMEWHERE or _floors(node) or _drops_infinities(node):
             return node
         if node.target == aten.fmod.Scalar and _rounds_number(node):
             return node
@@ -133,7 +151,7 @@ def _is_float(node: fx.Node) -> bool:
 
 def _changes_zeros(node: fx.Node) -> bool:
     """Whether an operator gives a zero of the other sign where it is compiled."""
-    if node.target in (aten.elu.default, aten.minimum.default, aten.maximum.default):
+    if node.target in _CHANGE_ZEROS:
         return True
     if node.target not in (aten.add.Tensor, aten.sub.Tensor):
         return False

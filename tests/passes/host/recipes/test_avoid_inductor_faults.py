@@ -92,6 +92,7 @@ IMAGE = torch.ones(1, 8, 20, 20).contiguous(memory_format=torch.channels_last)
         (lambda x: x.div(0.1, rounding_mode="trunc"), HALF.float(), None),
         (lambda x: x // 2, BYTES, None),
         (lambda x: x.erfinv(), HALF.float(), "erfinv"),
+        (lambda x: x.sinh(), HALF.float(), "sinh"),
         (lambda x: x * 0, HALF.float(), "mul"),
         (lambda x: x * 0, BYTES, None),
         (lambda x: torch.addmm(x, x[None], x.outer(x), beta=0), HALF.float(), "addmm"),
