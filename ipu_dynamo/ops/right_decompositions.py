@@ -9,6 +9,8 @@ While a model is traced, PyTorch 2.13 writes some operators as others. These dif
 - `upsample_bilinear2d` rounds uint8 in another way, spreads infinities to other elements of a
   picture that keeps its size, and accepts a size of 0.
 - `native_group_norm_backward` divides by zero where there are no elements.
+- `upsample_nearest` of 1 to 3 dims uses the scale where a size stays or doubles, too. The operators
+  copy each element there, in some layouts, or in the gradient only.
 
 The losses are written here, and the others stay operators. `tests/ops/test_right_decompositions.py`
 compares every decomposition that is used with its operator.
@@ -118,6 +120,12 @@ set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
 wrap_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
 for _operator in (aten.softshrink.default, aten.hardshrink.default):
     set_kernel(_operator, AUTOGRAD, None)
-set_kernel(aten.upsample_bilinear2d.default, AUTOGRAD, None)
-for _key in (AUTOGRAD, COMPOSITE):
-    set_kernel(aten.upsample_bilinear2d.vec, _key, None)
+for _packet in (
+    aten.upsample_bilinear2d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+):
+    for _key in (AUTOGRAD, COMPOSITE):
+        set_kernel(_packet.default, _key, None)
+        set_kernel(_packet.vec, _key, None)

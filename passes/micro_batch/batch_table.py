@@ -339,7 +339,8 @@ _TABLE: list[tuple[Rule, str]] = [
     (pattern("n.~ n.~ ~ -> n.~ ~ ~"), "convolution_backward"),
     (
         pattern("n~ -> n~"),
-        "avg_pool2d avg_pool3d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d",
+        "avg_pool2d avg_pool3d _adaptive_avg_pool2d upsample_nearest1d "
+        "upsample_nearest2d upsample_nearest3d upsample_bilinear2d",
     ),
     (
         pattern("n~ n~ -> n~"),
@@ -347,7 +348,8 @@ _TABLE: list[tuple[Rule, str]] = [
     ),
     (
         pattern("n~ -> n~", sizes="input_size"),
-        "upsample_nearest2d_backward upsample_bilinear2d_backward",
+        "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+        "upsample_bilinear2d_backward",
     ),
     (pattern("n~ -> n~ n~"), "max_pool2d_with_indices max_pool3d_with_indices"),
     (

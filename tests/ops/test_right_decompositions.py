@@ -58,6 +58,9 @@ def interpolate():
                 yield F.interpolate, (torch.randn(2, 3, *(4, 5, 1)[:dims]), size), options
             for factor in (1.0, 1.3, 2.7):
                 yield F.interpolate, (torch.randn(1, 2, *(4, 5, 1)[:dims]), None, factor), options
+        for factor in (1.3, 2.3):  # sizes that stay, and that double
+            x = torch.randn(1, 2, *(3, 2, 1)[:dims])
+            yield F.interpolate, (x, None, factor), {"mode": "nearest"}
     picture = (torch.rand(2, 3, 5, 4) * 255).to(torch.uint8)
     holed = torch.tensor([[[[nan, 0.0, 1.0], [2.0, inf, 0.0]]]])
     for corners, size in product((False, True), ((3, 7), (10, 2), (2, 3))):
@@ -131,9 +134,7 @@ OPERATORS = {
     multilabel_margin_loss: "multilabel_margin_loss.default",
     multi_margin_loss: "multi_margin_loss.default",
     shrink: "",  # traces record these operators
-    interpolate: """upsample_nearest1d.default upsample_nearest1d.vec upsample_nearest2d.default
-        upsample_nearest2d.vec upsample_nearest3d.default upsample_nearest3d.vec
-        _upsample_nearest_exact1d.default _upsample_nearest_exact1d.vec
+    interpolate: """_upsample_nearest_exact1d.default _upsample_nearest_exact1d.vec
         _upsample_nearest_exact2d.default _upsample_nearest_exact2d.vec
         _upsample_nearest_exact3d.default _upsample_nearest_exact3d.vec upsample_linear1d.vec
         upsample_trilinear3d.vec upsample_bicubic2d.default upsample_bicubic2d.vec

@@ -7,10 +7,14 @@ Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` ove
          still read from it. Its gradients of an average pool are wrong where padding counts and
          `ceil_mode` lets the last windows reach beyond it. Extremes of int8 and uint8 are 0 or 1
          where vectors have no element. Remainders of halves do not round a number that they are
-         given. `elu` and a sum with zeros give the other zero, whose sign a division shows. Two
-         pads of one value in two layouts write beyond their memory. Plain torch.compile does all
-         of this, too. Faults that every value shows are not listed: the check of compiled
-         functions finds them (runtime/engines/check).
+         given. Some activations, a sum with zeros, `minimum` and `maximum` give the other zero,
+         whose sign a division shows. Remainders and floor divisions of floats are one off where a
+         quotient rounds to a whole number. `erfinv` is wrong in the fourth digit near 1, `acosh`
+         and `sinh` overflow early, `atanh` and `expm1` are 0 near 0, and `softshrink` of NaN is 0.
+         Zero times an infinity is zero, also as a coefficient of `addmm`. Two pads of one value in
+         two layouts write beyond their memory. Plain torch.compile does all of this, too. Faults
+         that every value shows are not listed: the check of compiled functions finds them
+         (runtime/engines/check).
 """
 
 import logging
@@ -53,7 +57,30 @@ _EXTREMES = {
     aten.min.default,
     aten.min.dim,
 }
-_REMAINDERS = {aten.remainder.Scalar, aten.fmod.Scalar}
+_WRONG_SOMEWHERE = {
+    aten.acosh.default,
+    aten.atanh.default,
+    aten.erfinv.default,
+    aten.expm1.default,
+    aten.sinh.default,
+    aten.softshrink.default,
+}
+_FLOORS = {
+    aten.remainder.Scalar,
+    aten.remainder.Scalar_Tensor,
+    aten.remainder.Tensor,
+    aten.floor_divide.default,
+    aten.floor_divide.Scalar,
+}
+_CHANGE_ZEROS = {
+    aten.elu.default,
+    aten.fmax.default,
+    aten.fmin.default,
+    aten.gelu.default,
+    aten.hardtanh.default,
+    aten.maximum.default,
+    aten.minimum.default,
+}
 _SHOW_SIGNS: dict[object, int] = {  # of zero -> position of the argument whose sign they show
     aten.div.Tensor: 1,
     aten.reciprocal.default: 0,
@@ -78,7 +105,9 @@ def miscompiled(graph: fx.Graph) -> fx.Node | None:
             return node
         if node.target in _EXTREMES and _dtype(node.args[0]) in (torch.int8, torch.uint8):
             return node
-        if node.target in _REMAINDERS and _rounds_number(node):
+        if node.target in _WRONG_SOMEWHERE or _floors(node) or _drops_infinities(node):
+            return node
+        if node.target == aten.fmod.Scalar and _rounds_number(node):
             return node
         if _changes_zeros(node) and _sign_shows(node):
             return node
@@ -101,9 +130,28 @@ def _rounds_number(node: fx.Node) -> bool:
     return torch.tensor(number, dtype=dtype).item() != number
 
 
+def _floors(node: fx.Node) -> bool:
+    """Whether a quotient of floats is rounded before its floor is taken."""
+    rounded = node.target in _FLOORS or node.kwargs.get("rounding_mode") == "floor"
+    return rounded and _is_float(node)
+
+
+def _drops_infinities(node: fx.Node) -> bool:
+    """Whether zero times an infinity, or NaN, becomes zero, or the other way round."""
+    if node.target == aten.addmm.default:
+        return 0 in (node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1))
+    is_product = node.target == aten.mul.Tensor and _is_float(node)
+    return is_product and isinstance(node.args[1], int) and node.args[1] == 0
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return bool(value.is_floating_point() or value.is_complex())
+
+
 def _changes_zeros(node: fx.Node) -> bool:
     """Whether an operator gives a zero of the other sign where it is compiled."""
-    if node.target == aten.elu.default:
+    if node.target in _CHANGE_ZEROS:
         return True
     if node.target not in (aten.add.Tensor, aten.sub.Tensor):
         return False

@@ -1,0 +1,53 @@
+"""Run programs after public reports of wrong numbers, by PyTorch's compiler and by ours.
+
+Usage: python -m benchmarks.known_wrong [NAME ...]
+Prints what became of each program of `tests/known_wrong`, and how many are right. Nothing that was
+compiled or checked before is used.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.provenance import ROOT
+
+KINDS = ("inductor", "ipu-inductor", "ipu-eager")
+Outcomes = dict[str, tuple[str, str]]  # of each program: `right`, `wrong`, ...; and words
+
+
+def outcomes(kind: str, names: Sequence[str] = ()) -> Outcomes:
+    """What becomes of programs; without names, of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.known_wrong.run_reported", kind, *names],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "IPU_DYNAMO_CACHE_DIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=True,
+        )
+    lines = map(json.loads, done.stdout.splitlines())
+    return {name: (outcome, words) for name, outcome, words in lines}
+
+
+def main() -> None:
+    """Print the outcomes of each program, and the scores."""
+    found = {kind: outcomes(kind, sys.argv[1:]) for kind in KINDS}
+    print(f"{'':45}" + "".join(f"{kind:14}" for kind in KINDS))
+    for name in found[KINDS[0]]:
+        print(f"{name:45}" + "".join(f"{found[kind][name][0]:14}" for kind in KINDS))
+    for kind in KINDS:
+        counts = Counter(outcome for outcome, _ in found[kind].values())
+        others = ", ".join(f"{n} {what}" for what, n in counts.items() if what != "right")
+        print(
+            f"{kind}: {counts['right']} of {counts.total()} right" + f" ({others})" * bool(others)
+        )
+
+
+if __name__ == "__main__":
+    main()
