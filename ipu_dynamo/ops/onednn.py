@@ -4,8 +4,12 @@ Compilers see operators that they do not know, and call them; Inductor's own low
 product would copy transposed operands first.
 """
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ipu_dynamo.ops.private.native import onednn_linear
 
@@ -53,6 +57,14 @@ for _name, _run, _shape in (
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     _library.impl(_name, _shape, "Meta")
+
+
+@register_flop_formula(
+    [getattr(torch.ops.ipu, f"onednn_{name}") for name in ("matmul", "packed", "batched")]
+)
+def _flops(a: Sequence[int], *rest: object, out_shape: Sequence[int]) -> int:
+    return 2 * prod(a) * out_shape[-1]
+
 
 matmul = torch.ops.ipu.onednn_matmul.default
 packed = torch.ops.ipu.onednn_packed.default

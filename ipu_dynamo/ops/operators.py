@@ -7,6 +7,7 @@ operators of TorchScript alone, such as `aten.save`, have none here.
 import keyword
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,19 +90,25 @@ def check_arguments(
         if len(args) != 2 or kwargs or not isinstance(args[0], fx.Node):
             raise ValueError(f"{operator_name(target)} takes a node and an index")
         return
+    _check_names(target, len(args), tuple(kwargs))
+
+
+@lru_cache(maxsize=4096)  # a program calls few operators in few ways
+def _check_names(target: OpOverload, count: int, names: tuple[str, ...]) -> None:
+    """Raise ValueError unless `target` takes `count` arguments and those with these names."""
     expected = target._schema.arguments
     free = [a.name for a in expected if not a.kwarg_only]
     missing = [
         argument.name
         for position, argument in enumerate(expected)
         if not argument.has_default_value()
-        and argument.name not in kwargs
-        and (argument.kwarg_only or position >= len(args))
+        and argument.name not in names
+        and (argument.kwarg_only or position >= count)
     ]
-    known = {a.name for a in expected} - set(free[: len(args)])
-    unknown = [name for name in kwargs if name not in known or keyword.iskeyword(name)]
-    if len(args) > len(free):
-        raise ValueError(f"{target} takes {len(free)} arguments without a name, not {len(args)}")
+    known = {a.name for a in expected} - set(free[:count])
+    unknown = [name for name in names if name not in known or keyword.iskeyword(name)]
+    if count > len(free):
+        raise ValueError(f"{target} takes {len(free)} arguments without a name, not {count}")
     if unknown or missing:
         what = f"has no argument {unknown[0]} left" if unknown else f"needs {missing[0]}"
         raise ValueError(f"{target} {what}; it is {target._schema}")

@@ -5,10 +5,13 @@ product are serialised products, split along the same dimension of the model. Th
 `serialize_matmul` turns all of them into parts.
 """
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ipu_dynamo.errors import CompileError, called_from
 
@@ -67,6 +70,11 @@ torch.library.register_fake("ipu::serialized_matmul", _shape, lib=_library)
 torch.library.register_autograd(
     "ipu::serialized_matmul", _gradients, setup_context=_save, lib=_library
 )
+
+
+@register_flop_formula(torch.ops.ipu.serialized_matmul)
+def _flops(lhs: Sequence[int], rhs: Sequence[int], *rest: object, **values: object) -> int:
+    return 2 * prod(lhs) * rhs[-1]
 
 
 def serialized_matmul(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("half_partials_matmul(Tensor a, Tensor b, int chunk) -> Tensor")
@@ -186,6 +187,29 @@ for _name, _run, _shape in (
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     _library.impl(_name, _shape, "Meta")
+
+
+@register_flop_formula(torch.ops.ipu.half_partials_matmul)
+def _matmul_flops(a: Sizes, b: Sizes, *rest: object, **values: object) -> int:
+    return 2 * prod(a) * b[-1]
+
+
+@register_flop_formula(torch.ops.ipu.half_partials_conv)
+def _conv_flops(x: object, weight: Sizes, *rest: object, out_shape: Sizes) -> int:
+    return 2 * prod(out_shape) * prod(weight[1:])
+
+
+@register_flop_formula(torch.ops.ipu.half_partials_conv_input)
+def _conv_input_flops(
+    shape: object, gradient: Sizes, weight: Sizes, *rest: object, **values: object
+) -> int:
+    return 2 * prod(gradient) * prod(weight[1:])
+
+
+@register_flop_formula(torch.ops.ipu.half_partials_conv_weight)
+def _conv_weight_flops(shape: Sizes, gradient: Sizes, *rest: object, **values: object) -> int:
+    return 2 * prod(gradient) * prod(shape[1:])
+
 
 matmul = torch.ops.ipu.half_partials_matmul.default
 conv = torch.ops.ipu.half_partials_conv.default

@@ -5,6 +5,7 @@ under these names. The one named `..._backward` computes the gradients of the on
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -81,8 +82,8 @@ def empty_gradients(
 
 
 def _flops_of(operator: Any) -> Callable[..., int]:
-    """How many additions and multiplications a call takes: those of the products with `wi` and
-    `wh` at each step; backward the gradients of both factors of both."""
+    """How many additions and multiplications a call takes: those of the products with `wi`,
+    `wh` and `wp` at each step; backward the gradients of both factors of each."""
     names = [argument.name for argument in operator._schema.arguments]
     each = 4 if operator.name().endswith("_backward") else 2
 
@@ -90,6 +91,7 @@ def _flops_of(operator: Any) -> Callable[..., int]:
         shape = dict(zip(names, shapes, strict=False)) | named
         steps, batch, _ = shape["x"]
         gates, inputs = shape["wi"]
-        return int(each * steps * batch * gates * (inputs + shape["wh"][1]))
+        weights = gates * (inputs + shape["wh"][1]) + prod(shape.get("wp") or (0,))
+        return int(each * steps * batch * weights)
 
     return flops

@@ -40,7 +40,7 @@ class Layout:
         """
         if tensor.layout != torch.strided:
             raise ValueError(f"a tensor with the layout {tensor.layout} has no strides")
-        stride = tuple(int(step) for step in tensor.stride())
+        stride = tuple(map(int, tensor.stride()))
         return cls(TensorType.of(tensor), stride, str(tensor.device))
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class TensorType:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Self:
-        return cls(tensor.dtype, tuple(int(size) for size in tensor.shape))
+        return cls(tensor.dtype, tuple(map(int, tensor.shape)))
 
     @property
     def nbytes(self) -> int:

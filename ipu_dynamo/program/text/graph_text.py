@@ -12,6 +12,7 @@ operators that are registered with arguments that they have, and plain values.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.operators import check_arguments, operator_name, operator_named
-from ipu_dynamo.ops.private.graphs import FakeTensorMode, with_device
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of, with_device
 from ipu_dynamo.program.ir.layout import Layout, device_named
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
@@ -81,7 +82,7 @@ def read_graph(lines: Sequence[Line]) -> fx.GraphModule:
     Raises:
         ValueError: the lines are not a graph.
     """
-    graph, mode = fx.Graph(), FakeTensorMode()
+    graph, mode, named = fx.Graph(), FakeTensorMode(), cache(operator_named)
     nodes: dict[str, fx.Node] = {}
     for line in lines:
         with in_line(line):
@@ -91,12 +92,12 @@ def read_graph(lines: Sequence[Line]) -> fx.GraphModule:
             if line is lines[-1]:
                 _read_output(reader, graph)
             else:
-                node = _read_node(reader, graph, mode)
+                node = _read_node(reader, graph, mode, named)
                 nodes[node.name] = node
             reader.end()
     if not lines:
         raise ValueError("its graph is empty")
-    return fx.GraphModule(torch.nn.Module(), graph)
+    return module_of(graph)
 
 
 def _read_output(reader: Reader, graph: fx.Graph) -> None:
@@ -108,7 +109,9 @@ def _read_output(reader: Reader, graph: fx.Graph) -> None:
     graph.output(returned).meta["val"] = None
 
 
-def _read_node(reader: Reader, graph: fx.Graph, mode: FakeTensorMode) -> fx.Node:
+def _read_node(
+    reader: Reader, graph: fx.Graph, mode: FakeTensorMode, named: Callable[[str], Any]
+) -> fx.Node:
     """Append the node that a line describes."""
     name = reader.take("node").removeprefix("%")
     reader.take(":")
@@ -121,7 +124,7 @@ def _read_node(reader: Reader, graph: fx.Graph, mode: FakeTensorMode) -> fx.Node
         node = graph.create_node("placeholder", name, name=name)
     else:
         args, kwargs = reader.arguments()
-        function = operator_named(target)
+        function = named(target)
         check_arguments(function, args, kwargs)
         _check_plain((args, kwargs))
         node = graph.create_node("call_function", function, args, kwargs, name)
@@ -177,15 +180,16 @@ def _is_result(value: object) -> bool:
 
 def _check_plain(value: object) -> None:
     """Raise ValueError for what is no argument of an operator."""
-    if isinstance(value, Record | Layout):
-        raise ValueError("an operator takes no dataclass")
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, slice):
-        value = (value.start, value.stop, value.step)
-    if isinstance(value, list | tuple):
-        for part in value:
-            _check_plain(part)
+    match value:
+        case list() | tuple():
+            for part in value:
+                _check_plain(part)
+        case Record() | Layout():
+            raise ValueError("an operator takes no dataclass")
+        case dict():
+            _check_plain([*value.values()])
+        case slice():
+            _check_plain([value.start, value.stop, value.step])
 
 
 def _stack_trace(source: str) -> str:

@@ -52,9 +52,9 @@ def outline(text: str) -> list[Line]:
     for number, whole in enumerate(text.split("\n"), 1):
         content = whole.lstrip(" ")
         line = Line(number, content)
-        with in_line(line):
-            level, rest = divmod(len(whole) - len(content), len(_STEP))
-            if rest or level >= min(len(path), _DEEPEST):
+        level, rest = divmod(len(whole) - len(content), len(_STEP))
+        if rest or level >= min(len(path), _DEEPEST):
+            with in_line(line):
                 raise ValueError("the indentation is not that of a line here")
         del path[level + 1 :]
         path[level].below.append(line)

@@ -6,9 +6,11 @@ node of a graph (`%mm`), or a record, which is any other dataclass: `Copy(value=
 Strings are written as in JSON, so that all text is ASCII and a value is one line.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from json.encoder import encode_basestring_ascii
+from types import NoneType
 from typing import Any
 
 import torch
@@ -17,13 +19,28 @@ from torch import fx
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.ir.types import TensorType
 
+_PLAIN: dict[type, Callable[[Any], str]] = {
+    **dict.fromkeys((NoneType, bool, torch.dtype, torch.layout, torch.memory_format), str),
+    TensorType: str,
+    Layout: str,
+    int: int.__repr__,
+    float: float.__repr__,
+    str: encode_basestring_ascii,
+}
+
+
+@cache
+def _plain(kind: type) -> Callable[[Any], str] | None:
+    """What writes the values of a class, if they have no parts."""
+    return next((_PLAIN[base] for base in kind.__mro__ if base in _PLAIN), None)
+
 
 def _refuse(value: object) -> str:
     raise ValueError(f"a value of type {type(value).__name__} has no text: {value!r}")
 
 
 def write(
-    value: object,
+    value: Any,
     name_of: Callable[[fx.Node], str] = lambda node: node.name,
     otherwise: Callable[[object], str] = _refuse,
 ) -> str:
@@ -34,20 +51,15 @@ def write(
         otherwise: writes what is no value; the default raises ValueError.
     """
 
+    if plain := _plain(value.__class__):
+        return plain(value)
+
     def text(value: Any) -> str:
+        if plain := _plain(value.__class__):
+            return plain(value)
         match value:
-            case None | bool() | torch.dtype() | torch.layout() | torch.memory_format():
-                return str(value)
-            case TensorType() | Layout():
-                return str(value)
             case fx.Node():
                 return f"%{name_of(value)}"
-            case int():
-                return int.__repr__(value)
-            case float():
-                return float.__repr__(value)
-            case str():
-                return json.dumps(value)
             case complex():
                 return f"complex({text(value.real)}, {text(value.imag)})"
             case torch.device():
@@ -73,8 +85,11 @@ def write_record(
     """A dataclass on one line, with its fields `among` these that do not have their default."""
     parts = []
     for field in among:
-        written = text(getattr(record, field.name))
+        value = getattr(record, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
+        if value is default:
+            continue
+        written = text(value)
         if default is MISSING or written != text(default):
             parts.append(f"{field.name}={written}")
     return f"{type(record).__name__}({', '.join(parts)})"

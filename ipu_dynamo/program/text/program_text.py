@@ -50,11 +50,10 @@ def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None 
         number = text.count("\n") + 1 if len(roots) < 2 else roots[1].number
         raise LineError(f"line {number}: expected one program, {_LAST!r}, and nothing more")
     result: T = read_lines(roots[0], kind, _Check(constants))
-    for number, (read, other) in enumerate(
-        zip_longest(*map(_lines, (text, write_text(result)))), 1
-    ):
-        if read != other:
-            raise LineError(f"line {number}: it is written as {shortened(str(other))!r}")
+    if (written := write_text(result)) != text:
+        pairs = enumerate(zip_longest(_lines(text), _lines(written)), 1)
+        number, other = next((number, b) for number, (a, b) in pairs if a != b)
+        raise LineError(f"line {number}: it is written as {shortened(str(other))!r}")
     return result
 
 

@@ -6,8 +6,9 @@ Names mean something only if they are in a table here: there is no look-up in a 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -19,15 +20,23 @@ T = TypeVar("T")
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"  # of records, fields, nodes and operators
 _TOKEN = re.compile(
-    rf"""(?P<space>[ ]+)
-    |(?P<string>"(?:[^"\\]|\\.)*")
-    |(?P<tensor>{NAME}\[[\d,]*\](?:\{{[\d,]*\}})?(?:@{NAME}(?::\d+)?)?)
-    |(?P<node>%{NAME})
-    |(?P<number>-(?:inf|\d[\w.+-]*)|\d[\w.+-]*)
-    |(?P<name>{NAME}(?:\.{NAME})*)
-    |(?P<sign>[()\[\]{{}},:=\#])""",
+    rf"""[ ]*(?:(
+    [()\[\]{{}},:=\#]
+    |%{NAME}
+    |"[^"\\]*(?:\\.[^"\\]*)*"
+    |{NAME}\[[\d,]*\](?:\{{[\d,]*\}})?(?:@{NAME}(?::\d+)?)?
+    |-(?:inf|\d[\w.+-]*)|\d[\w.+-]*
+    |{NAME}(?:\.{NAME})*
+    )|(?s:.+)|\Z)""",  # what is no token has no group
     re.ASCII | re.VERBOSE,
 )
+_KINDS = {  # of tokens, by what they begin with; a name or a tensor begins with anything else
+    "": "end",
+    **dict.fromkeys("()[]{},:=#", "sign"),
+    "%": "node",
+    '"': "string",
+    **dict.fromkeys("-0123456789", "number"),
+}
 _DEEPEST = 32  # brackets in brackets: programs have a few, Python stops at 200
 _CONSTANTS: dict[str, Any] = {
     "None": None,
@@ -72,15 +81,19 @@ class Reader:
     """
 
     def __init__(self, text: str, nodes: Mapping[str, fx.Node] | None = None) -> None:
-        self._tokens = [*_tokens(text), ("end", "the end of the line")]
+        self._tokens: list[str] = _TOKEN.findall(text)  # "" is the end
+        if "" in self._tokens[:-1]:
+            rest = next(match[0] for match in _TOKEN.finditer(text) if match[1] is None)
+            raise ValueError(f"nothing begins with {(rest.lstrip(' ') or rest)[0]!r}")
+        self._tokens.append("")  # so that each token has a next one
         self._next = 0
         self._depth = 0
         self._nodes = nodes or {}
 
     def sees(self, kind_or_text: str) -> bool:
         """Whether the next token is of this kind, or is this sign or name."""
-        kind, text = self._tokens[self._next]
-        return kind_or_text == kind or (kind_or_text == text and kind in ("sign", "name"))
+        token = self._tokens[self._next]
+        return kind_or_text == token or kind_or_text == _kind(token)
 
     def skip(self, kind_or_text: str) -> bool:
         """Whether the next token is this; if it is, it is read."""
@@ -90,45 +103,41 @@ class Reader:
 
     def take(self, kind_or_text: str) -> str:
         """Read the next token, which has to be this."""
-        text = self._tokens[self._next][1]
-        if not self.skip(kind_or_text):
-            raise ValueError(f"expected {kind_or_text} and found {text}")
-        return text
+        token = self._tokens[self._next]
+        if kind_or_text not in (token, _kind(token)):
+            raise ValueError(f"expected {kind_or_text} and found {_shown(token)}")
+        self._next += 1
+        return token
 
     def end(self) -> None:
         """Nothing may follow."""
         if not self.sees("end"):
-            raise ValueError(f"nothing may follow before {self._tokens[self._next][1]}")
+            raise ValueError(f"nothing may follow before {self._tokens[self._next]}")
 
     def string(self) -> str:
-        text: str = json.loads(self.take("string"))
+        text: str = _atom(self.take("string"))
         return text
 
     def value(self) -> Any:
         """The next value."""
-        kind, text = self._tokens[self._next]
-        match kind, text:
-            case "string", _:
-                return self.string()
-            case "sign", "[":
-                return self._items("[", "]", self.value)
-            case "sign", "(":
-                return tuple(self._items("(", ")", self.value))
-            case "sign", "{":
-                return dict(self._items("{", "}", self._pair))
+        token = self._tokens[self._next]
+        kind = _kind(token)
+        if kind == "sign":
+            match token:
+                case "[":
+                    return self._items("[", "]", self.value)
+                case "(":
+                    return tuple(self._items("(", ")", self.value))
+                case "{":
+                    return dict(self._items("{", "}", self._pair))
         self._next += 1
-        match kind:
-            case "number":
-                return float(text) if set(text) & set(".ein") else int(text)
-            case "tensor":
-                return Layout.parse(text)
-            case "node" if text[1:] in self._nodes:
-                return self._nodes[text[1:]]
-            case "node":
-                raise ValueError(f"nothing is called {text} before this line")
-            case "name":
-                return self._named(text)
-        raise ValueError(f"expected a value and found {text}")
+        if kind == "node":
+            if token[1:] not in self._nodes:
+                raise ValueError(f"nothing is called {token} before this line")
+            return self._nodes[token[1:]]
+        if kind == "name" and self._tokens[self._next] == "(":
+            return self._called(token)
+        return _atom(token)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What stands in the brackets of a call: values, then named ones."""
@@ -136,13 +145,13 @@ class Reader:
         named: dict[str, Any] = {}
 
         def argument() -> None:
-            if self._tokens[self._next + 1 : self._next + 2] != [("sign", "=")]:
+            if self._tokens[self._next + 1] != "=":
                 if named:
                     raise ValueError("an argument without a name follows one with a name")
                 positional.append(self.value())
                 return
             name = self.take("name")
-            self.take("=")
+            self._next += 1
             if name in named:
                 raise ValueError(f"{name} is given twice")
             named[name] = self.value()
@@ -150,12 +159,8 @@ class Reader:
         self._items("(", ")", argument)
         return tuple(positional), named
 
-    def _named(self, name: str) -> Any:
-        """A constant, or a call of that name."""
-        if not self.sees("("):
-            if name not in _CONSTANTS:
-                raise ValueError(f"{name} is not a value")
-            return _CONSTANTS[name]
+    def _called(self, name: str) -> Any:
+        """What a call of that name stands for."""
         positional, named = self.arguments()
         match name, positional:
             case "complex", (float(real), float(imaginary)) if not named:
@@ -180,22 +185,37 @@ class Reader:
         if self._depth > _DEEPEST:
             raise ValueError(f"more than {_DEEPEST} brackets in brackets")
         items = []
-        while not self.sees(stop):
+        while self._tokens[self._next] != stop:
             items.append(item())
-            if not self.skip(","):
+            if self._tokens[self._next] != ",":
                 break
+            self._next += 1
         self.take(stop)
         self._depth -= 1
         return items
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Kind and text of everything in a line but spaces."""
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise ValueError(f"nothing begins with {text[position]!r}")
-        position = match.end()
-        if match.lastgroup != "space":
-            yield str(match.lastgroup), match[0]
+@lru_cache(maxsize=1 << 14)
+def _kind(token: str) -> str:
+    return _KINDS.get(token[:1]) or ("tensor" if "[" in token else "name")
+
+
+def _shown(token: str) -> str:
+    return token or "the end of the line"
+
+
+@lru_cache(maxsize=1 << 14)  # a text has few, and each of them often
+def _atom(token: str) -> Any:
+    """The value that is one token, and the same in each text."""
+    match _kind(token):
+        case "string":
+            return json.loads(token)
+        case "number":
+            return float(token) if set(token) & set(".ein") else int(token)
+        case "tensor":
+            return Layout.parse(token)
+        case "name" if token in _CONSTANTS:
+            return _CONSTANTS[token]
+        case "name":
+            raise ValueError(f"{token} is not a value")
+    raise ValueError(f"expected a value and found {_shown(token)}")

@@ -6,8 +6,8 @@ dataclasses need nothing here as long as their fields have types that `field_kin
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache, lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,9 +32,8 @@ def write_lines(record: Any) -> list[str]:
         ValueError: it holds something that cannot be written.
     """
     kind: Any = type(record)
-    kinds = field_kinds(kind)
-    below = [field for field in fields(record) if _is_block(kinds[field.name])]
-    lines = [write_record(record, [field for field in fields(record) if field not in below])]
+    kinds, (inline, below) = field_kinds(kind), _parted(kind)
+    lines = [write_record(record, inline)]
     for field in below:
         value = getattr(record, field.name)
         if field.default is MISSING or value != field.default:
@@ -82,6 +81,20 @@ def field_kinds(record: Any) -> dict[str, Any]:
     return kinds
 
 
+@cache
+def _parted(record: Any) -> tuple[list[Field[Any]], list[Field[Any]]]:
+    """The fields that stand in the line of a dataclass, and those below it."""
+    kinds, every = field_kinds(record), fields(record)
+    inline = [field for field in every if not _is_block(kinds[field.name])]
+    return inline, [field for field in every if field not in inline]
+
+
+@cache
+def _needed(record: Any) -> list[str]:
+    """The fields that have no default."""
+    return [f.name for f in fields(record) if f.default is f.default_factory is MISSING]
+
+
 def _is_known(kind: Any) -> bool:
     origin = get_origin(kind)
     if origin in (tuple, Union, UnionType):
@@ -122,20 +135,22 @@ def _make(type_: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> 
         raise ValueError(f"{type_.__name__} has no field {min(unknown)}")
     built = {name: _build(value, kinds[name], name) for name, value in values.items()}
     built.update(blocks)
-    for field in fields(type_):
-        needed = field.default is MISSING and field.default_factory is MISSING
-        if needed and field.name not in built:
-            raise ValueError(f"{type_.__name__} needs {field.name}")
+    for name in _needed(type_):
+        if name not in built:
+            raise ValueError(f"{type_.__name__} needs {name}")
     return type_(**built)
 
 
 def _build(value: Any, kind: Any, field: str) -> Any:
     """`value` as a field of type `kind` holds it."""
+    if type(value) is kind:
+        return value
     if isinstance(value, Record):
         return _make(_class_of(value, kind), value.fields, {})
-    for alternative in _alternatives(kind):
-        origin, args = get_origin(alternative), get_args(alternative)
+    for alternative, origin, args in _forms(kind):
         if origin is tuple and isinstance(value, tuple):
+            if args[1:] == (...,) and {*map(type, value)} <= {args[0]}:
+                return value
             kinds = args[:1] * len(value) if args[1:] == (...,) else args
             if len(kinds) == len(value):
                 return tuple(_build(*pair, field) for pair in zip(value, kinds, strict=True))
@@ -144,23 +159,34 @@ def _build(value: Any, kind: Any, field: str) -> Any:
                 return value
         elif type(value) is alternative or (type(value) is int and alternative is float):
             return value
-        elif (
-            alternative is TensorType
-            and isinstance(value, Layout)
-            and str(value) == str(value.type)
-        ):
+        elif alternative is TensorType and isinstance(value, Layout) and _is_dense(value):
             return value.type
     raise ValueError(f"{field} is {write(value)}, which is not {getattr(kind, '__name__', kind)}")
+
+
+@lru_cache(maxsize=4096)
+def _is_dense(layout: Layout) -> bool:
+    """Whether it is a type's, and nothing more."""
+    return str(layout) == str(layout.type)
 
 
 def _class_of(record: object, kind: Any) -> type:
     """The dataclass that a record is one of, among those that may stand there."""
     if not isinstance(record, Record):
         raise ValueError("not a record, such as Name(field=1)")
-    classes = {leaf.__name__: leaf for part in _alternatives(kind) for leaf in _leaves(part)}
+    classes = _classes(kind)
+    if record.name not in classes:
+        _classes.cache_clear()  # it may have been defined since
+        classes = _classes(kind)
     if record.name not in classes:
         raise ValueError(f"{record.name} cannot stand here; {', '.join(classes) or 'nothing'} can")
     return classes[record.name]
+
+
+@cache
+def _classes(kind: Any) -> dict[str, type]:
+    """The dataclasses that may stand for a type, by name."""
+    return {leaf.__name__: leaf for part in _alternatives(kind) for leaf in _leaves(part)}
 
 
 def _leaves(kind: Any) -> list[type]:
@@ -169,6 +195,12 @@ def _leaves(kind: Any) -> list[type]:
         return []
     below = [leaf for derived in kind.__subclasses__() for leaf in _leaves(derived)]
     return below or [kind]
+
+
+@cache
+def _forms(kind: Any) -> list[tuple[Any, Any, tuple[Any, ...]]]:
+    """Each alternative of a type, with its origin and its arguments."""
+    return [(part, get_origin(part), get_args(part)) for part in _alternatives(kind)]
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Check what a program consists of, and which instructions stand in which of its loops."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.errors import ProgramError
@@ -59,7 +60,7 @@ def check_tables(program: "Program") -> None:
         ("output", [stream.name for stream in program.outputs]),
         ("function", [function.name for function in every]),
     ):
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if twice := next((name for name, n in Counter(names).items() if n > 1), None):
             raise ValueError(f"more than one {what} is called {twice}")
     check_names(program)
     check_bodies(every)
