@@ -69,7 +69,7 @@ def test_the_program_names_lines_of_layers_and_functions_of_the_update(model):
     assert "super().call(inputs)" in text or "ops.matmul(inputs, self.kernel)" in text
     assert "@tracedupdate" in text
     assert "%first.kernel by %first.kernel..grad" in text
-    assert "%first.kernel.velocity" in str(program(model))
+    assert "%first.kernel..velocity" in str(program(model))
 
 
 def test_a_learning_rate_that_is_assigned_acts_without_compiling(model):

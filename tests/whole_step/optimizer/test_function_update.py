@@ -111,11 +111,11 @@ def test_states_live_with_their_parameters():
     run(torch.ones(4, 3))
     where = {v.name: v.ipu for v in run.program.variables if v.kind == "state"}
     assert where == {
-        "first.weight.mean": 0,
-        "first.bias.mean": 0,
-        "second.weight.mean": 1,
-        "optimizer.count": 0,
-        "optimizer.scale": 0,
+        "first.weight..mean": 0,
+        "first.bias..mean": 0,
+        "second.weight..mean": 1,
+        ".optimizer.count": 0,
+        ".optimizer.scale": 0,
     }
 
 
