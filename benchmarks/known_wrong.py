@@ -20,7 +20,7 @@ Outcomes = dict[str, tuple[str, str]]  # of each program: `right`, `wrong`, ...;
 
 
 def outcomes(kind: str, names: Sequence[str] = ()) -> Outcomes:
-    """What becomes of programs; without names, of all."""
+    """Run programs in new processes, or all of them; return their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "tests.known_wrong.run_reported", kind, *names],

@@ -18,7 +18,7 @@ class Program:
 
     Args:
         report: the number of the report in PyTorch's tracker.
-        run: calls what the program compiles, with the compiler that it is given.
+        run: the program; its argument compiles a function.
         close: how far floating results may lie from plain PyTorch, relative to the largest; 0: the
             same bits.
     """

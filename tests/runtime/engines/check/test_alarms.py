@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def states_and_alarms(dtype, examples):
-    """How many functions of drawn programs pass, and what is said of those that do not."""
+    """Count the outcomes of the checks of drawn programs, and describe each alarm."""
     states, alarms, engines = Counter(), [], []
     make = compiled_model.make_engine
 
