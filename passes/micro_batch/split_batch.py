@@ -237,18 +237,26 @@ def _refuse_nothing(split: Split, meetings: list[fx.Node]) -> None:
 
 
 def _refuse_layers(capture: Capture, split: Split, meetings: list[fx.Node]) -> None:
-    """Raise when a layer, or another stage, has to wait for all micro-batches."""
+    """Raise when a layer, or another stage, has to wait for all micro-batches.
+
+    What reads sums over the batch only, as the gradient of a weight that is computed from
+    parameters, is no layer: it has no rows to work on.
+    """
     roles = capture.roles()
     causes: dict[fx.Node, fx.Node] = {node: node for node in meetings}
+    sums_only: set[fx.Node] = set()
     for node in capture.graph.graph.nodes:
         if node.op == "output" or split.at[node] is not Kind.DEFERRED:
             continue
+        kinds = {split.at[x] for x in node.all_input_nodes if x not in sums_only}
+        if kinds <= {Kind.REPLICATE, Kind.PARTIAL}:
+            sums_only.add(node)
         sums = [source for source in node.all_input_nodes if split.at[source] is Kind.PARTIAL]
         first = [causes[source] for source in node.all_input_nodes if source in causes]
         cause = causes.setdefault(node, (first or sums or [node])[0])
         bases = [root(source) for source in node.all_input_nodes]
         weights = [roles[x].name for x in bases if x in roles and roles[x].kind == "parameter"]
-        if weights and cause is not node:
+        if weights and cause is not node and node not in sums_only:
             _refuse(split.n, cause, node, f"the layer with {weights[0]}")
         if cause in meetings and node.meta[STAGE] != cause.meta[STAGE]:
             _refuse(split.n, cause, node, f"stage {node.meta[STAGE]}")

@@ -73,6 +73,31 @@ def test_the_batch_is_what_counts(name):
     assert {loop.count for loop in loops()} >= {4}
 
 
+COMPUTED = {
+    "low-rank term": lambda m, x: F.linear(x, m.base.weight + m.b @ m.a),
+    "gain": lambda m, x: F.linear(x, m.base.weight * m.gain),
+    "weight norm": lambda m, x: m.normed(x),
+    "layer of a table": lambda m, x: x + m.base(m.a).mean(0),
+    "scale of a loss": lambda m, x: m.base(x).mean() * m.scale.exp() + m.scale,
+    "layer of the batch's mean": lambda m, x: m.base(x.tanh().mean(0)),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_parameters_and_sums_over_the_batch_make_is_no_layer(name):
+    """It has no rows, so that it mixes none: it is computed before the micro-batches, or after."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.base = nn.Linear(4, 4)
+    model.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    shapes = {"a": (2, 4), "b": (4, 2), "gain": (4, 1), "scale": ()}
+    for parameter, shape in shapes.items():
+        model.register_parameter(parameter, nn.Parameter(torch.randn(shape)))
+    model.double()
+    compare(model, lambda m, x: COMPUTED[name](m, x).square().mean(), torch.randn(8, 4).double())
+    assert 4 in {loop.count for loop in loops()}
+
+
 def test_blocks_are_a_pipeline():
     call, x = compiled(Net()), torch.randn(8, 4).double()
     call(x)
