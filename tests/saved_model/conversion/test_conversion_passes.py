@@ -399,7 +399,7 @@ def test_a_number_of_an_input_may_change_between_calls(tmp_path, name):
 def test_a_size_that_a_number_tells_is_refused_on_an_ipu(tmp_path):
     module = Numbered(lambda h, number: h[:, :number].sum(1))
     folder = saved(tmp_path / "p", module, torch.randn(4, 6), torch.tensor(3))
-    with pytest.raises(ValueError, match="node 'sum'.* reads a size that only computing tells"):
+    with pytest.raises(ValueError, match=r"node 'sum'.* reads a size that only computing tells"):
         convert(folder, tmp_path / "o")
     convert(folder, tmp_path / "o", excluded_nodes=["^sum"])
     x, count = torch.randn(4, 6), torch.tensor(2)
