@@ -47,6 +47,7 @@ class Split:
         n: micro-batches.
         at: the placement of every node.
         slices: whole arguments of which an operator reads a block.
+        first: whole arguments of which an operator reads the first block in each micro-batch.
         args: arguments that differ on a micro-batch: sizes and numbers of rows.
         means: values of which a micro-batch gives 1 / n.
     """
@@ -54,6 +55,7 @@ class Split:
     n: int
     at: dict[fx.Node, Placements] = field(default_factory=dict)
     slices: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
+    first: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
     args: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     means: set[fx.Node] = field(default_factory=set)
 
@@ -189,6 +191,8 @@ class Planner:
         if len(sizes) > 1 and row.outer is None:
             return None
         split.slices[node] = slices
+        blocks = {x: _placed(labels, label, outer, Kind.REPLICATE) for x, labels in row.first}
+        split.first[node] = {x: rows for x, rows in blocks.items() if isinstance(rows, Shard)}
         split.args[node] = _local_args(op, row, results[0])
         several = isinstance(node.meta["val"], tuple | list)
         partial = {i for i in row.mean if results[i] is Kind.PARTIAL}
