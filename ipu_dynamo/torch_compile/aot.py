@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.dynamo import source_name
 from ipu_dynamo.capture.private.saved_aot import (
@@ -17,7 +17,9 @@ from ipu_dynamo.capture.private.saved_aot import (
     dump_graph,
     load_graph,
     own_cache_off,
+    without_view,
 )
+from ipu_dynamo.ops.private.graphs import pytree
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], Callable[..., Any]]
 _KEPT = ("stack_trace", "custom", "example_value")  # keys of node.meta that are saved
@@ -81,6 +83,10 @@ def _saved(gm: fx.GraphModule, options: Any) -> bytes:
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in graph.nodes:
-        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        node.meta = {
+            key: pytree.tree_map_only(Tensor, without_view, node.meta[key])
+            for key in _KEPT
+            if key in node.meta
+        }
     sources = [source_name(node) for node in gm.graph.find_nodes(op="placeholder")]
     return pickle.dumps((dump_graph(fx.GraphModule(gm, graph)), sources, options))

@@ -26,6 +26,7 @@ from ipu_dynamo.ops.recurrent.rnn import rnn, rnn_backward
 from ipu_dynamo.passes.micro_batch.placements import Kind, Label, Labels, Placements, Row, Shard
 
 aten = torch.ops.aten
+_SHOWN = (aten.view.default, aten.unsqueeze.default, aten._to_copy.default)
 NONE, MEAN, SUM = 0, 1, 2  # the argument `reduction` of losses
 
 
@@ -150,6 +151,33 @@ def _expand(op: Operator, dims: range) -> list[Label]:
     return [None] * (len(op.shapes[0]) - len(dims)) + kept
 
 
+def _repeat(op: Operator, dims: range) -> list[Label]:
+    times = op.args["repeats"]
+    new = len(times) - len(dims)
+    return [None] * new + [dim if times[new + dim] == 1 else None for dim in dims]
+
+
+def _diagonal(op: Operator, dims: range) -> list[Label]:
+    mixed = op.axes("dim1") | op.axes("dim2")
+    return [*(dim for dim in dims if dim not in mixed), None]
+
+
+def _onto_diagonal(op: Operator, dims: range) -> list[Label]:
+    rank = len(op.shapes[0])
+    mixed, rows = {op.args["dim1"] % rank, op.args["dim2"] % rank}, iter(dims)
+    return [None if dim in mixed else next(rows) for dim in range(rank)]
+
+
+def _windows(op: Operator, dims: range) -> list[Label]:
+    mixed = op.axes("dimension")
+    return [*(None if dim in mixed else dim for dim in dims), None]
+
+
+def _from_windows(op: Operator, dims: range) -> list[Label]:
+    mixed = op.args["dim"] % (len(dims) - 1)
+    return [None if dim == mixed else dim for dim in dims[:-1]]
+
+
 def _padded(op: Operator) -> set[int]:
     pad, rank = op.args["pad"], len(op.shapes[0])
     return {rank - 1 - i // 2 for i, size in enumerate(pad) if size}
@@ -173,6 +201,71 @@ def indexed(op: Operator) -> Row | None:
     listed = tuple(rows if dim in axes else dim for dim in range(rank))
     labels = [kept, (rows,), listed if len(op.tensors) == 3 and shape_of(op.tensors[2]) else ()]
     return Row(tuple(zip(op.tensors, labels, strict=False)), (listed if picks else kept,))
+
+
+def looked_up(op: Operator) -> Row | None:
+    """Elements that indices name, `x[i, :, j]`, or write, `x[i, :, j] = values`.
+
+    Dimensions without an index stay apart. Those of the indices do, too, where elements are read,
+    or added to nothing, which is partial. With the numbers of its own rows, as in
+    `x[torch.arange(len(x)), j]`, each row is for itself; a micro-batch counts its rows from 0.
+    """
+    source, values, indices = op.args["self"], op.args.get("values"), op.args["indices"]
+    named = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in named.values()):
+        return None
+    shape, many = shape_of(source), max(len(shape_of(index)) for index in named.values())
+    together: list[Label] = [f"index {dim}" for dim in range(many)]  # of indices, that broadcast
+    start = min(named) if max(named) - min(named) < len(named) else 0
+    kept = [dim for dim in range(len(shape)) if dim not in named]
+    found = [*(d for d in kept if d < start), *together, *(d for d in kept if d >= start)]
+    whole: list[Label] = [dim if dim in kept else None for dim in range(len(shape))]
+    read = {
+        index: _spread(index, tuple(together[many - len(shape_of(index)) :]))
+        for index in named.values()
+    }
+    given = tuple(found[len(found) - len(shape_of(values)) :]) if values is not None else ()
+    own = None
+    for dim, index in named.items():
+        place = _number_of_row(index, shape[dim])
+        if place is None or [*named.values()].count(index) > 1:
+            continue
+        own_rows = [*whole]
+        own_rows[dim] = together[place]
+        pairs = (source, own_rows), (values, given)
+        if any(_is_cut(op.at.get(x), y, together[place]) for x, y in pairs):
+            own, whole = index, own_rows
+    first = () if own is None else ((own, read.pop(own)),)
+    operands: list[tuple[fx.Node, Labels | Kind]] = [(source, tuple(whole)), *read.items()]
+    if values is None:
+        return Row(tuple(operands), (tuple(found),), first=first)
+    operands.append((values, _spread(values, given)))
+    if own is None and not (op.args["accumulate"] and _is_zero(source)):
+        operands = [(x, tuple(y if y in kept else None for y in ys)) for x, ys in operands]
+    return Row(tuple(operands), (tuple(whole),), first=first)
+
+
+def _is_cut(placed: Placements | None, labels: Sequence[Label], along: Label) -> bool:
+    """Whether a value is cut in blocks of rows along a label."""
+    return isinstance(placed, Shard) and placed.outer == 1 and labels[placed.dim] == along
+
+
+def _number_of_row(node: fx.Node, rows: int) -> int | None:
+    """The dim, counted from the end, along which `node` counts the rows; None: it does not."""
+    shape = shape_of(node)
+    while node.target in _SHOWN:
+        if [size for size in shape_of(node) if size != 1] != [rows]:
+            return None
+        if node.meta["val"].dtype not in (torch.int64, torch.int32):
+            return None  # which holds fewer numbers
+        node = node.all_input_nodes[0]
+    counts = {
+        aten.arange.default: (rows,),
+        aten.arange.start: (0, rows),
+        aten.arange.start_step: (0, rows, 1),
+    }
+    counted = node.target in counts and node.args in (counts[node.target], (0, rows))
+    return shape.index(rows) - len(shape) if counted else None
 
 
 def overwritten(op: Operator) -> Row:
@@ -232,6 +325,8 @@ def layer_norm(op: Operator) -> Row | None:
 
 def batch_norm(op: Operator) -> Row | None:
     """Training takes each micro-batch's own statistics; running ones are averaged."""
+    if _among_channels(op):
+        return pattern(f"nc~ c c c c -> nc~ {'c c' if op.args['training'] else 'E E'} c c")(op)
     if not op.args["training"]:
         return None
     if math.prod(op.shapes[0]) == op.n * op.shapes[0][1]:
@@ -241,6 +336,31 @@ def batch_norm(op: Operator) -> Row | None:
             hint="take fewer micro_batches, or a larger batch",
         )
     return pattern("n.~ . . . . -> n.~ E E ./ ./")(op)
+
+
+def batch_norm_in_eval(op: Operator) -> Row | None:
+    if _among_channels(op):
+        return pattern("nc~ c c c c -> nc~ E E")(op)
+    return pattern("n.~ . . . . -> n.~ E E")(op)
+
+
+def batch_norm_of_batch(op: Operator) -> Row | None:
+    """By statistics of the batch in eval mode, too, so that only channels are apart."""
+    return pattern("nc~ c c -> nc~ c c")(op) if _among_channels(op) else None
+
+
+def batch_norm_backward(op: Operator) -> Row | None:
+    if not _among_channels(op):
+        return pattern("n.~ n.~ . . . E E -> n.~ . .")(op)
+    own = "c c" if op.args["train"] else "E E"
+    return pattern(f"nc~ nc~ c c c {own} -> nc~ c c")(op)
+
+
+def _among_channels(op: Operator) -> bool:
+    """Whether the rows are cut in dim 1, of which each place has statistics of its own: instance
+    norm is batch norm of channels that are those of all rows."""
+    placed = op.at[op.args["input"]]
+    return isinstance(placed, Shard) and placed.dim == 1
 
 
 def embedding_backward(op: Operator) -> Row | None:
@@ -269,6 +389,31 @@ def loss_backward(op: Operator) -> Row:
     return replace(elementwise(op), too_large=op.args["reduction"] == MEAN)
 
 
+def paired(text: str) -> Rule:
+    """The rule of a pattern whose operands have as many dimensions as the first."""
+
+    def rule(op: Operator) -> Row | None:
+        ranks = {len(shape_of(x)) for x in op.tensors[:2]}
+        return pattern(text)(op) if len(ranks) == 1 else None
+
+    return rule
+
+
+def of_rank(rank: int, text: str, sizes: str = "") -> Rule:
+    """The rule of a pattern for a batch; without one, channels are where rows would be."""
+    return lambda op: pattern(text, sizes)(op) if len(shape_of(op.sources[0])) == rank else None
+
+
+def trilinear(op: Operator) -> Row:
+    """Three tensors that get more dimensions, their product, and the sum over some of them."""
+    read, summed = [], op.args["sumdim"]
+    rank = len(shape_of(op.args["i1"])) + len(op.args["expand1"])
+    for name, more in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
+        own = tuple(dim for dim in range(rank) if dim not in op.args[more])
+        read.append((op.args[name], _spread(op.args[name], own)))
+    return Row(tuple(read), (tuple(dim for dim in range(rank) if dim not in summed),))
+
+
 _ELEMENTWISE = """
     abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh deg2rad digamma erf erfc
     erfinv exp exp2 expm1 floor frac i0 isinf isnan isneginf isposinf lgamma log log10 log1p log2
@@ -289,7 +434,9 @@ _ELEMENTWISE = """
     elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward
     leaky_relu_backward log_sigmoid_backward logit_backward native_dropout_backward sigmoid_backward
     silu_backward mish_backward softplus_backward softshrink_backward hardshrink_backward
-    tanh_backward threshold_backward
+    tanh_backward threshold_backward zero fill.Tensor rsub.Tensor _prelu_kernel
+    _prelu_kernel_backward ldexp.Tensor nextafter igamma igammac special_i0e special_i1 special_i1e
+    special_zeta complex polar _conj
 """
 
 _TABLE: list[tuple[Rule, str]] = [
@@ -302,6 +449,14 @@ _TABLE: list[tuple[Rule, str]] = [
     (moved(_insert, sizes="input_sizes"), "select_backward"),
     (moved(_squeeze), "squeeze squeeze.dim squeeze.dims"),
     (moved(_expand, sizes="size"), "expand"),
+    (moved(_repeat), "repeat"),
+    (moved(_diagonal), "diagonal"),
+    (moved(_onto_diagonal, sizes="input_sizes"), "diagonal_backward"),
+    (moved(_onto_diagonal), "diag_embed"),
+    (moved(_windows), "unfold"),
+    (moved(_from_windows, sizes="input_sizes"), "unfold_backward"),
+    (moved(lambda op, dims: [*dims, None]), "view_as_real"),
+    (moved(lambda op, dims: [*dims[:-1]]), "view_as_complex"),
     (moved(lambda op, dims: [d for d in dims if d not in op.axes()]), "select.int unbind.int"),
     (except_axes(_sliced), "slice.Tensor"),
     (except_axes(Operator.axes, sizes="input_sizes"), "slice_backward"),
@@ -312,29 +467,44 @@ _TABLE: list[tuple[Rule, str]] = [
         except_axes(Operator.axes),
         """cat split.Tensor split_with_sizes cumsum cumprod logcumsumexp sort sort.stable
         topk glu glu_backward gather scatter.src scatter.value scatter_add
-        _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data""",
+        _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data
+        unsafe_split.Tensor cummax cummin linalg_cross _fft_c2c _fft_r2c _fft_c2r""",
     ),
     (indexed, "index_select index_add index_copy index_fill.int_Scalar index_fill.int_Tensor"),
+    (looked_up, "index.Tensor _unsafe_index.Tensor index_put _unsafe_index_put"),
     (overwritten, "slice_scatter select_scatter"),
-    (reduction(adds=True), "sum sum.dim_IntList"),
+    (reduction(adds=True), "sum sum.dim_IntList nansum count_nonzero.dim_IntList"),
     (reduction(adds=True, mean=True), "mean mean.dim"),
     (
         reduction(),
         """amax amin any.dim any.dims all.dim all.dims argmax argmin prod.dim_int var.correction
-        std.correction logsumexp max.dim min.dim linalg_vector_norm""",
+        std.correction logsumexp max.dim min.dim linalg_vector_norm median.dim nanmedian.dim
+        mode kthvalue aminmax var_mean.correction std_mean.correction norm.ScalarOpt_dim""",
     ),
     (pattern("ij jk -> ik"), "mm"),
     (pattern("bij bjk -> bik"), "bmm"),
     (pattern("ik i. .k -> ik"), "addmm"),  # along j the bias would be added n times
     (pattern("bik bi. b.k -> bik"), "baddbmm"),
+    (pattern("ik .i. ..k -> ik"), "addbmm"),
+    (pattern("i i -> -"), "dot vdot"),
+    (trilinear, "_trilinear"),
+    (paired("*i. *j. -> *ij"), "_cdist_forward"),
+    (pattern("*ij *i. *j. *ij -> *i."), "_cdist_backward"),
+    (pattern("*.. -> *.. *"), "linalg_inv_ex linalg_cholesky_ex"),
+    (pattern("*.. -> *.. *.."), "linalg_qr"),
+    (pattern("*.. -> *. *.."), "_linalg_eigh"),
+    (pattern("*.. -> *.. *. *.."), "_linalg_svd"),
+    (paired("*.. *.. -> *.."), "linalg_solve_triangular"),
+    (pattern("* . -> *"), "bucketize.Tensor"),
     (pattern(".. * -> *."), "embedding"),
     (embedding_backward, "embedding_dense_backward"),
     (layer_norm, "native_layer_norm native_layer_norm_backward"),
     (pattern("n.~ . . -> n.~ n. n.", count="N"), "native_group_norm"),
     (pattern("n.~ n.~ n. n. . -> n.~ . .", count="N"), "native_group_norm_backward"),
     (batch_norm, "_native_batch_norm_legit_functional"),
-    (pattern("n.~ . . . . -> n.~ E E"), "_native_batch_norm_legit_no_training"),
-    (pattern("n.~ n.~ . . . E E -> n.~ . ."), "native_batch_norm_backward"),
+    (batch_norm_in_eval, "_native_batch_norm_legit_no_training"),
+    (batch_norm_of_batch, "_native_batch_norm_legit.no_stats"),
+    (batch_norm_backward, "native_batch_norm_backward"),
     (pattern("n.~ ~ ~ -> n.~"), "convolution"),
     (pattern("n.~ n.~ ~ -> n.~ ~ ~"), "convolution_backward"),
     (
@@ -351,7 +521,25 @@ _TABLE: list[tuple[Rule, str]] = [
         "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
         "upsample_bilinear2d_backward",
     ),
-    (pattern("n~ -> n~ n~"), "max_pool2d_with_indices max_pool3d_with_indices"),
+    (pattern("n~ -> n~"), "_adaptive_avg_pool3d _upsample_bilinear2d_aa"),
+    (pattern("n~ n~ -> n~"), "_adaptive_avg_pool3d_backward grid_sampler_2d grid_sampler_3d"),
+    (pattern("n~ n~ n~ -> n~ n~"), "grid_sampler_2d_backward grid_sampler_3d_backward"),
+    (pattern("n~ n~ n~ -> n~"), "adaptive_max_pool2d_backward adaptive_max_pool3d_backward"),
+    (pattern("n~ -> n~", sizes="input_size"), "_upsample_bilinear2d_aa_backward"),
+    (pattern("*. -> *."), "reflection_pad1d replication_pad1d"),
+    (pattern("*.. -> *.."), "reflection_pad2d replication_pad2d"),
+    (pattern("*... -> *..."), "reflection_pad3d replication_pad3d"),
+    (pattern("*. *. -> *."), "reflection_pad1d_backward replication_pad1d_backward"),
+    (pattern("*.. *.. -> *.."), "reflection_pad2d_backward replication_pad2d_backward"),
+    (pattern("*... *... -> *..."), "reflection_pad3d_backward replication_pad3d_backward"),
+    (of_rank(4, "n~ -> n~"), "im2col"),
+    (of_rank(3, "n~ -> n~"), "col2im"),
+    (pattern("n.~ -> n.~"), "channel_shuffle"),
+    (
+        pattern("n~ -> n~ n~"),
+        """max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d
+        adaptive_max_pool3d""",
+    ),
     (
         pattern("n~ n~ n~ -> n~"),
         "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
@@ -366,11 +554,15 @@ _TABLE: list[tuple[Rule, str]] = [
     ),
     (nll, "nll_loss_forward nll_loss2d_forward"),
     (nll_backward, "nll_loss_backward nll_loss2d_backward"),
-    (loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"),
+    (
+        loss,
+        """mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss
+        binary_cross_entropy_with_logits""",
+    ),
     (
         loss_backward,
         """mse_loss_backward smooth_l1_loss_backward huber_loss_backward
-        binary_cross_entropy_backward""",
+        binary_cross_entropy_backward soft_margin_loss_backward""",
     ),
 ]
 _LINEAR = """
@@ -398,8 +590,9 @@ RULES: dict[object, Rule] = {
     print_tensor_op: elementwise,
 }
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
-# Replicate: they need all rows. Where all that they read are integers and masks made of inputs, as
-# when a padding mask is looked up for each row, they run before the micro-batches, else after them.
+# Where all that these read are integers and masks made of inputs, as when a padding mask is looked
+# up for each row, they run before the micro-batches; else after them, if the table does not say how
+# they are split.
 REPLICATED: frozenset[object] = frozenset(_overloads("index.Tensor index_put median prod"))
 
 

@@ -160,6 +160,10 @@ class _Cutter(Extraction):
             else self.value(source, index)
             for source in node.all_input_nodes
         }
+        for source, block in split.first.get(node, {}).items():
+            size = source.meta["val"].shape[block.dim] // split.n
+            whole = sources[source]
+            sources[source] = call(graph, aten.slice.Tensor, whole, block.dim, 0, size, origin=node)
         local = split.args.get(node, node.args)
         args, kwargs = map_arg((local, dict(node.kwargs)), sources.__getitem__)
         new = graph.create_node(node.op, node.target, args, kwargs, node.name)

@@ -28,11 +28,8 @@ from ipu_dynamo.passes.micro_batch.batch_table import (
 )
 from ipu_dynamo.passes.micro_batch.placements import (
     Kind,
-    Label,
-    Labels,
     Placement,
     Placements,
-    Row,
     Shard,
 )
 from ipu_dynamo.passes.micro_batch.split_batch import Planner
@@ -52,8 +49,6 @@ from ipu_dynamo.program.ir.function import graph_outputs
 
 aten = torch.ops.aten
 _HINT = "compile it for one number of rows, or leave what mixes or counts rows outside of the model"
-_WHOLE = (torch.int64, torch.int32)
-_SHOWN = (aten.view.default, aten.unsqueeze.default, aten._to_copy.default)
 
 
 def rows_of_results(program: Program) -> dict[str, int]:
@@ -192,46 +187,11 @@ class _Rows(Planner):
         return self.constants[node]
 
 
-def _looked_up(op: Operator) -> Row | None:
-    """Rows of a table that each row names; or in each row, that with its own number, the columns
-    that others name: `x[torch.arange(rows), column]`."""
-    indices, rank = op.args["indices"], len(shape_of(op.sources[0]))
-    if None in indices or any(x.meta["val"].dtype == torch.bool for x in indices):
-        return None
-    dims = range(-max(len(shape_of(x)) for x in indices), 0)
-    own = _number_of_row(indices[0], op.n)
-    labels: list[Label] = [own, *[None] * (rank - 1)]
-    read: list[tuple[fx.Node, Labels | Kind]] = [(op.sources[0], tuple(labels))]
-    for index in indices[0 if own is None else 1 :]:
-        sizes = zip(dims[len(dims) - len(shape_of(index)) :], shape_of(index), strict=True)
-        read.append((index, tuple(None if size == 1 else dim for dim, size in sizes)))
-    return Row(tuple(read), ((*dims, *[None] * (rank - len(indices))),))
-
-
-def _number_of_row(node: fx.Node, rows: int) -> int | None:
-    """The dim, counted from the end, along which `node` counts the rows; None: it does not."""
-    shape = shape_of(node)
-    while node.target in _SHOWN:
-        if [size for size in shape_of(node) if size != 1] != [rows]:
-            return None
-        if node.meta["val"].dtype not in _WHOLE:
-            return None  # which holds fewer numbers
-        node = node.all_input_nodes[0]
-    counts = {
-        aten.arange.default: (rows,),
-        aten.arange.start: (0, rows),
-        aten.arange.start_step: (0, rows, 1),
-    }
-    counted = node.target in counts and node.args in (counts[node.target], (0, rows))
-    return shape.index(rows) - len(shape) if counted else None
-
-
 def _refuse(problem: str, node: fx.Node | None = None, *, where: str = "") -> NoReturn:
     raise CompileError(problem, node=node, where=where, hint=_HINT, id="free-rows")
 
 
 _OWN_RULES: dict[object, Rule] = {  # of what the table has otherwise, or only inference has
-    aten.index.Tensor: _looked_up,
     half_partial_sums.matmul: pattern("*i. *.k -> *ik"),
     half_partial_sums.conv: pattern("n.~ ~ -> n.~"),
 }

@@ -45,6 +45,7 @@ class Row:
         mean: results whose partial sums are averaged.
         too_large: each block of the result is n times its part of the whole one.
         outer: repetitions in the result, where they differ from those in the operand.
+        first: whole tensors of which each micro-batch reads the first block: numbers of its rows.
     """
 
     operands: tuple[tuple[fx.Node, Labels | Kind], ...]
@@ -54,3 +55,4 @@ class Row:
     mean: frozenset[int] = frozenset()
     too_large: bool = False
     outer: int | None = None
+    first: tuple[tuple[fx.Node, Labels], ...] = ()

@@ -22,7 +22,13 @@ from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
-_FILLED = {aten.new_zeros.default: 0, aten.new_ones.default: 1}
+_FILLED = {
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_empty.default: 0,
+    aten.new_empty_strided.default: 0,
+    aten.new_full.default: None,  # which is told what
+}
 _EXTREMES = {
     aten.max.default: aten.amax.default,
     aten.min.default: aten.amin.default,
@@ -42,7 +48,7 @@ class PrepareBatch:
 
     def __call__(self, capture: Capture) -> bool:
         graph = capture.graph.graph
-        filled = [node for node in graph.nodes if node.target in _FILLED]
+        filled = [n for n in graph.nodes if n.target in _FILLED and n.meta["val"].is_contiguous()]
         losses = [node for node in graph.nodes if node.target in _LOSSES and node.args[3] == MEAN]
         extremes = [n for n in graph.nodes if n.target in _EXTREMES and n.args[0].meta["val"].dim()]
         for node in filled:
@@ -58,6 +64,7 @@ class PrepareBatch:
 def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
     """`new_zeros` and its like need no tensor but for dtype and device."""
     value, fill = node.meta["val"], _FILLED[node.target]  # type: ignore[index]
+    fill = node.args[2] if fill is None else fill
     like = {"dtype": value.dtype, "device": value.device}
     with graph.inserting_after(node):
         constant = call(graph, aten.full.default, list(value.shape), fill, origin=node, **like)

@@ -47,6 +47,7 @@ class Split:
         n: micro-batches.
         at: the placement of every node.
         slices: whole arguments of which an operator reads a block.
+        first: whole arguments of which an operator reads the first block in each micro-batch.
         args: arguments that differ on a micro-batch: sizes and numbers of rows.
         means: values of which a micro-batch gives 1 / n.
     """
@@ -54,6 +55,7 @@ class Split:
     n: int
     at: dict[fx.Node, Placements] = field(default_factory=dict)
     slices: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
+    first: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
     args: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
     means: set[fx.Node] = field(default_factory=set)
 
@@ -189,6 +191,8 @@ class Planner:
         if len(sizes) > 1 and row.outer is None:
             return None
         split.slices[node] = slices
+        blocks = {x: _placed(labels, label, outer, Kind.REPLICATE) for x, labels in row.first}
+        split.first[node] = {x: rows for x, rows in blocks.items() if isinstance(rows, Shard)}
         split.args[node] = _local_args(op, row, results[0])
         several = isinstance(node.meta["val"], tuple | list)
         partial = {i for i in row.mean if results[i] is Kind.PARTIAL}
@@ -237,18 +241,26 @@ def _refuse_nothing(split: Split, meetings: list[fx.Node]) -> None:
 
 
 def _refuse_layers(capture: Capture, split: Split, meetings: list[fx.Node]) -> None:
-    """Raise when a layer, or another stage, has to wait for all micro-batches."""
+    """Raise when a layer, or another stage, has to wait for all micro-batches.
+
+    What reads sums over the batch only, as the gradient of a weight that is computed from
+    parameters, is no layer: it has no rows to work on.
+    """
     roles = capture.roles()
     causes: dict[fx.Node, fx.Node] = {node: node for node in meetings}
+    sums_only: set[fx.Node] = set()
     for node in capture.graph.graph.nodes:
         if node.op == "output" or split.at[node] is not Kind.DEFERRED:
             continue
+        kinds = {split.at[x] for x in node.all_input_nodes if x not in sums_only}
+        if kinds <= {Kind.REPLICATE, Kind.PARTIAL}:
+            sums_only.add(node)
         sums = [source for source in node.all_input_nodes if split.at[source] is Kind.PARTIAL]
         first = [causes[source] for source in node.all_input_nodes if source in causes]
         cause = causes.setdefault(node, (first or sums or [node])[0])
         bases = [root(source) for source in node.all_input_nodes]
         weights = [roles[x].name for x in bases if x in roles and roles[x].kind == "parameter"]
-        if weights and cause is not node:
+        if weights and cause is not node and node not in sums_only:
             _refuse(split.n, cause, node, f"the layer with {weights[0]}")
         if cause in meetings and node.meta[STAGE] != cause.meta[STAGE]:
             _refuse(split.n, cause, node, f"stage {node.meta[STAGE]}")

@@ -73,6 +73,86 @@ def test_the_batch_is_what_counts(name):
     assert {loop.count for loop in loops()} >= {4}
 
 
+COMPUTED = {
+    "low-rank term": lambda m, x: F.linear(x, m.base.weight + m.b @ m.a),
+    "gain": lambda m, x: F.linear(x, m.base.weight * m.gain),
+    "weight norm": lambda m, x: m.normed(x),
+    "layer of a table": lambda m, x: x + m.base(m.a).mean(0),
+    "scale of a loss": lambda m, x: m.base(x).mean() * m.scale.exp() + m.scale,
+    "layer of the batch's mean": lambda m, x: m.base(x.tanh().mean(0)),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_parameters_and_sums_over_the_batch_make_is_no_layer(name):
+    """It has no rows, so that it mixes none: it is computed before the micro-batches, or after."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.base = nn.Linear(4, 4)
+    model.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    shapes = {"a": (2, 4), "b": (4, 2), "gain": (4, 1), "scale": ()}
+    for parameter, shape in shapes.items():
+        model.register_parameter(parameter, nn.Parameter(torch.randn(shape)))
+    model.double()
+    compare(model, lambda m, x: COMPUTED[name](m, x).square().mean(), torch.randn(8, 4).double())
+    assert 4 in {loop.count for loop in loops()}
+
+
+def rows() -> Tensor:
+    return torch.arange(8)
+
+
+ROW_BY_ROW = {
+    "loss of logits": lambda h, n: F.binary_cross_entropy_with_logits(h, torch.ones_like(h)),
+    "soft margin": lambda h, n: F.soft_margin_loss(h, torch.ones_like(h)),
+    "slice set": lambda h, n: (h.__setitem__((slice(None), 0), 0.0), h)[1],
+    "last token": lambda h, n: h[rows(), n],
+    "last token from the end": lambda h, n: h[rows(), -n - 1],
+    "tokens": lambda h, n: h[rows()[:, None], torch.stack([n, n * 0], 1)],
+    "token and channel": lambda h, n: h[rows(), n, n % 3],
+    "token set": lambda h, n: h.index_put((rows(), n), h.new_zeros(())),
+    "added to a token": lambda h, n: h.index_put((rows(), n), h[:, 0], accumulate=True),
+    "columns": lambda h, n: h[:, torch.tensor([0, 2, 2])],
+    "rows in dim 1": lambda h, n: h.transpose(0, 1)[n, rows()].tanh(),
+    "a channel of each row": lambda h, n: h.transpose(0, 1)[:, rows(), n % 3],
+    "instance norm": lambda h, n: F.instance_norm(h.mT).mT.tanh(),
+    "circular padding": lambda h, n: F.pad(h, (1, 1), mode="circular").tanh(),
+    "distances": lambda h, n: torch.cdist(h, torch.ones(2, 3).double()),
+    "spectrum": lambda h, n: torch.fft.rfft(h, dim=1).abs(),
+    "looked up": lambda h, n: h * torch.linspace(0, 1, 5).double()[n][:, None, None],
+}
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_layer_may_follow_what_mixes_no_rows(name):
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(4, 3).double(), nn.Linear(3, 3).double()
+
+        def forward(self, x: Tensor, n: Tensor) -> Tensor:
+            h = ROW_BY_ROW[name](self.first(x) * 2, n)
+            return (self.second(h) if h.dim() > 1 and h.shape[-1] == 3 else h).square().mean()
+
+    n = torch.tensor([4, 2, 0, 1, 3, 4, 2, 1])
+    compare(Two(), lambda m, x, n: m(x, n), torch.randn(8, 5, 4).double(), n)
+    assert 4 in {loop.count for loop in loops()}
+
+
+def test_statistics_of_instance_norm_are_those_of_the_whole_batch():
+    torch.manual_seed(0)
+    x, norm = (
+        torch.randn(8, 3, 5).double(),
+        nn.InstanceNorm1d(3, affine=True, track_running_stats=True).double(),
+    )
+    plain = nn.InstanceNorm1d(3, affine=True, track_running_stats=True).double()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(norm)(x), plain(x))
+    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+    torch.testing.assert_close(compiled(norm.eval())(x), plain.eval()(x))
+
+
 def test_blocks_are_a_pipeline():
     call, x = compiled(Net()), torch.randn(8, 4).double()
     call(x)
@@ -243,9 +323,9 @@ def test_a_layer_behind_an_unsplittable_first_operator_is_refused():
 
 def test_an_operator_that_is_not_in_the_table_is_refused_with_its_line():
     with pytest.raises(CompileError, match="not in the table of those that work") as caught:
-        compiled(lambda x: torch.cdist(x, x).sum())(torch.randn(8, 4))
-    assert "_cdist_forward" in str(caught.value)
-    assert "torch.cdist(x, x).sum()" in str(caught.value)
+        compiled(lambda x: F.pdist(x).sum())(torch.randn(8, 4))
+    assert "_pdist_forward" in str(caught.value)
+    assert "F.pdist(x).sum()" in str(caught.value)
 
 
 def test_a_square_mask_of_the_batchs_size_is_used_whole():

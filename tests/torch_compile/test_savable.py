@@ -86,6 +86,34 @@ def test_a_function_and_its_constants_are_saved(tmp_path):
         torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 5.0))
 
 
+VIEWS = {
+    "by a size": lambda h: h.view(h.shape[0], 3, 1),
+    "parts": lambda h: torch.stack(h.chunk(3, 1)),
+    "of a view": lambda h: h.t()[1:].expand(2, -1, -1),
+    "detached": lambda h: h * h.detach(),
+}
+
+
+class Viewing(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.layer, self.name = nn.Linear(4, 3), name
+
+    def forward(self, x):
+        return VIEWS[self.name](self.layer(x))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_saved(tmp_path, name):
+    model, x = Viewing(name), torch.randn(5, 4)
+    saved(model, tmp_path / "net", x)
+    run = loaded(tmp_path / "net")
+    torch.testing.assert_close(run(model, x), model(x))
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    found = torch.autograd.grad(run(model, x).sum(), list(model.parameters()))
+    torch.testing.assert_close(found, expected)
+
+
 def test_an_error_comes_when_compiling_and_not_when_loading():
     def positive(x):
         return x[x > 0]

@@ -4,13 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["SerializableCallable", "aot_compiling", "dump_graph", "load_graph", "own_cache_off"]
+from ipu_dynamo.capture.private.tracing import fake_mode_of
+
+__all__ = [
+    "SerializableCallable",
+    "aot_compiling",
+    "dump_graph",
+    "load_graph",
+    "own_cache_off",
+    "without_view",
+]
 
 
 def aot_compiling() -> bool:
@@ -23,6 +32,15 @@ def dump_graph(graph: fx.GraphModule) -> bytes:
     """A graph as bytes, a pickle."""
     data: bytes = GraphPickler.dumps(graph, Options(ops_filter=None))
     return data
+
+
+def without_view(value: Tensor) -> Tensor:
+    """A tensor like `value`; of a view without its base and its function, which have no bytes."""
+    if not value._is_view():
+        return value
+    with fake_mode_of([value]):
+        alike = value.new_empty_strided(value.shape, value.stride())
+    return alike.requires_grad_(value.requires_grad)
 
 
 def load_graph(data: bytes) -> fx.GraphModule:

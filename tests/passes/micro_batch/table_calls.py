@@ -266,6 +266,70 @@ def _loss(*, weight: bool = False, more: tuple[Any, ...] = ()) -> Callable[[Draw
     return make
 
 
+def _looked_up(d: Draw) -> list[Any]:
+    """One or two indices, with a dimension of its own each, among dimensions without."""
+    x = d.float(*d.shape(2, 4))
+    dims = d.rng.sample(range(x.dim()), d.rng.choice((1, 2)))
+    shape = d.shape(1, 2)
+    indices = [
+        d.int(x.shape[dim], *(shape if dim == dims[0] else d.narrower(shape)))
+        if dim in dims
+        else None
+        for dim in range(x.dim())
+    ]
+    return [x, indices[: max(dims) + 1]]
+
+
+def _put(d: Draw) -> Arguments:
+    """Elements that are written once, or added to nothing, or to what is there."""
+    x, indices = _looked_up(d)
+    values = torch.ops.aten.index.Tensor(x, indices)
+    values = d.float(*d.narrower([*values.shape]))
+    if d.flag():
+        return [x, indices, values, True], {}
+    return [x, indices, values[(0,) * values.dim()].clone()], {}
+
+
+def _square(*, definite: bool = False) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(*d.shape(1, 2), 3, 3)
+        return [x @ x.mT + torch.eye(3) if definite else x + 3 * torch.eye(3).double()], {}
+
+    return make
+
+
+def _solved(d: Draw) -> Arguments:
+    (x,), _ = _square()(d)
+    return [x.triu(), d.float(*x.shape[:-1], 2)], {"upper": True}
+
+
+def _trilinear(d: Draw) -> Arguments:
+    rows, a, b = d.size(), d.size(), d.size()
+    tensors = [d.float(rows, a), d.float(d.size(), a, b), d.float(rows, b)]
+    return [*tensors, [1, 3], [0], [1, 2], [2, 3]], {}
+
+
+def _distances(d: Draw) -> Arguments:
+    batch, width = [d.size()] if d.flag() else [], d.size()
+    return [d.float(*batch, d.size(), width), d.float(*batch, d.size(), width), 2.0, None], {}
+
+
+def _grid(space: int) -> Callable[[Draw], Arguments]:
+    def make(d: Draw) -> Arguments:
+        x = d.float(d.size(), 2, *[4] * space)
+        return [x, d.float(x.shape[0], *[3] * space, space), 0, 0, False], {}
+
+    return make
+
+
+def _edge(space: int) -> Callable[[Draw], Arguments]:
+    return lambda d: ([d.float(*d.shape(1, 2), *[4] * space), [1, 2] * space], {})
+
+
+def _complex(d: Draw, *shape: int) -> Tensor:
+    return torch.complex(d.float(*shape), d.float(*shape))
+
+
 def _one(*make_more: Callable[[Draw, Tensor], Any], least: int = 1) -> Callable[[Draw], Arguments]:
     def make(d: Draw) -> Arguments:
         x = d.float(*d.shape(least, 3))
@@ -451,12 +515,93 @@ CALLS: dict[str, Callable[[Draw], Arguments]] = {
     "nll_loss2d_backward": _nll_backward(2),
     "native_batch_norm_backward": _batch_norm_backward,
     "mse_loss": _loss(),
+    "soft_margin_loss": _loss(),
+    "soft_margin_loss_backward": lambda d: (
+        [
+            d.float() if (over := d.rng.choice((NONE, MEAN, SUM))) else d.float(4, 6),
+            d.float(4, 6),
+            d.float(4, 6),
+            over,
+        ],
+        {},
+    ),
+    "binary_cross_entropy_with_logits": lambda d: (
+        [
+            x := d.tensor(),
+            d.float(*x.shape),
+            d.float(*d.narrower([*x.shape])) if d.flag() else None,
+            d.float(x.shape[-1]) if d.flag() else None,
+            d.rng.choice((NONE, MEAN, SUM)),
+        ],
+        {},
+    ),
+    "fill.Tensor": _one(lambda d, x: d.float()),
+    "repeat": _one(lambda d, x: [2, 1, *(d.rng.choice((1, 2)) for _ in x.shape)]),
+    "diagonal": _one(lambda d, x: 1, lambda d, x: 0, lambda d, x: -1, least=2),
+    "diag_embed": _one(
+        lambda d, x: 1, lambda d, x: d.rng.choice((0, 1)), lambda d, x: -1, least=2
+    ),
+    "unfold": _one(lambda d, x: d.dim(x), lambda d, x: 2, lambda d, x: 1),
+    "view_as_real": lambda d: ([_complex(d, *d.shape())], {}),
+    "view_as_complex": lambda d: ([d.float(*d.shape(), 2)], {}),
+    "_conj": lambda d: ([_complex(d, *d.shape())], {}),
+    "_fft_c2c": lambda d: ([x := _complex(d, *d.shape(2, 3)), [d.dim(x) % x.dim()], 0, True], {}),
+    "_fft_r2c": _one(lambda d, x: [d.dim(x) % x.dim()], lambda d, x: 0, lambda d, x: True, least=2),
+    "_fft_c2r": lambda d: ([_complex(d, d.size(), 4, 3), [2], 0, 4], {}),
+    "unsafe_split.Tensor": _one(lambda d, x: 1, lambda d, x: d.dim(x), least=2),
+    "linalg_cross": lambda d: (
+        [x := d.float(d.size(), d.size(), 3), d.float(*x.shape)],
+        {"dim": -1},
+    ),
+    "index.Tensor": lambda d: (_looked_up(d), {}),
+    "_unsafe_index.Tensor": lambda d: (_looked_up(d), {}),
+    "index_put": _put,
+    "_unsafe_index_put": _put,
+    "nansum": _reduced(),
+    "count_nonzero.dim_IntList": _one(lambda d, x: d.dims(x)),
+    "kthvalue": _one(lambda d, x: 2, lambda d, x: d.dim(x), lambda d, x: d.flag()),
+    "aminmax": lambda d: ([x := d.tensor()], {"dim": d.dim(x), "keepdim": d.flag()}),
+    "var_mean.correction": _one(lambda d, x: d.dims(x)),
+    "std_mean.correction": _one(lambda d, x: d.dims(x)),
+    "norm.ScalarOpt_dim": _one(lambda d, x: 2, lambda d, x: d.dims(x), lambda d, x: d.flag()),
+    "addbmm": lambda d: ([d.float(4, 2), d.float(x := d.size(), 4, 6), d.float(x, 6, 2)], {}),
+    "dot": lambda d: ([d.float(4), d.float(4)], {}),
+    "vdot": lambda d: ([d.float(4), d.float(4)], {}),
+    "_trilinear": _trilinear,
+    "_cdist_forward": _distances,
+    "linalg_inv_ex": _square(),
+    "linalg_cholesky_ex": _square(definite=True),
+    "linalg_qr": _square(),
+    "_linalg_eigh": _square(definite=True),
+    "_linalg_svd": _square(),
+    "linalg_solve_triangular": _solved,
+    "bucketize.Tensor": _one(lambda d, x: torch.tensor([0.2, 0.5, 0.7]).double()),
+    "_native_batch_norm_legit.no_stats": lambda d: ([*_batch_norm(d)[0][:3], True, 0.1, 1e-5], {}),
+    "_adaptive_avg_pool3d": _pool([2, 2, 2], n=3),
+    "_upsample_bilinear2d_aa": _pool([8, 8], False),
+    "adaptive_max_pool2d": _pool([2, 2]),
+    "adaptive_max_pool3d": _pool([2, 2, 2], n=3),
+    "grid_sampler_2d": _grid(2),
+    "grid_sampler_3d": _grid(3),
+    "im2col": _pool([2, 2], [1, 1], [0, 0], [1, 1]),
+    "col2im": lambda d: ([d.float(d.size(), 8, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]], {}),
+    "channel_shuffle": lambda d: ([d.float(d.size(), 4, d.size(), 2), 2], {}),
+    **{
+        f"{kind}_pad{space}d": _edge(space)
+        for kind in ("reflection", "replication")
+        for space in (1, 2, 3)
+    },
     "smooth_l1_loss": _loss(more=(0.3,)),
     "huber_loss": _loss(more=(0.3,)),
     "binary_cross_entropy": _loss(weight=True),
     **dict.fromkeys(
-        ("cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "_safe_softmax"), _with_dim()
+        (
+            "cumsum", "cumprod", "logcumsumexp", "sort", "argsort", "_safe_softmax", "cummax",
+            "cummin",
+        ),
+        _with_dim(),
     ),
+    **dict.fromkeys(("median.dim", "nanmedian.dim", "mode"), _reduced(many=False)),
     **dict.fromkeys(
         (
             "sum.dim_IntList", "mean.dim", "amax", "amin", "any.dims", "all.dims", "logsumexp",

@@ -13,6 +13,7 @@ from ipu_dynamo.saved_model.conversion.convert_program import passes
 from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.settings.options import read_options
 from ipu_dynamo.saved_model.directory import SavedPrograms
+from tests.saved_model.converting import embedded
 
 BERT = Path(__file__).parent.parent / "fixtures" / "tf1_bert"
 
@@ -349,6 +350,61 @@ def test_the_last_list_that_matches_has_the_node(tmp_path):
     # a cast is where its reader is
     assert ipus["cat/CastInsertion_0"] == 1
     assert ipus["layers/1/first/linear/CastInsertion_0"] == 1
+
+
+class Numbered(nn.Linear):
+    """Reads a number of an input."""
+
+    def __init__(self, use):
+        super().__init__(6, 6)
+        self.use = use
+
+    def forward(self, x, count):
+        number = count.item()
+        torch._check(number > 0)
+        torch._check(number < 4)
+        return self.use(super().forward(x), number)
+
+
+NUMBERS = {
+    "factor": lambda h, number: h * number,
+    "arithmetic": lambda h, number: h + (number * 2 + 1),
+    "between IPU nodes": lambda h, number: (h * number).tanh(),
+    "index": lambda h, number: h[number],
+    "start": lambda h, number: h.narrow(0, number, 1),
+    "constant": lambda h, number: h + torch.full((6,), number),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_of_an_input_may_change_between_calls(tmp_path, name):
+    """What reads it is on the host, in a program and before and behind an executable."""
+    module = Numbered(NUMBERS[name])
+    x = torch.randn(4, 6)
+    folder = saved(tmp_path / "p", module, x, torch.tensor(3))
+    convert(folder, tmp_path / "o")
+    if "between" in name:
+        with pytest.raises(ValueError, match="host node 'mul' lies between IPU nodes"):
+            convert(folder, tmp_path / "e", **embedded())
+    else:
+        convert(folder, tmp_path / "e", **embedded())
+    for out in ("o", "e") if "between" not in name else "o":
+        with load(tmp_path / out)["serving_default"] as signature:
+            for number in (3, 2, 1):
+                count = torch.tensor(number)
+                (found,) = signature(x=x, count=count).values()
+                torch.testing.assert_close(found, module(x, count))
+
+
+def test_a_size_that_a_number_tells_is_refused_on_an_ipu(tmp_path):
+    module = Numbered(lambda h, number: h[:, :number].sum(1))
+    folder = saved(tmp_path / "p", module, torch.randn(4, 6), torch.tensor(3))
+    with pytest.raises(ValueError, match=r"node 'sum'.* reads a size that only computing tells"):
+        convert(folder, tmp_path / "o")
+    convert(folder, tmp_path / "o", excluded_nodes=["^sum"])
+    x, count = torch.randn(4, 6), torch.tensor(2)
+    (found,) = results(tmp_path / "o", x=x, count=count).values()
+    torch.testing.assert_close(found, module(x, count))
 
 
 def test_no_option_changes_nothing(tmp_path):

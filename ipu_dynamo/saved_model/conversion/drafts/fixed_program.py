@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, ShapeEnv, module_of
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, node_groups
 from ipu_dynamo.saved_model.conversion.drafts.specialize import specialize
@@ -115,7 +115,7 @@ def _check_fixed(what: str, shape: Sequence[Any], sizes: Mapping[Any, int]) -> N
 
 def _evaluate(graph: fx.Graph, tensors: Mapping[fx.Node, Tensor], sizes: Mapping[Any, int]) -> None:
     """Write a value with numbers for sizes to every node."""
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # which stands for numbers that data tell
     with mode:
         values = [
             mode.from_tensor(tensors[node], static_shapes=True)

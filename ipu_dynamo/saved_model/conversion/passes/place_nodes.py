@@ -1,13 +1,16 @@
 """Put every operator on the IPU that no expression excludes.
 
 Before   a draft without a placement
-After    a device for each group of operators; sizes are nowhere, those that data tell on the host
+After    a device for each group of operators; sizes are nowhere; on the host is what takes or gives
+         numbers that data tell, since what goes to an IPU are tensors
 Keeps    the graph.
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": excluded_nodes, no_ipu_placement.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, IPU, Draft, Placement
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import (
@@ -23,23 +26,35 @@ def plan(groups: tuple[NodeGroup, ...], excluded: tuple[str, ...], none: bool) -
     """Decide where every group of operators is.
 
     Raises:
-        ValueError: one on the IPU has a size that depends on values.
+        ValueError: one on the IPU takes or gives a tensor of a size that depends on values.
     """
     placed = [group for group in groups if group.kind is Kind.OP and not group.is_size]
     devices = {
         group.name: HOST
-        if none or matches(group.name, excluded) or not gives_tensor(group)
+        if none or matches(group.name, excluded) or not gives_tensor(group) or _takes_number(group)
         else IPU
         for group in placed
     }
     for group in placed:
-        values = [node.meta.get("val") for node in group.nodes]
-        if devices[group.name] == IPU and depends_on_data(values):
+        if devices[group.name] != IPU:
+            continue
+        gives = [node.meta.get("val") for node in group.nodes]
+        if depends_on_data(gives) or depends_on_data(_taken(group)):
+            verb = "has" if depends_on_data(gives) else "reads"
             raise ValueError(
-                f"node {group.name!r} ({group.operator}) has a size that only computing tells, "
+                f"node {group.name!r} ({group.operator}) {verb} a size that only computing tells, "
                 "which no IPU has: place it on the host (excluded_nodes)"
             )
     return Placement(devices, {name: 0 for name, device in devices.items() if device == IPU})
+
+
+def _takes_number(group: NodeGroup) -> bool:
+    """Whether a group reads a number that data tell, as `count.item()`."""
+    return any(not isinstance(x, Tensor) and depends_on_data(x) for x in _taken(group))
+
+
+def _taken(group: NodeGroup) -> list[Any]:
+    return [source.meta.get("val") for node in group.nodes for source in node.all_input_nodes]
 
 
 @dataclass(frozen=True, slots=True)
