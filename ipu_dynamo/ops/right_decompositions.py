@@ -8,6 +8,8 @@ While a model is traced, PyTorch 2.13 writes some operators as others. These dif
 - `softshrink` and `hardshrink` have another gradient of NaN.
 - `upsample_bilinear2d` rounds uint8 in another way, spreads infinities to other elements of a
   picture that keeps its size, and accepts a size of 0.
+- The gradients of means of `mse_loss`, `smooth_l1_loss` and `huber_loss` divide by the number of
+  elements in Python, which a batch of no rows ends with an error. The operators give no elements.
 
 The losses are written here, and the others stay operators. `tests/ops/test_right_decompositions.py`
 compares every decomposition that is used with its operator.
@@ -15,10 +17,13 @@ compares every decomposition that is used with its operator.
 Source   "torch.nn.MultiLabelMarginLoss" and "torch.nn.MultiMarginLoss" in PyTorch's reference.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_kernel
+from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_decomposition, set_kernel
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
@@ -78,6 +83,15 @@ def _reduced(losses: Tensor, is_single: bool, reduction: int) -> Tensor:
     return losses.sum() if reduction == _SUM or is_single else losses
 
 
+def _of_any_rows(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a loss, of a mean over no elements too."""
+
+    def of_any_rows(grad: Tensor, x: Tensor, target: Tensor, reduction: int, *more: Any) -> Any:
+        return gradient(grad, x, target, reduction if x.numel() else _SUM, *more)
+
+    return of_any_rows
+
+
 aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
 set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
 for _operator in (aten.softshrink.default, aten.hardshrink.default):
@@ -85,3 +99,9 @@ for _operator in (aten.softshrink.default, aten.hardshrink.default):
 set_kernel(aten.upsample_bilinear2d.default, AUTOGRAD, None)
 for _key in (AUTOGRAD, COMPOSITE):
     set_kernel(aten.upsample_bilinear2d.vec, _key, None)
+for _gradient in (
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+):
+    set_decomposition(_gradient, _of_any_rows)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._inductor
+from torch._decomp import decomposition_table
 
 if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     raise ImportError(
@@ -31,6 +32,24 @@ def set_kernel(
     operator._dispatch_cache.clear()
     if kernel is not None:
         operator.py_impl(key)(kernel)
+
+
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def set_decomposition(
+    operator: torch._ops.OpOverload, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace what tells an operator's shapes, and what compilers write for it.
+
+    Args:
+        make: of the decomposition that there is, the one to be.
+    """
+    decomposition = make(decomposition_table[operator])
+    decomposition_table[operator] = decomposition
+    set_kernel(operator, torch._C.DispatchKey.Meta, decomposition)  # for Python's dispatcher
+    name = operator.name().removeprefix("aten::")
+    _aten.impl(name, decomposition, "Meta", allow_override=True)
 
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
