@@ -11,6 +11,8 @@ While a model is traced, PyTorch 2.13 writes some operators as others. These dif
 - `native_group_norm_backward` divides by zero where there are no elements.
 - `upsample_nearest` of 1 to 3 dims uses the scale where a size stays or doubles, too. The operators
   copy each element there, in some layouts, or in the gradient only.
+- The gradients of means of `mse_loss`, `smooth_l1_loss` and `huber_loss` divide by the number of
+  elements in Python, which a batch of no rows ends with an error. The operators give no elements.
 
 The losses are written here, and the others stay operators. `tests/ops/test_right_decompositions.py`
 compares every decomposition that is used with its operator.
@@ -19,18 +21,12 @@ Source   "torch.nn.MultiLabelMarginLoss" and "torch.nn.MultiMarginLoss" in PyTor
 """
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import (
-    AUTOGRAD,
-    COMPOSITE,
-    set_kernel,
-    wrap_decomposition,
-)
+from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_decomposition, set_kernel
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
@@ -91,7 +87,6 @@ def _reduced(losses: Tensor, is_single: bool, reduction: int) -> Tensor:
 
 
 def _group_norm_backward(written: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(written)
     def run(
         gradient: Tensor,
         x: Tensor,
@@ -115,9 +110,18 @@ def _group_norm_backward(written: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _of_any_rows(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a loss, of a mean over no elements too."""
+
+    def of_any_rows(grad: Tensor, x: Tensor, target: Tensor, reduction: int, *more: Any) -> Any:
+        return gradient(grad, x, target, reduction if x.numel() else _SUM, *more)
+
+    return of_any_rows
+
+
 aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
 set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
-wrap_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
+set_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
 for _operator in (aten.softshrink.default, aten.hardshrink.default):
     set_kernel(_operator, AUTOGRAD, None)
 for _packet in (
@@ -129,3 +133,9 @@ for _packet in (
     for _key in (AUTOGRAD, COMPOSITE):
         set_kernel(_packet.default, _key, None)
         set_kernel(_packet.vec, _key, None)
+for _gradient in (
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+):
+    set_decomposition(_gradient, _of_any_rows)

@@ -154,7 +154,7 @@ def _expand(op: Operator, dims: range) -> list[Label]:
 def _repeat(op: Operator, dims: range) -> list[Label]:
     times = op.args["repeats"]
     new = len(times) - len(dims)
-    return [None] * new + [dim if times[new + dim] == 1 else None for dim in dims]
+    return [*[None] * new, *(dim if times[new + dim] == 1 else None for dim in dims)]
 
 
 def _diagonal(op: Operator, dims: range) -> list[Label]:
@@ -210,7 +210,8 @@ def looked_up(op: Operator) -> Row | None:
     or added to nothing, which is partial. With the numbers of its own rows, as in
     `x[torch.arange(len(x)), j]`, each row is for itself; a micro-batch counts its rows from 0.
     """
-    source, values, indices = op.args["self"], op.args.get("values"), op.args["indices"]
+    source, indices = op.args["self"], op.args["indices"]
+    values: Any = op.args.get("values")
     named = {dim: index for dim, index in enumerate(indices) if index is not None}
     if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in named.values()):
         return None
@@ -236,7 +237,7 @@ def looked_up(op: Operator) -> Row | None:
         if any(_is_cut(op.at.get(x), y, together[place]) for x, y in pairs):
             own, whole = index, own_rows
     first = () if own is None else ((own, read.pop(own)),)
-    operands: list[tuple[fx.Node, Labels | Kind]] = [(source, tuple(whole)), *read.items()]
+    operands: list[tuple[fx.Node, Labels]] = [(source, tuple(whole)), *read.items()]
     if values is None:
         return Row(tuple(operands), (tuple(found),), first=first)
     operands.append((values, _spread(values, given)))

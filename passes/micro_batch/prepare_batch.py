@@ -22,7 +22,7 @@ from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
-_FILLED = {
+_FILLED: dict[object, Any] = {
     aten.new_zeros.default: 0,
     aten.new_ones.default: 1,
     aten.new_empty.default: 0,
@@ -63,8 +63,9 @@ class PrepareBatch:
 
 def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
     """`new_zeros` and its like need no tensor but for dtype and device."""
-    value, fill = node.meta["val"], _FILLED[node.target]  # type: ignore[index]
-    fill = node.args[2] if fill is None else fill
+    value, fill = node.meta["val"], _FILLED[node.target]
+    if fill is None:
+        fill = node.args[2]
     like = {"dtype": value.dtype, "device": value.device}
     with graph.inserting_after(node):
         constant = call(graph, aten.full.default, list(value.shape), fill, origin=node, **like)

@@ -10,7 +10,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-import ipu_dynamo.ops.operators  # noqa: F401 - with what it replaces
+import ipu_dynamo
+import ipu_dynamo.ops.operators
 from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE
 
 LABELS = (
@@ -210,3 +211,24 @@ def test_group_norm_of_nothing_has_gradients(shape, weighted):
         inputs = inputs if weighted else inputs[:1]
         results.append([y, *torch.autograd.grad((y * y).sum(), inputs)])
     torch.testing.assert_close(*results, equal_nan=True)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_a_batch_of_no_rows_trains_as_in_plain_pytorch(loss, reduction):
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            value = loss(y, torch.zeros_like(y), reduction=reduction)
+            return ipu_dynamo.identity_loss(value, "none")
+
+    model, plain, x = Model(4, 3), Model(4, 3), torch.empty(0, 4)
+    plain.load_state_dict(model.state_dict())
+    step = ipu_dynamo.compile_training(
+        model, torch.optim.SGD(model.parameters(), 0.1), {"engine": "eager"}
+    )
+    value = plain(x)
+    value.backward()
+    torch.optim.SGD(plain.parameters(), 0.1).step()
+    torch.testing.assert_close(step(x), value.detach(), equal_nan=True)
+    torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()))

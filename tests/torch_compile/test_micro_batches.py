@@ -73,6 +73,16 @@ def test_the_batch_is_what_counts(name):
     assert {loop.count for loop in loops()} >= {4}
 
 
+QUICK = {"low-rank term", "scale of a loss", "loss of logits", "slice set", "last token"}
+QUICK |= {"token set", "rows in dim 1", "instance norm"}
+
+
+def some(names: dict) -> list:
+    """The names of cases, all but the quick ones marked as slow."""
+    marks = {False: [pytest.mark.slow], True: []}
+    return [pytest.param(name, marks=marks[name in QUICK]) for name in names]
+
+
 COMPUTED = {
     "low-rank term": lambda m, x: F.linear(x, m.base.weight + m.b @ m.a),
     "gain": lambda m, x: F.linear(x, m.base.weight * m.gain),
@@ -83,7 +93,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", some(COMPUTED))
 def test_what_parameters_and_sums_over_the_batch_make_is_no_layer(name):
     """It has no rows, so that it mixes none: it is computed before the micro-batches, or after."""
     torch.manual_seed(0)
@@ -123,7 +133,7 @@ ROW_BY_ROW = {
 }
 
 
-@pytest.mark.parametrize("name", ROW_BY_ROW)
+@pytest.mark.parametrize("name", some(ROW_BY_ROW))
 def test_a_layer_may_follow_what_mixes_no_rows(name):
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -34,11 +34,22 @@ def set_kernel(
         operator.py_impl(key)(kernel)
 
 
-def wrap_decomposition(
-    operator: torch._ops.OpOverload, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def set_decomposition(
+    operator: torch._ops.OpOverload, make: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Wrap the operators by which an operator is written where it has no fake kernel."""
-    decomposition_table[operator] = wrap(decomposition_table[operator])
+    """Replace what tells an operator's shapes, and what compilers write for it.
+
+    Args:
+        make: of the decomposition that there is, the one to be.
+    """
+    decomposition = make(decomposition_table[operator])
+    decomposition_table[operator] = decomposition
+    set_kernel(operator, torch._C.DispatchKey.Meta, decomposition)  # for Python's dispatcher
+    name = operator.name().removeprefix("aten::")
+    _aten.impl(name, decomposition, "Meta", allow_override=True)
 
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device

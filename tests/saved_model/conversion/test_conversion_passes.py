@@ -376,7 +376,13 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("factor", "start") else [pytest.mark.slow])
+        for name in NUMBERS
+    ],
+)
 def test_a_number_of_an_input_may_change_between_calls(tmp_path, name):
     """What reads it is on the host, in a program and before and behind an executable."""
     module = Numbered(NUMBERS[name])
