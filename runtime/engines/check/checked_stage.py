@@ -230,7 +230,8 @@ class CheckedStage:
         log.warning(
             "compiled @%s computes something else than its operators, and runs operator by "
             "operator from now on, in this call, too. %s\n"
-            "  try:  ipu_dynamo.bisect finds the operator: the compiler has a fault there",
+            "  try:  ipu_dynamo.bisect(model, *inputs, training=True), or training=False for "
+            "inference, finds the operator; the compiler has a fault there",
             self.function.name,
             self.problem,
         )
