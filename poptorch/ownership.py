@@ -82,11 +82,23 @@ class WeightsOnDevice:
         thread = threading.get_ident()
         try:
             self._begin_to_wait(thread)
-            return self._alone(action, thread, long=long)
+            # The interpreter looks for interrupts between calls: it is in the `with` of a lock of
+            # Python's own that none can come between taking the lock and remembering to release it.
+            if long:
+                with self._queue:
+                    pass
+            with nullcontext() if long else self._queue, self._lock:
+                try:
+                    self._holder = caller()
+                    _waiting.pop(thread, None)
+                    return action()
+                finally:
+                    self._holder = None
         finally:
             _waiting.pop(thread, None)
 
     def _begin_to_wait(self, thread: int) -> None:
+        """Note for whom this thread waits, unless that one waits for this thread."""
         me, looked_at, next_ones = caller(), set(), [self]
         with _looking:
             while next_ones:
@@ -101,20 +113,6 @@ class WeightsOnDevice:
                 others = [w for who, w in _waiting.values() if who == weights._holder]
                 next_ones += [w for w in others if w not in looked_at]
             _waiting[thread] = me, self
-
-    def _alone(self, action: Callable[[], _Result], thread: int, *, long: bool) -> _Result:
-        # The interpreter looks for interrupts between calls: it is in the `with` of a lock of
-        # Python's own that none can come between taking the lock and remembering to release it.
-        if long:
-            with self._queue:
-                pass
-        with nullcontext() if long else self._queue, self._lock:
-            try:
-                self._holder = caller()
-                _waiting.pop(thread, None)
-                return action()
-            finally:
-                self._holder = None
 
     def is_mine(self) -> bool:
         """Whether this thread is inside `alone`, or works for one that is."""

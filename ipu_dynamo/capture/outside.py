@@ -164,8 +164,9 @@ class OutsideReads(TorchFunctionMode):
             self._note(tensor, is_news=name != "lift_fresh_copy")  # which says that it is constant
         if name in _READS and real:
             return _read(func, args, kwargs)
-        for kind in filter(_is_users, types):
-            raise _no_subclass(kind)
+        for kind in types:
+            if issubclass(kind, Tensor) and _is_users(kind):
+                raise _no_subclass(kind)
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             self.watch(tensor)

@@ -26,7 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import AUTOGRAD, COMPOSITE, set_decomposition, set_kernel
+from ipu_dynamo.ops.private.native import (
+    AUTOGRAD,
+    COMPOSITE,
+    set_decomposition,
+    set_kernel,
+    upsampled_size,
+)
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
@@ -119,6 +125,17 @@ def _of_any_rows(gradient: Callable[..., Any]) -> Callable[..., Any]:
     return of_any_rows
 
 
+def _by_size(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operator that makes a picture larger, by a size or by factors, which may be symbols."""
+
+    def larger(x: Tensor, size: Sequence[int] | None, *more: Any) -> Tensor:
+        *corners, factors = more
+        sizes = upsampled_size(x.shape, size, factors)
+        return operator(x, sizes, *corners, *(factors or [None] * len(sizes)))
+
+    return larger
+
+
 aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
 set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
 set_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
@@ -132,7 +149,7 @@ for _packet in (
 ):
     for _key in (AUTOGRAD, COMPOSITE):
         set_kernel(_packet.default, _key, None)
-        set_kernel(_packet.vec, _key, None)
+        set_kernel(_packet.vec, _key, _by_size(_packet.default) if _key is COMPOSITE else None)
 for _gradient in (
     aten.mse_loss_backward.default,
     aten.smooth_l1_loss_backward.default,

@@ -135,7 +135,8 @@ OPERATORS = {
     multilabel_margin_loss: "multilabel_margin_loss.default",
     multi_margin_loss: "multi_margin_loss.default",
     shrink: "",  # traces record these operators
-    interpolate: """_upsample_nearest_exact1d.default _upsample_nearest_exact1d.vec
+    interpolate: """upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
+        upsample_bilinear2d.vec _upsample_nearest_exact1d.default _upsample_nearest_exact1d.vec
         _upsample_nearest_exact2d.default _upsample_nearest_exact2d.vec
         _upsample_nearest_exact3d.default _upsample_nearest_exact3d.vec upsample_linear1d.vec
         upsample_trilinear3d.vec upsample_bicubic2d.default upsample_bicubic2d.vec

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch._inductor
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import upsample_compute_output_size
 
 if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     raise ImportError(
@@ -34,6 +35,8 @@ def set_kernel(
         operator.py_impl(key)(kernel)
 
 
+# sizes of a picture, the sizes to be or None, factors or None -> the sizes to be, or symbols
+upsampled_size: Callable[..., list[int]] = upsample_compute_output_size
 _aten = torch.library.Library("aten", "IMPL")
 
 
