@@ -52,7 +52,8 @@ def swapped(
     set_attribute = nn.Module.__setattr__
 
     def noted(module: nn.Module, name: str, value: Any) -> None:
-        for slot in (module._parameters, module._buffers):
+        for kind in ("_parameters", "_buffers"):  # which a module has after its `__init__`
+            slot = vars(module).get(kind)
             if (id(slot), name) in registered:
                 assigned[id(slot), name] = called_from()
         set_attribute(module, name, value)

@@ -245,7 +245,8 @@ def trace(
                 id="value",
             ) from error
         except Exception as error:  # the user's own, or torch's for what the user wrote
-            if made := [p for p, t in held if t.is_inference() and "nference tensor" in str(error)]:
+            made = [role for role, tensor in held if tensor.is_inference()]
+            if made and "inference tensor" in str(error).lower():
                 raise CompileError(
                     f"the {made[0].kind} {made[0].name} was made under torch.inference_mode(), so "
                     "that PyTorch allows no change of it and no gradient",

@@ -3,6 +3,10 @@
 The code that FX writes finds an operator by four attributes and goes through a Python function of
 its own. For a small operator that takes as long as its arithmetic. It also holds its arguments to
 the end; this code empties the list in which it gets them.
+
+Some operators lay out their results in another way than the trace says where an argument is
+transposed: `copysign`, batch norm, gradients of losses. A view behind one of them would fail, or
+`as_strided` show other elements. Such results are copied.
 """
 
 import re

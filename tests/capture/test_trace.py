@@ -315,3 +315,16 @@ def test_changes_of_a_model_made_under_inference_mode_are_refused(training):
         traced(model, torch.ones(2, 3), training=training)
     traced(copy.deepcopy(model), torch.ones(2, 3), training=training)
     traced(model.eval(), torch.ones(2, 3))
+
+
+def test_a_module_made_in_forward_may_set_attributes_before_its_init():
+    class Made(nn.Module):
+        def __init__(self):
+            self.factor = 2.0
+            super().__init__()
+
+        def forward(self, x):
+            return x * self.factor
+
+    compiled = compile_inference(lambda x: Made()(x), options={"engine": "eager"})
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))

@@ -126,21 +126,26 @@ def fails(function: Callable[..., Any], *args: Any) -> None:
     raise AssertionError("no error")
 
 
+def whole_step(package: str, step: Callable[[nn.Module], Any]) -> dict[str, Callable[[], Any]]:
+    trained: list[Any] = []
+    return {
+        "import": lambda: __import__(package),
+        "compile": lambda: trained.append(step(NET)) or trained[0].compile(X, Y),
+        "call": lambda: trained[0](X, Y),
+        "failed compile": lambda: fails(step(WRONG), X, Y),
+        "failed call": lambda: fails(trained[0], X, torch.tensor([0, 7])),
+        "call with wrong shapes": lambda: fails(trained[0], X[:, :2], Y),
+        "end": lambda: getattr(trained.pop(), "destroy", bool)(),
+    }
+
+
 def core() -> dict[str, Callable[[], Any]]:
     def step(net: nn.Module) -> Any:
         from ipu_dynamo import compile_training
 
         return compile_training(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
-    trained: list[Any] = []
-    return {
-        "import": lambda: __import__("ipu_dynamo"),
-        "compile": lambda: trained.append(step(NET)) or trained[0].compile(X, Y),
-        "call": lambda: trained[0](X, Y),
-        "failed compile": lambda: fails(step(WRONG), X, Y),
-        "failed call": lambda: fails(trained[0], X, torch.tensor([0, 7])),
-        "call with wrong shapes": lambda: fails(trained[0], X[:, :2], Y),
-    }
+    return whole_step("ipu_dynamo", step)
 
 
 def torch_compile() -> dict[str, Callable[[], Any]]:
@@ -163,15 +168,7 @@ def poptorch() -> dict[str, Callable[[], Any]]:
         optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1)
         return poptorch.trainingModel(net, optimizer=optimizer)
 
-    trained: list[Any] = []
-    return {
-        "import": lambda: __import__("poptorch"),
-        "compile": lambda: trained.append(executor(NET)) or trained[0].compile(X, Y),
-        "call": lambda: trained[0](X, Y),
-        "failed compile": lambda: fails(executor(WRONG), X, Y),
-        "failed call": lambda: fails(trained[0], X, torch.tensor([0, 7])),
-        "destroy": lambda: trained[0].destroy(),
-    }
+    return whole_step("poptorch", executor)
 
 
 DOORS = {"core": core, "torch.compile": torch_compile, "poptorch": poptorch}
