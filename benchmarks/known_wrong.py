@@ -37,7 +37,10 @@ def outcomes(kind: str, names: Sequence[str] = ()) -> Outcomes:
 
 def main() -> None:
     """Print the outcomes of each program, and the scores."""
-    found = {kind: outcomes(kind, sys.argv[1:]) for kind in KINDS}
+    found = {}
+    for kind in KINDS:
+        print(f"running by {kind}", file=sys.stderr)
+        found[kind] = outcomes(kind, sys.argv[1:])
     print(f"{'':45}" + "".join(f"{kind:14}" for kind in KINDS))
     for name in found[KINDS[0]]:
         print(f"{name:45}" + "".join(f"{found[kind][name][0]:14}" for kind in KINDS))
