@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("ci", COMMON, max_examples=15, derandomize=True)
+settings.register_profile("ci", COMMON, max_examples=10, derandomize=True)
 settings.register_profile("all", COMMON, max_examples=1000)
 settings.load_profile("ci")  # unless --hypothesis-profile names another
 INDUCTOR_EXAMPLES = {"ci": 3, "all": 50}  # a compilation takes a second, an eager example does not
@@ -59,11 +60,30 @@ def _nobody_reads_traces() -> None:
     trace.propagate = True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_parameters_to_test_all(items)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _leave_parameters_to_test_all(items: list[pytest.Item]) -> None:
+    """Mark as slow what `few(count, start)` leaves out: all but `count` parameters, evenly spread.
+
+    `start` is the first one that stays, so tests of one list can share it out among them.
+    """
+    functions = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for tests in functions.values():
+        count, start = (*tests[0].get_closest_marker("few").args, 0)[:2]
+        stay = {(start + i * len(tests) // count) % len(tests) for i in range(count)}
+        for index, item in enumerate(tests):
+            if index not in stay:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

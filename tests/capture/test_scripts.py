@@ -51,6 +51,7 @@ def made(make):
     return make()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("door", ["core", "poptorch"])
 @pytest.mark.parametrize("kind", MAKERS)

@@ -43,6 +43,7 @@ def data():
     return torch.randn(3, LENGTH, WIDTH), padding
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [Encoder, Translator])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -24,6 +24,7 @@ EACH_TRAINED = [("eager", (form,)) for form in TRAINED] + [("inductor", ("cond",
 assert_close = torch.testing.assert_close
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("engine", "forms"), EACH)
 def test_inference_computes_what_python_does(engine, forms):
     model = net(*forms)
@@ -33,6 +34,7 @@ def test_inference_computes_what_python_does(engine, forms):
             assert_close(run(x), model.plain(x))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("engine", "forms"), EACH_TRAINED)
 def test_training_computes_what_python_does(engine, forms):
     model = Loss(net(*forms))

@@ -170,6 +170,7 @@ def test_a_right_program_has_no_difference(tmp_path):
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "name",
     ["Placement", "IdentityLoss", "NarrowTypes", "Differentiate", "RoundScalars", "CounterRandom",
@@ -234,6 +235,7 @@ def test_a_loss_that_is_scaled_wrongly_is_found(plant, tmp_path, shown):
     assert math.isclose(shown(path), 1.0, rel_tol=0.01)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     ["Partition", "SplitGradientSums", "Outline", "InlineWrites", "FuseLoss", "AccumulateMatmuls"],

@@ -103,6 +103,7 @@ def in_plain_keras(make):
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [a_sequential, a_functional, a_subclass])
 def test_a_published_program_reaches_what_plain_keras_does(make, strategy, capsys):
     x, y = data()

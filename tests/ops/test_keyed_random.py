@@ -171,6 +171,7 @@ def test_replicas_draw_apart_and_go_on_from_call_to_call():
         assert drawn.unique().numel() == drawn.numel()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["compile_inference", "torch.compile"])
 def test_inductor_draws_the_same(call):
     def draw(key, x):

@@ -112,12 +112,14 @@ def train(name, ipus, door, **fields):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_compiled_training_is_that_of_the_plain_model(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "inductor")
     train("bert", 2, "core")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("door", ["poptorch", "core"])
 @pytest.mark.parametrize(("name", "ipus"), CASES)
 def test_training_is_that_of_the_plain_model(name, ipus, door):
@@ -132,6 +134,7 @@ PARTS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize(
     ("name", "door"),

@@ -115,6 +115,7 @@ def test_what_a_user_puts_in_the_place_of_parts_stays_there(fields, new):
     assert not model.model.layers[0]._forward_pre_hooks
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fields", "door"),
     [

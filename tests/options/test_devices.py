@@ -260,6 +260,7 @@ def test_shared_tensors_must_lie_on_the_device_of_their_ipu():
 # --- Running ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.examples(15)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_naming_the_cpu_changes_no_bit(recipe, training, data):

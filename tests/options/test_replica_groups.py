@@ -186,6 +186,7 @@ def test_weights_and_states_of_groups_agree_with_pytorch(options, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
 def test_training_goes_on_from_a_checkpoint(options, kind):

@@ -120,6 +120,7 @@ def test_a_process_with_the_same_folder_decides_and_computes_the_same(tmp_path, 
     assert_same_with_a_folder([wide, cut, *drawn(3, "eager")], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_processes_without_a_folder_decide_and_compute_the_same(tmp_path, monkeypatch):
     cut = Job(WIDE, Placement(), Options("eager", gradient_accumulation=3, seed=7, strategy=CUT))
     assert_same_without_a_folder([cut, *drawn(3, "eager")], tmp_path, monkeypatch)

@@ -146,6 +146,7 @@ def test_gradients_are_placed_along_the_data(case):
     assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accumulation", ["store", "+=", "mean"])
 @pytest.mark.quick(8)
 @given(recipe=recipes(), training=st.booleans(), data=st.data())

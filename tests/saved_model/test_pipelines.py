@@ -90,6 +90,7 @@ CONFIGURATIONS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("config", "num_ipus"), CONFIGURATIONS)
 def test_results_are_the_hosts_and_load_gives_the_same(tmp_path, source, config, num_ipus):
     options = embedded(batch_size=2, num_ipus=num_ipus)

@@ -65,6 +65,7 @@ def residual():
     return Residual(), {"image": torch.randn(3, 3, 16, 16)}, {"image": {0: BATCH}}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("build", [bert, vit, residual])
 def test_what_is_loaded_computes_the_same(tmp_path, build, dynamic):

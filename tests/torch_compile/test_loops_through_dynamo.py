@@ -12,6 +12,7 @@ from tests.control_flow.models import Loss, inputs, net
 ALL = ("for_loop", "cond", "torch.cond", "scan of floats", "map")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("engine", "forms"),
     [
@@ -29,6 +30,7 @@ def test_inference_computes_what_python_does(engine, forms):
     assert any(f.name.startswith("body_") for p in ipu_dynamo.programs() for f in p.functions)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("engine", "forms"), [("eager", ALL), ("inductor", ("scan of floats",))])
 def test_gradients_are_what_python_computes(engine, forms):
     model = Loss(net(*forms))

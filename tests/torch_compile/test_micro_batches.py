@@ -64,6 +64,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_batch_is_what_counts(name):
     """Every loss, forward and backward, is that of the whole batch, not of micro-batches."""

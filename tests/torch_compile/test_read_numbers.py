@@ -30,6 +30,7 @@ def test_returns_numbers_beside_tensors():
     assert len(ipu_dynamo.programs()) == 3, "one graph each, without and with gradients"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("trained", [False, True])
 def test_cuts_at_places_that_are_values(dim, trained):

@@ -48,6 +48,7 @@ def step(model, backend, **kwargs):
     return [loss.detach(), *(p.grad for p in own.parameters()), x.grad, torch.rand(1)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_trains_as_pytorch(body, engine):

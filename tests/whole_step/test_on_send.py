@@ -113,6 +113,7 @@ MODES = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("ipus", "form"), FORMS)
 def test_steps_give_what_a_call_of_one_step_returns(ipus, form, mode):

@@ -259,6 +259,7 @@ def test_the_text_of_a_program_is_read_back():
 # --- Through torch.compile ------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("again", [False, True])
 def test_torch_compile_prints_once(engine, again, capfd):

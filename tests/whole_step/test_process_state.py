@@ -37,6 +37,7 @@ def found_by(door: str, engine: str) -> dict[str, dict[str, object]]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_process_stays_as_it_was(door, engine):

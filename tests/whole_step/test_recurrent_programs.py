@@ -54,6 +54,7 @@ def recurrent(program):
     return [n for f in program.functions for n in f.operators if n.target in RECURRENT]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @given(data=st.data())
 @pytest.mark.examples(5)
@@ -167,6 +168,7 @@ class PackedModel(nn.Module):
         return ipu_dynamo.identity_loss(loss, "none"), out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @given(data=st.data())
 @pytest.mark.examples(5)

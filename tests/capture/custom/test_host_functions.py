@@ -27,6 +27,7 @@ def with_numpy(x):
     return torch.from_numpy(x.numpy() / 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_host_function_gets_the_values_of_every_micro_batch_in_order(engine):
     seen = []

@@ -48,6 +48,7 @@ def _off_chip(program, kind):
     return held == {True}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("options", "holds"),
     [
@@ -72,6 +73,7 @@ def test_an_option_acts_and_changes_no_result(plain, options, holds):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mode", "recompute"),
     [

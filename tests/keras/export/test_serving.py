@@ -68,6 +68,7 @@ def run_by_command(folder, tmp_path, **arrays):
     return {path.stem: np.load(path) for path in out.iterdir()}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_an_export_gives_what_predict_does(name, pipelined, tmp_path, capsys):

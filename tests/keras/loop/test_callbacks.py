@@ -75,6 +75,7 @@ def test_predict_gives_the_rows_of_an_execution_in_order(machine, replicas):
     assert recorder.numbers("on_predict_batch_end") == list(range(3, 24 // replicas, 4))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("replicas", "method"), [(1, "none"), (2, "none"), (2, "list"), (2, "sum")]
 )

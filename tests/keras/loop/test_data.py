@@ -78,6 +78,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("source", "shuffle", "depth"),
     [

@@ -104,6 +104,7 @@ SOME = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_metrics_are_those_of_plain_keras(kind):
     compare(kind, SOME[kind])
@@ -154,6 +155,7 @@ class Watched(keras.Model):
         return y
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["none", "list", "sum", "mean"])
 def test_metrics_of_two_replicas_are_reduced(method):
     x, _ = inputs(), None

@@ -62,6 +62,7 @@ def marked(batches, at, rows=2):
     return x, y
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("replicas", "pipelined"), [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_the_last_batch_waits_for_the_first_asynchronous_callback(method, replicas, pipelined):

@@ -74,6 +74,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_weight_that_a_step_assigns_trains_as_in_plain_keras(name: str) -> None:
     y = Y.copy()

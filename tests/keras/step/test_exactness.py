@@ -57,6 +57,7 @@ def test_equals_plain_keras_on_the_whole_batch(case: Case) -> None:
     _close(*flat, tolerance)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "pipelined", [False, pytest.param(True, marks=pytest.mark.inductor)], ids=["alone", "pipelined"]
 )

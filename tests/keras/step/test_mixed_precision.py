@@ -37,6 +37,7 @@ def make(steps: int = 1) -> Any:
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "policy",
     [pytest.param("mixed_float16", marks=pytest.mark.inductor), "mixed_bfloat16", "float16"],
@@ -58,6 +59,7 @@ def test_losses_are_within_two_percent_of_plain_keras(policy):
     assert type(model.optimizer).__name__ == name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [

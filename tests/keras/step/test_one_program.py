@@ -94,6 +94,7 @@ def test_programs_work_in_the_memory_of_keras(model):
     assert not np.allclose(expected, changed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", [pytest.param("inductor", marks=pytest.mark.inductor), "eager"])
 def test_states_of_the_optimizer_that_the_host_assigns_act(model, engine):
     twin = keras.models.clone_model(model)
@@ -115,6 +116,7 @@ def test_states_of_the_optimizer_that_the_host_assigns_act(model, engine):
     assert bool(run.compiled.executable.fused) == (engine == "inductor")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change",
     [

@@ -27,6 +27,7 @@ def _mark(cases, sample):
     return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "flag"), _mark(EVERY, SAMPLE))
 def test_updates_are_those_of_plain_keras(name, flag):
     plain, model = train_both(name, flag, SCHEDULES.get(RATES.get((name, flag)), lambda: 0.01))
@@ -38,6 +39,7 @@ def test_updates_are_those_of_plain_keras(name, flag):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.inductor
 @pytest.mark.parametrize(("name", "flag"), [("Adam", "ema"), ("Nadam", "loss_scale")])
 def test_compiled_updates_are_those_of_plain_keras(name, flag):

@@ -88,6 +88,7 @@ def make_small(steps: int) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_workers_change_no_bit(monkeypatch):
     from ipu_dynamo.keras.calls import programs

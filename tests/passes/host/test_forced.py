@@ -92,6 +92,7 @@ def test_any_decisions_train_as_eager(force):
     check(force, "eager")
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.examples(10)
 @pytest.mark.quick(2)

@@ -130,6 +130,7 @@ def batches(count, rows=5, width=6):
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("cut", [False, True])
 def test_blocks_with_buffers_are_outlined_and_train_as_plain_pytorch(last, cut):

@@ -91,6 +91,7 @@ def test_members_stand_side_by_side_and_are_named(training):
     assert grouped(read) == places
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("partials", [("half", "float"), ("float", "half"), ("half",), ()])
 @pytest.mark.parametrize("default", ["float", "half"])

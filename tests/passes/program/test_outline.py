@@ -127,6 +127,7 @@ def test_a_part_may_begin_with_blocks_that_draw():
     assert_same_bits(ours, theirs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("marks", "options"),
     [
@@ -220,6 +221,7 @@ def test_the_schedule_of_a_pipeline_is_that_of_its_turns():
     assert [s.copies for s in on.program.stash] == [s.copies for s in off.program.stash]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "different",
     [

@@ -120,6 +120,7 @@ def parts(program):
     return step.body[:at], step.body[at].body, step.body[at + 1 :]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("weights", "states"),

@@ -128,6 +128,7 @@ def joint(model, monkeypatch, *, stacks, training=True, options=None):
     return (nodes, capture.placeholders, capture.outputs, capture.gradients), counts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("count", [5, 8])
 def test_equal_layers_are_differentiated_once(count, training, monkeypatch):
@@ -158,6 +159,7 @@ def test_layers_keep_their_stages(monkeypatch):
     assert counts[0] < all_counts[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "change", ["frozen", "tied", "number", "batch norm", "in place", "returned"]
 )

@@ -45,6 +45,7 @@ def values(accessor):
     return [item[0].item() for item in accessor]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", list(SharingStrategy), ids=lambda strategy: strategy.name)
 def test_every_strategy_gives_the_same_data(strategy, pairs):
     torch.manual_seed(3)
@@ -323,6 +324,7 @@ def test_an_interrupt_in_the_data_set_is_quiet(capfd):
 # the end
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["terminate", "delete"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_processes_end_also_in_the_middle_of_an_item(how, workers):

@@ -116,6 +116,7 @@ def test_the_death_of_a_worker_is_told_where_pytorch_does_not_notice(monkeypatch
         signal.signal(signal.SIGCHLD, handler)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "seconds"), [("ForkServer", 0.001), ("Fork", 60)])
 def test_processes_end_when_the_program_is_killed(strategy, seconds):
     shared = segments()

@@ -15,6 +15,7 @@ from ipu_dynamo.passes.pipeline import form_passes
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_the_next_process_only_decides_its_form_and_starts_no_compiler(tmp_path):
     environment = {

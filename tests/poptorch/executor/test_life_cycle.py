@@ -240,6 +240,7 @@ def test_compile_hooks_run_in_order_also_around_failures():
         poptorch.registerPreCompileHook(None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("error:the tensor")  # of a constant that the trace has recorded
 @pytest.mark.parametrize("optimizer", [poptorch.optim.SGD, poptorch.optim.AdamW])
 def test_an_executor_that_is_freed_while_another_model_is_traced_brings_its_weights_home(optimizer):

@@ -125,6 +125,7 @@ def interrupted(monkeypatch, after):
             yield
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("after", range(4))
 @pytest.mark.parametrize(
     "look", [lambda e: e.model.state_dict(), lambda e: e.copyWeightsToHost(), lambda e: e.destroy()]
@@ -311,6 +312,7 @@ def test_classes_of_shared_tensors_come_back_in_any_order(order):
 # --- The optimiser's state ------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("again", ["same executor", "another"])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_goes_on_after_destroy(make, again):

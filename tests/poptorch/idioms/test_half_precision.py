@@ -57,6 +57,7 @@ def plain(model):
     return losses
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scaling", ["fixed", "raised", "automatic"])
 def test_half_follows_float32(scaling):
     torch.manual_seed(0)

@@ -240,6 +240,7 @@ class NegateResults(CustomGraphPass):
         return self.name
 
 
+@pytest.mark.few(1)
 @pytest.mark.inductor
 @pytest.mark.parametrize("name", [b"negates", None])
 def test_code_made_with_a_pass_of_the_users_is_not_served_without_it(folder, name):

@@ -85,6 +85,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_code_without_wrappers_computes_and_changes_what_eager_does(model, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))

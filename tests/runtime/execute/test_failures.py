@@ -100,6 +100,7 @@ def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("workers", "replicas", "count"),
     [(1, 1, 20), (2, 1, 40), (9, 2, 40)],
@@ -244,6 +245,7 @@ class Slow(Chain):
         return super().forward(slow(self.norm(x)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_stops_all_workers_and_leaves_no_trace(workers):
     torch.manual_seed(0)

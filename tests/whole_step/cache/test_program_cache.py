@@ -169,6 +169,7 @@ print(ran == t.FORM)
 """
 
 
+@pytest.mark.slow
 def test_the_bodies_of_loops_decide_in_another_process_too(folder, passes):
     torch.manual_seed(1)
     weights = Loops().state_dict()

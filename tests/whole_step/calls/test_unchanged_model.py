@@ -56,6 +56,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_replaced_part_is_refused_until_it_is_compiled(what, training):

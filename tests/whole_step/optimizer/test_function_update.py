@@ -322,6 +322,7 @@ def at_random(seed):
     return apply
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("apply", [swapping, of_another_state, *map(at_random, range(10))])
 def test_parameters_take_values_of_each_other(apply):
     model = Squares().double()

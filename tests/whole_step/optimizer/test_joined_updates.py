@@ -26,6 +26,7 @@ class Many(nn.Module):
         return identity_loss(torch.stack([s.float().sin().sum() for s in scaled]), "sum")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -156,6 +156,7 @@ WRITTEN = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("kind", "settings", "place"), WRITTEN)
 def test_optimizers_of_users_are_traced(kind, settings, place):
     compare(lambda model: kind(model.parameters(), **settings), place, calls=5)

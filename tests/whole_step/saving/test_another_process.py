@@ -190,6 +190,7 @@ def check(cases, folder, **environment):
             assert torch.equal(found["weights"][key], tensor), (name, key)
 
 
+@pytest.mark.slow
 def test_strategies_go_on(tmp_path):
     check([case for case in CASES if case.name in FEW], tmp_path)
 

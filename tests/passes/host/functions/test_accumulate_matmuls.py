@@ -97,6 +97,7 @@ def test_trains_like_pytorch(count, dtype, padding):
     assert Program.parse(step.program.text()) == step.program
 
 
+@pytest.mark.few(1)
 @pytest.mark.inductor
 @pytest.mark.parametrize("count", [1, 3])
 def test_inductor_adds_in_place(count):

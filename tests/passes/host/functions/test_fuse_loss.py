@@ -44,6 +44,7 @@ def targets_of(step):
     return [node.target for node in operators(step)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @given(
     settings=heads(),

@@ -39,6 +39,7 @@ def plain(pool, x):
     return (model.weight - model.weight.grad).detach()
 
 
+@pytest.mark.few(2)
 @pytest.mark.inductor
 @pytest.mark.parametrize(
     ("pool", "shape", "avoided"),

@@ -228,6 +228,7 @@ class Small(nn.Module):
 TOKENS = torch.randint(12, (3, 5), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_inference_by_each_library_is_eager_s(monkeypatch):
     model = Small().eval()

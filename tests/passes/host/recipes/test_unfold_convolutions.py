@@ -202,6 +202,7 @@ def test_a_forced_library_is_not_measured(monkeypatch):
     assert chosen(Small(), torch.randn(2, 2, 12, 12), MATMULS) == FOUR
 
 
+@pytest.mark.few(2)
 @pytest.mark.inductor
 @pytest.mark.parametrize("products", ["forward", "backward", "both", "none"])
 def test_trains_as_plain_pytorch(monkeypatch, products):
@@ -235,6 +236,7 @@ def test_what_was_measured_stays(tmp_path, monkeypatch):
     convolution_times.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_explain_shows_the_choice():
     shown = str(ipu_dynamo.explain(Small(), torch.randn(2, 2, 12, 12)))

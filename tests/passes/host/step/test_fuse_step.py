@@ -122,6 +122,7 @@ def test_trains_as_torch(name):
     compare(name, "eager", calls=3)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_trains_as_torch_when_compiled():
     compare("nesterov", "inductor", calls=2)

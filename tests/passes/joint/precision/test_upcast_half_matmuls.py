@@ -49,6 +49,7 @@ def whole_numbers(model, seed):
     return model, torch.randint(-1, 2, (2, 2, 5, 4), generator=generator).half()
 
 
+@pytest.mark.few(1)
 @pytest.mark.examples(8)
 @pytest.mark.parametrize("name", PASSES)
 @given(

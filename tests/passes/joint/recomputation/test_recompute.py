@@ -211,6 +211,7 @@ def test_buffers_are_read_as_the_forward_pass_read_them():
     assert_same_training(Loss(), [torch.randn(32, 4)], options, steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_trains_alike():
     _, wanted = train(Deep(layers=3))

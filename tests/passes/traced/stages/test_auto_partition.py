@@ -80,6 +80,7 @@ def trained(strategy, calls=2):
     return model, step
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["pipelined", "sharded"])
 @pytest.mark.parametrize("ipus", [1, 2, 3])
 def test_a_model_that_was_cut_learns_the_same(kind, ipus):

@@ -277,6 +277,7 @@ def check_faults(subject: Subject, faults: list[tuple]) -> None:
     assert raised > 0.8 * len(faults)  # waiting takes other lines from run to run
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_at_any_line_leaves_complete_steps(name, subjects, quiet_threads):
     subject = subjects(CASES[name])
