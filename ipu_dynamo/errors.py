@@ -134,6 +134,12 @@ class InputError(IpuError):
         self.problem = problem
 
 
+class BatchError(IpuError):
+    """Batches cannot be made of these data, or not by this process."""
+
+    id = "loader"
+
+
 class ExecutionError(IpuError):
     """An instruction of a program failed while it ran.
 

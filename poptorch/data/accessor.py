@@ -1,26 +1,37 @@
 """Make the items of a data set in another process, while this one computes."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-import torch.multiprocessing
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from poptorch.arg_parsers import picklable_parsers
-from poptorch.data.fetching import Settings
-from poptorch.data.messages import Begin, End, Free, Item
-from poptorch.data.skeleton import put_together
-from poptorch.data.source import source_of
-from poptorch.data.worker_process import WorkerDied, WorkerProcess
-from poptorch.enums import SharingStrategy
-from poptorch.errors import createPoptorchError, require
-
-_FAILED_TO_START = (
-    "AsynchronousDataAccessor worker thread failed to start (Check above for details)"
+from ipu_dynamo.batches.loader_workers import without_workers
+from ipu_dynamo.batches.worker_loop import WorkerSettings
+from ipu_dynamo.batches.worker_process import WorkerDied, WorkerProcess
+from poptorch._logging import logger
+from poptorch.arg_parsers import (
+    ICustomArgParser,
+    picklable_parsers,
+    registerCustomArgParser,
+    tensors_of,
 )
+from poptorch.enums import SharingStrategy
+from poptorch.errors import createPoptorchError, require, wrapped
+
+_NAME = "AsynchronousDataAccessor"
+_FAILED_TO_START = f"{_NAME} worker thread failed to start (Check above for details)"
 _FAILED_LATER = "An error occurred in the data fetcher"
+_START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
 
 
 class AsynchronousDataAccessor:
@@ -29,10 +40,10 @@ class AsynchronousDataAccessor:
     An item's tensors are in memory that both processes share, and are not copied. Items that the
     program keeps do not change: the process puts other items elsewhere, and this memory grows with
     the kept items. All items have the structure, shapes and dtypes of the first.
-    Each `iter()` begins an epoch, and leaves out what is left of the last one.
+    Each `iter()` begins an epoch, and skips the rest of the epoch before.
 
-    What the data set draws at random comes from generators that are seeded from PyTorch's of this
-    process, for each epoch anew: `torch.manual_seed` decides it, whatever the strategy.
+    Random numbers of the data set come from generators that are seeded for each epoch, from
+    PyTorch's generator of this process: `torch.manual_seed` decides them for each strategy.
 
     Args:
         dataset: a data set, map-style or iterable, or a loader of this package or of torch.
@@ -64,31 +75,33 @@ class AsynchronousDataAccessor:
         strategy = strategy_of(sharing_strategy)
         _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
         self._source = source_of(dataset, rebatched_size)
-        settings = Settings(
+        settings = WorkerSettings(
+            tensors_of=_tensors_of_item,
+            init=partial(_register, picklable_parsers()),
             slots=buffer_size,
-            rest=miss_sleep_time_in_ms / 1000,
+            backoff=miss_sleep_time_in_ms / 1000,
             load_indefinitely=bool(load_indefinitely),
             early_preload=bool(early_preload),
             size=rebatched_size,
-            keep_rest=self._source.keep_rest,
-            seed=int(torch.empty((), dtype=torch.int64).random_().item()),
-            dtype=torch.get_default_dtype(),
-            start_method=_start_method(),
-            sharing=torch.multiprocessing.get_sharing_strategy(),
-            parsers=picklable_parsers(),
+            keep_last=self._source.keep_last,
         )
-        self._epoch = 0
-        self._held: Item | None = None
-        self._skeleton = b""
         try:
-            self._worker = WorkerProcess(self._source.data, settings, strategy)
+            self._worker = _Worker(
+                self._source.data,
+                settings,
+                name=_NAME,
+                start_method=_START_METHODS[strategy],
+                by_disk=strategy is SharingStrategy.FileSystem,
+                preload=__name__,
+            )
         except Exception as error:
             raise createPoptorchError(
                 f"{_FAILED_TO_START}: {_why_not_sent(error)}", id="loader"
             ) from error
+        logger.debug("%s worker process: %d", _NAME, self._worker.pid)
         self._finalizer = Finalize(self, self._worker.stop, exitpriority=10)
         try:
-            self._first: Item | End | None = self._worker.receive()
+            self._worker.wait_for_first()
         except BaseException as error:
             self._finalizer()
             if isinstance(error, WorkerDied):
@@ -100,49 +113,19 @@ class AsynchronousDataAccessor:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch; the iterator of an earlier one gives no more items."""
-        self._epoch += 1
-        self._worker.send(Begin(self._epoch))
-        return _Epoch(self, self._epoch)
+        return _Epoch(self, self._worker.begin())
 
     def terminate(self) -> None:
         """End the process; no more items come. Deleting the accessor and exiting do it too."""
         self._finalizer()
-        self._first = None
 
     def _next(self, epoch: int) -> Any:
-        """Let go of the item that was handed out last, and hand out the next one of an epoch."""
-        if epoch != self._epoch:
-            raise createPoptorchError(
-                "another iteration of this loader has begun, which ended this one: make a second "
-                "loader to read a data set twice at a time",
-                id="loader",
-            )
-        if self._held is not None:
-            self._let_go(self._held)
-        try:
-            message = self._receive()
-            while message.epoch < epoch:
-                if isinstance(message, Item):
-                    self._let_go(message)
-                message = self._receive()
-        except WorkerDied as error:
-            raise AssertionError(f"{_FAILED_LATER}: {error}") from None
-        if isinstance(message, End):
-            raise StopIteration
-        self._held = message
-        return put_together(self._skeleton, self._worker.ring.read(message.slot, message.rows))
-
-    def _receive(self) -> Item | End:
-        message = self._first or self._worker.receive()
-        self._first = None
-        if isinstance(message, Item) and message.skeleton is not None:
-            self._skeleton = message.skeleton
-        return message
-
-    def _let_go(self, item: Item) -> None:
-        self._held = None
-        self._worker.ring.mark(item.slot, full=False)
-        self._worker.send(Free(item.slot, self._worker.ring.vacate(item.slot)))
+        """Release the item before, and return the next item of an epoch."""
+        with wrapped():
+            try:
+                return self._worker.next(epoch)
+            except WorkerDied as error:
+                raise AssertionError(f"{_FAILED_LATER}: {error}") from None
 
 
 class _Epoch(Iterator[Any]):
@@ -162,6 +145,72 @@ class _Epoch(Iterator[Any]):
             raise
 
 
+class _Buffers(NamedTuple):
+    indices_mem: Tensor  # of each slot of the ring, whether it is full
+
+
+class _Worker(WorkerProcess):
+    """The process, with PopTorch's names by which programs look at its ring."""
+
+    @property
+    def _data_buffers(self) -> _Buffers | None:
+        return None if self.ring is None else _Buffers(self.ring.full)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The data of the other process.
+
+    Args:
+        data: gives the batches of an epoch each time that it is iterated or read.
+        length: how many items they make.
+        keep_last: whether the last item may have fewer rows.
+    """
+
+    data: Any
+    length: Callable[[], int]
+    keep_last: bool = False
+
+
+def source_of(dataset: Any, rebatched_size: int | None) -> Source:
+    """The source of a data set or loader of the user."""
+    if hasattr(type(dataset), "_source"):  # a loader of this package
+        source: Source = dataset._source(rebatched_size)
+        return source
+    data = dataset
+    if isinstance(dataset, DataLoader):
+        require(
+            rebatched_size is None or dataset.batch_size in (1, None),
+            f"rebatched_size needs a loader of batch size 1, got {dataset.batch_size}",
+        )
+        data = without_workers(dataset)
+    if rebatched_size is None:
+        return Source(data, lambda: len(dataset))
+    return Source(data, lambda: count_items(len(dataset), rebatched_size, keep_last=False))
+
+
+def count_items(samples: int, size: int, *, keep_last: bool) -> int:
+    """How many items of `size` samples are made."""
+    whole, rest = divmod(samples, size)
+    return whole + (rest > 0 and keep_last)
+
+
+def _register(parsers: dict[type, ICustomArgParser]) -> None:
+    """Register in the other process the parsers of this one."""
+    for data_type, parser in parsers.items():
+        registerCustomArgParser(data_type, parser)
+
+
+def _tensors_of_item(item: Any) -> Iterator[Tensor]:
+    for leaf in tensors_of(item):
+        require(
+            isinstance(leaf, Tensor),
+            f"items must be made of tensors, got a {type(leaf).__name__}: convert it in "
+            "collate_fn, or register a parser of its class with poptorch.registerCustomArgParser",
+        )
+        yield leaf
+
+
 def _why_not_sent(error: Exception) -> str:
     """Why a process could not be started, and what to try."""
     if not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
@@ -170,12 +219,6 @@ def _why_not_sent(error: Exception) -> str:
         f"the data set cannot be sent to another process: {error}. Define what it is made of at "
         "the top level of a module, or use SharingStrategy.Fork"
     )
-
-
-def _start_method() -> str:
-    """How this process starts others unless told otherwise, without settling it."""
-    methods = torch.multiprocessing.get_all_start_methods()  # the default one is the first
-    return torch.multiprocessing.get_start_method(allow_none=True) or methods[0]
 
 
 def _check(

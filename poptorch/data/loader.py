@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch import Tensor
+from torch.utils.data import IterableDataset, Sampler, default_collate
 
+from ipu_dynamo.batches.loader_workers import without_workers
+from ipu_dynamo.batches.sampling import Batches, GroupedBatches, ProcessSampler
 from poptorch._logging import logger
-from poptorch.data.accessor import AsynchronousDataAccessor
-from poptorch.data.sampling import Batches, GroupedBatches, ProcessSampler, concatenated
-from poptorch.data.source import Source, items
-from poptorch.data.torch_private import without_workers
+from poptorch.arg_parsers import rebuilt, tensors_of
+from poptorch.data.accessor import AsynchronousDataAccessor, Source, count_items
 from poptorch.enums import DataLoaderMode
 from poptorch.errors import createPoptorchError, require
 from poptorch.options import Options
@@ -25,7 +26,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     groups and accumulation steps. With several processes, each loads its own part.
 
     Args:
-        options: what the model will be compiled with; they are frozen.
+        options: of the model's compilation; the loader freezes them.
         dataset: map-style or iterable.
         batch_size: samples of one micro-batch; None passes samples through as they are.
         shuffle: draw a new order for every epoch.
@@ -130,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return super().__len__() if self._accessor is None else len(self._accessor)
 
     def _source(self, rebatched_size: int | None) -> Source:
-        """What an accessor makes its items of, and how many."""
+        """The source of an accessor's items."""
         if self._accessor is not None:
             raise createPoptorchError(
                 "the loader is asynchronous already: iterate over it, or make it with "
@@ -145,7 +146,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return Source(
             without_workers(loader),
             partial(loader._length, rebatched_size),
-            keep_rest=not self._drop_last and self.batch_sampler is not None,
+            keep_last=not self._drop_last and self.batch_sampler is not None,
         )
 
     def _synchronous(self) -> "DataLoader":
@@ -161,13 +162,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Items of an epoch, as they are or in another size; as if workers shared a stream."""
         if rebatched_size is None:
             return super().__len__()
-        size, keep_rest = self._combined_batch_size, not self._drop_last
+        size, keep_last = self._combined_batch_size, not self._drop_last
         if size is None or isinstance(self.batch_sampler, GroupedBatches):
-            return items(super().__len__() * (size or 1), rebatched_size, keep_rest=keep_rest)
+            samples = super().__len__() * (size or 1)
+            return count_items(samples, rebatched_size, keep_last=keep_last)
         is_stream = isinstance(self.dataset, IterableDataset)
         samples = len(cast(Sized, self.dataset if is_stream else self.sampler))
-        used = samples if keep_rest else samples // size * size
-        return items(used, rebatched_size, keep_rest=keep_rest)
+        used = samples if keep_last else samples // size * size
+        return count_items(used, rebatched_size, keep_last=keep_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +287,38 @@ def _warn_of_short_item(samples: Any, item_size: int | None, drop_last: bool) ->
             rest,
             item_size,
         )
+
+
+def concatenated(batches: list[Any]) -> Any:
+    """One structure like each of `batches`, their tensors joined along the first dimension."""
+    columns = zip(*(list(tensors_of(batch)) for batch in batches), strict=True)
+    return rebuilt(batches[0], iter([_joined(column) for column in columns]))
+
+
+def _joined(tensors: tuple[Any, ...]) -> Tensor:
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise createPoptorchError(
+                f"batches can only be joined if they are made of tensors, got a "
+                f"{type(tensor).__name__}: return tensors from collate_fn",
+                id="loader",
+            )
+    return torch.cat(tensors)
+
+
+def _init_sampler(self: Sampler[Any], *args: Any, **kwargs: Any) -> None:
+    following = super(Sampler, self).__init__
+    if getattr(following, "__objclass__", None) is object:  # no other class takes the arguments
+        _only_a_source(*args, **kwargs)
+    else:
+        following(*args, **kwargs)
+
+
+def _only_a_source(data_source: object = None) -> None:
+    """Raise TypeError for other arguments."""
+
+
+# In PyTorch 1 and 2.0 the samplers' base class took the data set, and ignored it. Today's class
+# takes no argument, and `super().__init__(data_source)` would raise an error.
+if "__init__" not in vars(Sampler):
+    Sampler.__init__ = _init_sampler  # type: ignore[assignment, method-assign]

@@ -47,6 +47,8 @@ WRONG = [  # in which folder, what, and the contract that forbids it
     ("passes/graph", "import ipu_dynamo.passes.joint.partition", "graph"),
     ("runtime/engines", "import ipu_dynamo.runtime.execute.tasks.workers", "execute"),
     ("ipu_dynamo", "import poptorch", "facade"),
+    ("ipu_dynamo/batches", "import poptorch.arg_parsers", "facade"),
+    ("ipu_dynamo/batches", "import ipu_dynamo.options", "levels"),
 ]
 
 

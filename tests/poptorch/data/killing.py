@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import poptorch
 from poptorch import DataLoaderMode, SharingStrategy
-from tests.poptorch.data.datasets import Arrays
-from tests.poptorch.data.processes import (
+from tests.batches.worker_processes import (
     alive,
     check_that_none_stays,
     children,
@@ -21,6 +20,7 @@ from tests.poptorch.data.processes import (
     segments,
     worker_of,
 )
+from tests.poptorch.data.datasets import Arrays
 
 ERROR, ACCESSOR, WORKERS = 5.0, 5.0, 12.0  # seconds that each may take
 

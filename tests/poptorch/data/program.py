@@ -10,8 +10,8 @@ import time
 
 import poptorch
 from poptorch import DataLoaderMode, SharingStrategy
+from tests.batches.worker_processes import children, worker_of
 from tests.poptorch.data.datasets import Slow
-from tests.poptorch.data.processes import children, worker_of
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 import poptorch
 from poptorch import AsynchronousDataAccessor, DataLoaderMode, SharingStrategy
 from poptorch.data.accessor import strategy_of
+from tests.batches.worker_processes import alive, children, nothing_left, worker_of
 from tests.poptorch.data import datasets
 from tests.poptorch.data.datasets import (
     Draws,
@@ -22,7 +23,6 @@ from tests.poptorch.data.datasets import (
     Slow,
     Stream,
 )
-from tests.poptorch.data.processes import alive, children, nothing_left, worker_of
 
 pytestmark = pytest.mark.usefixtures("clean")
 FORK = {"sharing_strategy": SharingStrategy.Fork}  # the quickest to start
@@ -311,6 +311,20 @@ def test_an_item_unlike_the_first_is_refused(second, text):
     items = iter(AsynchronousDataAccessor([torch.zeros(2), second], **FORK))
     next(items)
     with pytest.raises(AssertionError, match=f"data fetcher.*{text}"):
+        next(items)
+
+
+class Noted(Numbers):
+    def __getitem__(self, index):
+        if index:
+            raise poptorch.createPoptorchError("the text of the error", id="input")
+        return super().__getitem__(index)
+
+
+def test_a_failure_has_the_text_of_an_error_and_not_its_notes():
+    items = iter(AsynchronousDataAccessor(Noted(3), **FORK))
+    next(items)
+    with pytest.raises(AssertionError, match=r"data fetcher: .*Error: .*the text of the error"):
         next(items)
 
 

@@ -1,12 +1,13 @@
 """Check how several processes share one data set."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
-from poptorch.data.sampling import ProcessSampler
 from tests.poptorch.data.datasets import Lengths, Numbers, Stream, flat, numbers
 
 
@@ -43,35 +44,6 @@ def test_processes_divide_a_data_set_in_order(length, item, processes, drop_last
     assert flat(parts) == list(range(sum(map(len, parts))))
 
 
-@given(
-    length=st.integers(0, 60),
-    item=st.integers(1, 6),
-    processes=st.integers(2, 5),
-    drop_last=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_processes_shuffle_alike_and_two_epochs_see_everything(
-    length, item, processes, drop_last, seed
-):
-    samplers = [
-        ProcessSampler(length, item, process=p, processes=processes, drop_last=drop_last, seed=seed)
-        for p in range(processes)
-    ]
-    epochs = []
-    for _ in range(4):
-        parts = [list(sampler) for sampler in samplers]
-        assert [len(part) for part in parts] == [len(sampler) for sampler in samplers]
-        together = flat(parts)
-        assert len(set(together)) == len(together)
-        assert set(together) <= set(range(length))
-        epochs.append(together)
-    left_over = length - len(epochs[0])
-    assert not left_over or drop_last
-    if left_over <= len(epochs[0]):  # else two epochs are too short for it
-        for one, two in ((0, 1), (2, 3)):
-            assert set(epochs[one]) | set(epochs[two]) == set(range(length))
-
-
 def test_every_epoch_draws_another_order():
     loader = poptorch.DataLoader(process(1, 2, seed=7), Numbers(100), 16, shuffle=True)
     epochs = [sorted(flat(numbers(loader))) for _ in range(4)]
@@ -88,6 +60,27 @@ def test_the_user_can_divide():
         process(1, 2), Numbers(4), 2, auto_distributed_partitioning=False, sampler=sampler
     )
     assert numbers(loader) == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [
+        (poptorch.DataLoader(process(1, 2), Numbers(8), 2), [[4, 5], [6, 7]]),
+        (
+            poptorch.DataLoader(poptorch.Options(), Numbers(4), batch_sampler=[[3], [1, 2]]),
+            [[3], [1, 2]],
+        ),
+    ],
+    ids=["sampler", "batch_sampler"],
+)
+def test_a_loader_of_the_version_before_is_read(loader, expected):
+    new, old = b"ipu_dynamo.batches.sampling\n", b"poptorch.data.sampling\n"
+    pickled = pickle.dumps(loader, protocol=0)
+    assert new in pickled
+    pickled = pickled.replace(new, old).replace(
+        b"poptorch.data.loader\nconcatenated", old + b"concatenated"
+    )
+    assert numbers(pickle.loads(pickled)) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import poptorch
+from ipu_dynamo.batches import process_exit
 from poptorch import AsynchronousDataAccessor, SharingStrategy
-from poptorch.data import watching
-from tests.poptorch.data.datasets import Dying, Failing, Numbers, Slow
-from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
-from tests.poptorch.data.processes import (
+from tests.batches.worker_processes import (
     alive,
     check_that_none_stays,
     children,
@@ -28,6 +26,8 @@ from tests.poptorch.data.processes import (
     segments,
     worker_of,
 )
+from tests.poptorch.data.datasets import Dying, Failing, Numbers, Slow
+from tests.poptorch.data.killing import ACCESSOR, WORKERS, killed_round
 
 ROOT = Path(__file__).resolve().parents[3]
 FORK = {"sharing_strategy": SharingStrategy.Fork}  # the quickest to start
@@ -141,7 +141,7 @@ def test_an_interrupt_while_the_first_item_is_made_ends_the_process(monkeypatch)
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poptorch.data.worker_process.WorkerProcess.receive", interrupted)
+    monkeypatch.setattr("ipu_dynamo.batches.worker_process.WorkerProcess._receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         AsynchronousDataAccessor(Numbers(3), **FORK)
 
@@ -155,7 +155,7 @@ def test_a_message_that_was_half_read_is_not_read_on(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("poptorch.data.worker_process.WorkerProcess._next", interrupted)
+        patch.setattr("ipu_dynamo.batches.worker_process.WorkerProcess._next_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(items)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_ends_are_noticed_without_process_descriptors(monkeypatch):
     items = iter(AsynchronousDataAccessor(Dying(9), 1, **FORK))
     with pytest.raises(AssertionError, match="was killed by SIGKILL"):
         list(items)
-    assert watching.death_of_parent() is None
+    assert process_exit.parent_exit_descriptor() is None
 
 
 def test_no_descriptor_is_left_open():

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
 from poptorch import AsynchronousDataAccessor, DataLoaderMode, SharingStrategy
+from tests.batches.worker_processes import nothing_left, worker_of
 from tests.poptorch.data.datasets import (
     Lengths,
     MeasuredStream,
@@ -20,7 +21,6 @@ from tests.poptorch.data.datasets import (
     flat,
     numbers,
 )
-from tests.poptorch.data.processes import nothing_left, worker_of
 
 FORK = {"sharing_strategy": SharingStrategy.Fork}  # the quickest to start
 ASYNC, REBATCHED = DataLoaderMode.Async, DataLoaderMode.AsyncRebatched

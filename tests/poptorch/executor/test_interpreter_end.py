@@ -19,8 +19,8 @@ class Model(torch.nn.Module):
 model = Model()
 kept = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
 """
-SHIPMENT = """
-kept = Shipment([1], by_disk=False)
+TRANSFER = """
+kept = DatasetTransfer([1], by_disk=False)
 kept._files.append(os.dup(1))
 """
 PROGRAM = """
@@ -28,15 +28,14 @@ import os
 import sys
 import torch
 import poptorch
-from poptorch.data.shipping import Shipment
+from ipu_dynamo.batches.pickling import DatasetTransfer
 {made}
 # modules that something holds lose their names, this one after the others
 sys.kept = list(sys.modules.values())
 """
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("made", [EXECUTOR, SHIPMENT], ids=["executor", "shipment"])
+@pytest.mark.parametrize("made", [EXECUTOR, TRANSFER], ids=["executor", "transfer"])
 def test_what_outlives_the_names_of_modules_says_nothing(made):
     command = [sys.executable, "-c", PROGRAM.replace("{made}", made)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

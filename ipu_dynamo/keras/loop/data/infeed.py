@@ -1,4 +1,8 @@
-"""Read ahead: take items from an iterator in a background thread, a bounded number at once."""
+"""Read ahead: take items from an iterator in a background thread, a bounded number at once.
+
+A process of `ipu_dynamo.batches` cannot do this: the source goes on after each epoch, draws random
+numbers of the program, and may be a generator, which cannot be pickled.
+"""
 
 import logging
 import queue

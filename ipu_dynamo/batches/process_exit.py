@@ -1,4 +1,4 @@
-"""End a process that has lost the one it works for, and tell when a process has ended."""
+"""Notice when a process ends, and end a process whose parent has ended."""
 
 import multiprocessing
 import os
@@ -13,11 +13,11 @@ from typing import Any
 GRACE_OF_LOADERS = 6.0
 
 
-def death_of(process: BaseProcess) -> int:
+def exit_descriptor(process: BaseProcess) -> int:
     """A file descriptor that becomes readable when `process` ends.
 
-    The sentinel of `multiprocessing` is a pipe, which stays open as long as some other process has
-    inherited its end; where the system watches processes themselves, that is better.
+    The sentinel of `multiprocessing` is a pipe. It stays open while another process holds an
+    inherited end of it. A descriptor of the process itself is better, where the system has one.
     """
     if hasattr(os, "pidfd_open"):
         try:
@@ -27,16 +27,16 @@ def death_of(process: BaseProcess) -> int:
     return process.sentinel
 
 
-def death_of_parent() -> int | None:
+def parent_exit_descriptor() -> int | None:
     """The same for the process that started this one; None in a program's first process."""
     parent = multiprocessing.parent_process()
-    return None if parent is None else death_of(parent)
+    return None if parent is None else exit_descriptor(parent)
 
 
-class EndsWithParent:
-    """A `worker_init_fn` whose worker ends soon after the process that reads from it.
+class ExitWithParent:
+    """A `worker_init_fn` that ends its worker soon after the reader of the worker has ended.
 
-    PyTorch's workers look by themselves between two items; this is for those whose item takes long.
+    PyTorch's workers look for their parent between two items. This covers a long item.
 
     Args:
         init: the `worker_init_fn` of the user.
@@ -46,13 +46,13 @@ class EndsWithParent:
         self._init = init
 
     def __call__(self, worker: int) -> None:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
         if self._init is not None:
             self._init(worker)
 
 
-def _end_with_parent() -> None:
-    if (parent := death_of_parent()) is not None:
+def _exit_with_parent() -> None:
+    if (parent := parent_exit_descriptor()) is not None:
         wait([parent])
         time.sleep(GRACE_OF_LOADERS)
         os._exit(1)

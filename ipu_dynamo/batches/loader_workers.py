@@ -1,10 +1,11 @@
-"""Notice when a loader's worker is killed, and remove the shared memory that it leaves.
+"""Copy loaders without their workers, report killed workers, and remove their shared memory.
 
 PyTorch raises in the main thread, where the error may be lost, and looks again after 5 seconds. It
-names a segment, makes room in it, and takes the name away again: a process that is killed in
-between leaves it for good.
+names a segment of shared memory, makes room in it, and takes the name away again. A process that is
+killed in between leaves the segment for good.
 """
 
+import copy
 import os
 import signal
 import time
@@ -12,32 +13,42 @@ from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 _FOLDER = Path("/dev/shm")  # where Linux shows the names
+
+
+def without_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A copy of `loader` that has started no processes yet, and starts its own."""
+    other = copy.copy(loader)
+    other._iterator = None  # a private name of PyTorch: the iterator holds the processes
+    return other
 
 
 class LoaderWorkers:
     """The processes that a loader has started from this one.
 
-    Only segments of this user from this process's time are removed: where containers share the
-    folder, the numbers of processes are not enough.
+    It removes only segments of this user that are younger than itself. Process ids alone are not
+    enough where containers share the folder.
     """
 
     def __init__(self) -> None:
         self._processes: tuple[BaseProcess, ...] = ()
-        self._told: set[BaseProcess] = set()
+        self._reported: set[BaseProcess] = set()
         self._since = time.time() - 1  # the clock of files is a coarse one
 
     def add(self, processes: Iterable[BaseProcess]) -> None:
         """Watch these too, and forget those that have ended in order."""
-        running = [process for process in self._processes if _code(process) != 0]
+        running = [process for process in self._processes if _exit_code(process) != 0]
         self._processes = (*running, *processes)
 
-    def reason_of_death(self) -> str | None:
-        """Which worker was killed or has failed, and how; each is told once."""
+    def failure(self) -> str | None:
+        """A text on a worker that was killed or has failed; each is reported once."""
         for process in self._processes:
-            if process not in self._told and (code := _code(process)):
-                self._told.add(process)
+            if process not in self._reported and (code := _exit_code(process)):
+                self._reported.add(process)
                 how = f"ended with exit code {code}"
                 if code < 0:
                     how = f"was killed by {signal.Signals(-code).name}"
@@ -45,9 +56,9 @@ class LoaderWorkers:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove the segments of those that have ended."""
+        """Remove the segments of the processes that have ended."""
         for process in self._processes:
-            if _code(process) is not None:
+            if _exit_code(process) is not None:
                 for segment in _FOLDER.glob(f"torch_{process.pid}_*"):
                     with suppress(FileNotFoundError):
                         self._remove(segment)
@@ -58,14 +69,14 @@ class LoaderWorkers:
             segment.unlink()
 
 
-def _code(process: BaseProcess) -> int | None:
+def _exit_code(process: BaseProcess) -> int | None:
     """The exit code, negative for a signal; None while the process runs.
 
-    The system keeps it, so that PyTorch can ask too, from another thread.
+    The system keeps the code, so that PyTorch can read it too, from another thread.
     """
     try:
         ended = os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # asked before, or the child of a server
+    except ChildProcessError:  # read before, or the child of a server
         return process.exitcode
     if ended is None:
         return None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from poptorch.data.loader_workers import LoaderWorkers
-from tests.poptorch.data.processes import alive, seconds_until
+from ipu_dynamo.batches.loader_workers import LoaderWorkers
+from tests.batches.worker_processes import alive, seconds_until
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def test_what_dead_processes_left_is_removed(worker):
 def test_each_death_is_told_once(worker):
     workers = LoaderWorkers()
     workers.add([worker])
-    assert workers.reason_of_death() is None
+    assert workers.failure() is None
     worker.kill()
     seconds_until(lambda: not alive(worker.pid), 5)
     text = f"worker process {worker.pid} of the loader was killed by SIGKILL"
-    assert workers.reason_of_death() == text
-    assert workers.reason_of_death() is None
+    assert workers.failure() == text
+    assert workers.failure() is None
     assert worker.exitcode == -9  # which others may still ask for
 
 
@@ -60,6 +60,6 @@ def test_an_exit_code_is_told_unless_it_is_zero(code, text):
     seconds_until(lambda: not alive(process.pid), 5)
     workers = LoaderWorkers()
     workers.add([process])
-    reason = workers.reason_of_death()
+    reason = workers.failure()
     assert reason is None if text is None else reason.endswith(text)
     process.join()

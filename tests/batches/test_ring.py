@@ -7,13 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poptorch.data.ring import Layout, Ring
+from ipu_dynamo.batches.ring import Ring, RingLayout
+from ipu_dynamo.errors import BatchError
 
 DTYPES = [torch.float32, torch.float16, torch.bool, torch.int64, torch.complex64, torch.uint8]
 
 
 def ring_of(tensors, slots=2, rows=None):
-    ring, file = Ring.create(Layout.of(tensors, slots=slots, rows=rows))
+    ring, file = Ring.create(RingLayout.of(tensors, slots=slots, rows=rows))
     other = Ring(ring.layout, file)
     os.close(file)
     return ring, other
@@ -52,12 +53,12 @@ def test_reading_copies_nothing():
     assert tensor.tolist() == [1, 1, 1]
 
 
-def test_marks_are_shared():
+def test_flags_are_shared():
     ring, other = ring_of([torch.zeros(3)], slots=3)
-    ring.mark(1, full=True)
-    assert other.indices_mem.tolist() == [0, 1, 0]
-    other.mark(1, full=False)
-    assert sum(ring.indices_mem) == 0
+    ring.flag(1, full=True)
+    assert other.full.tolist() == [0, 1, 0]
+    other.flag(1, full=False)
+    assert sum(ring.full) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_marks_are_shared():
 )
 def test_unlike_tensors_are_refused(tensor, text):
     ring, _ = ring_of([torch.zeros(2, 3)])
-    with pytest.raises(AssertionError, match=text):
+    with pytest.raises(BatchError, match=text):
         ring.check([tensor], fewer_rows=False)
-    with pytest.raises(AssertionError, match="2 tensors"):
+    with pytest.raises(BatchError, match="2 tensors"):
         ring.check([torch.zeros(2, 3)] * 2, fewer_rows=False)
 
 
@@ -82,7 +83,7 @@ def test_fewer_rows_can_be_allowed():
     ring, _ = ring_of([torch.zeros(2, 3), torch.zeros(())])
     ring.check([torch.zeros(1, 3), torch.zeros(())], fewer_rows=True)
     for shape in [(3, 3), (1, 2), (1,)]:
-        with pytest.raises(AssertionError, match="all items must be alike"):
+        with pytest.raises(BatchError, match="all items must be alike"):
             ring.check([torch.zeros(shape), torch.zeros(())], fewer_rows=True)
 
 
@@ -108,7 +109,7 @@ NAN = float("nan")
 def test_another_dtype_fits_if_no_value_changes(dtype, values, fits):
     ring, other = ring_of([torch.zeros(2, dtype=dtype)])
     if not fits:
-        with pytest.raises(AssertionError, match="all items must be alike"):
+        with pytest.raises(BatchError, match="all items must be alike"):
             ring.check([values], fewer_rows=False)
         return
     ring.check([values], fewer_rows=False)
