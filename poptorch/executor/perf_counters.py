@@ -5,7 +5,8 @@ All of it is measured on this computer's clock; cycles are the machine model's.
 
 from collections.abc import Callable, Iterable
 
-from ipu_dynamo.runtime.execute.host_io.transfer_times import Latency, Span, Transfers
+from ipu_dynamo.runtime.execute.host_io.transfer_times import Latency, Transfers
+from ipu_dynamo.runtime.execute.observer import Interval
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
 Latencies = tuple[float, float, float]  # seconds: minimum, maximum, mean
@@ -50,7 +51,7 @@ class PerfCounters:
         return (0.0, 0.0, 0.0) if self._core is None else read(self._core.transfers)
 
 
-def _times(streams: Iterable[Iterable[Span]]) -> tuple[list[list[float]], list[list[float]]]:
+def _times(streams: Iterable[Iterable[Interval]]) -> tuple[list[list[float]], list[list[float]]]:
     """Where the transfers of each stream begin, and where they end."""
     spans = [list(stream) for stream in streams]
     return [[start for start, _ in s] for s in spans], [[end for _, end in s] for s in spans]

@@ -22,10 +22,12 @@ from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
+from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.observer import Observer, joined
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
@@ -36,6 +38,19 @@ from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
 Sent = Callable[[int, dict[str, Tensor]], None]  # a device iteration, and its results by stream
+
+
+class Iterations(Observer):
+    """Hands the results of each device iteration of a call to a function, in its grad mode."""
+
+    def __init__(self, link: HostLink, sent: Sent) -> None:
+        self._link, self._sent = link, sent
+        self._gradients = torch.is_grad_enabled()
+
+    def iteration_ended(self, streams: HostStreams, iteration: int) -> None:
+        results = self._link.of_iteration(streams, iteration)
+        with torch.set_grad_enabled(self._gradients):
+            self._sent(iteration, results)
 
 
 class Executable:
@@ -58,8 +73,8 @@ class Executable:
             the micro-batches one after the other.
         devices: the torch device of every IPU, where the tensors of its variables are.
         hyperparameters: what calls will probably have, so that what they need is compiled now.
-        fuse_again: what to run with hyperparameters of which others are zero than of those that
-            `host` was fused for.
+        fuse_again: fuses the step anew if other hyperparameters are zero than those that `host` was
+            specialised for.
         guard_updates: keep copies of what updates write until they are complete.
         update_recipe, others: see `TransactionalSteps`.
 
@@ -265,7 +280,7 @@ class Executable:
             hyperparameters: for each update group, the values of its rule's hyperparameters.
             sent: is called with each device iteration and what it has sent, in order, on this
                 thread, as soon as it is complete: in training its update, too. What it raises ends
-                the call behind that iteration.
+                the call after that iteration.
 
         Returns:
             The joined tensor of every output stream that is not printed.
@@ -295,55 +310,32 @@ class Executable:
         self._settle()
         self._transaction.check()
         self._storage.spread_changes()
-        if self.records:
-            self.records.begin()
-        times = self.transfers.begin(self.batching.micro_batches) if self.transfers else None
+        prints = PrintQueue(self._link.printing) if self._link.printing else None
+        iterations = None if sent is None else Iterations(self._link, sent)
+        observer = joined(prints, self.timeline, self.transfers, self.records, iterations)
         streams = self._link.open(
-            inputs, seed=self.seed, step=self.step, times=times, every_iteration=sent is not None
+            inputs,
+            seed=self.seed,
+            step=self.step,
+            printed=observer.printed,
+            every_iteration=sent is not None,
         )
-        complete = None if sent is None else self._reporting(sent, streams, inputs)
+        complete = False
         with KeptGradMode(), torch.no_grad():
             try:
                 self._storage.expect_changes()
+                if observer.call_began is not None:
+                    observer.call_began(self.batching.micro_batches)
                 if self.fused:
-                    self.fused(
-                        hyperparameters,
-                        self._rounds,
-                        streams,
-                        self.timeline,
-                        self.records,
-                        complete,
-                    )
+                    self.fused(hyperparameters, self._rounds, streams, observer)
                 elif self._loop:
                     first, seed = self._first_step, self.seed
                     self._steps(
-                        self._loop,
-                        hyperparameters,
-                        streams,
-                        self.timeline,
-                        self.records,
-                        complete,
-                        seed=seed,
-                        first=first,
+                        self._loop, hyperparameters, streams, observer, seed=seed, first=first
                     )
+                complete = True
             finally:
                 self._storage.own_changes()
-                streams.printed.flush()
-        if self.records:
-            self.records.end(self._link.home(inputs))
-        if self.transfers and times:
-            self.transfers.last = times
-        return self._link.returned(streams, inputs)
-
-    def _reporting(
-        self, sent: Sent, streams: HostStreams, inputs: Mapping[str, Tensor]
-    ) -> Callable[[int], None]:
-        """What is called behind each iteration."""
-        gradients = torch.is_grad_enabled()
-
-        def complete(iteration: int) -> None:
-            results = self._link.of_iteration(streams, iteration, inputs)
-            with torch.set_grad_enabled(gradients):
-                sent(iteration, results)
-
-        return complete
+                if observer.call_ended is not None:
+                    observer.call_ended(streams, complete)
+        return self._link.returned(streams)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
 from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
 from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
 from ipu_dynamo.runtime.engines.engines import Engine
@@ -24,19 +26,16 @@ from ipu_dynamo.runtime.engines.replay.replay import (
 from ipu_dynamo.runtime.engines.replay.tape import Signature
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
-from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, SentStream
-from ipu_dynamo.runtime.execute.host_io.own_tensors import own_tensors
-from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream
-from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
 from ipu_dynamo.runtime.execute.memory.storage import Storage
+from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
-from ipu_dynamo.runtime.execute.step_watch import StepWatch
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
-from ipu_dynamo.runtime.execute.timeline import Timeline
 
 SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 FuseAgain = Callable[[Hyperparameters], HostProgram]
+_STEP = ScheduledTask(0, 0, 0)  # a fused step is one task
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class FusedFunction:
         constants: those of the variables that do not.
         blank: for the registers behind the hyperparameters.
         instructions, binding: what `task` does, and with what.
-        places: of what is received, among what all receives bring.
+        places: for each value that the function receives, its index in `streams.received`.
         replay: repeats what `task` calls, or why nothing does.
     """
 
@@ -165,34 +164,24 @@ class FusedStep:
         hyperparameters: Hyperparameters,
         steps: int,
         streams: HostStreams,
-        timeline: Timeline | None,
-        records: StepRecords | None = None,
-        complete: Callable[[int], None] | None = None,
+        observer: Observer,
     ) -> None:
-        """Run `steps` steps.
-
-        Args:
-            timeline: records every step as a task, whose name is the fused function's.
-            records: keeps what variables hold before and after each step.
-            complete: is called with the number of each step, once it is complete.
+        """Run `steps` steps, each of which is reported as one task of the fused function.
 
         Raises:
             ExecutionError: an operator failed; variables are those after the last complete step.
         """
         prepared = self.prepare(hyperparameters)
         now, numbers = prepared.function, prepared.tensors
-        watch = StepWatch(
-            self._storage, now.call, now.binding.registers, streams, timeline, records, complete
-        )
         received = [streams.received[place] for place in now.places]
         fixed = [*now.homes, *now.constants]
         first = [*fixed, *(of[0] for of in received), *numbers]
         try:
             replay = now.replay
             if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
-                self._repeat(now, replay, numbers, steps, received, streams, watch)
+                self._repeat(now, replay, numbers, steps, received, streams, observer)
             else:
-                self._run(now, numbers, steps, streams, watch)
+                self._run(now, numbers, steps, streams, observer)
         finally:
             try:
                 self._storage.write_home()
@@ -207,7 +196,7 @@ class FusedStep:
         numbers: Sequence[Tensor],
         steps: int,
         streams: HostStreams,
-        watch: StepWatch,
+        observer: Observer,
     ) -> None:
         """Call the function once for each step."""
         storage, task, homes = self._storage, now.task, now.homes
@@ -216,9 +205,11 @@ class FusedStep:
         end = first + size
         received, sent = streams.received, streams.sent
         unchecked = now.fused.zeros not in self._checked
+        observed = observer is not NOBODY
         for step in range(steps):
-            if watch.looks:
-                watch.before(step, frame)
+            if observer.update_began is not None:
+                observer.update_began(step, storage.current)
+            start = perf_counter()
             task(frame, step, received, sent)
             frame[:size] = values = frame[first:end]
             if unchecked:
@@ -226,8 +217,8 @@ class FusedStep:
                 self._checked.add(now.fused.zeros)
                 unchecked = False
             storage.rebind(homes, values)
-            if watch.looks:
-                watch.after(step, frame)
+            if observed:
+                self._report(observer, now.call, step, start, streams)
 
     def _repeat(
         self,
@@ -237,19 +228,21 @@ class FusedStep:
         steps: int,
         received: Sequence[Sequence[Tensor]],
         streams: HostStreams,
-        watch: StepWatch,
+        observer: Observer,
     ) -> None:
         """Repeat what the function calls, without Python between the steps."""
         homes = now.homes
         kept = [_kept(stream, steps) for stream in streams.sent]
-        sent = list(map(own_tensors, replay.results[len(homes) :], kept))
+        sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
         steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
         self._storage.follow(homes, steps_made)
+        observed = observer is not NOBODY
         while (step := steps_made.steps) < steps:
-            if watch.looks:
-                watch.before(step, [*steps_made.values, *now.constants])
+            if observer.update_began is not None:
+                observer.update_began(step, self._storage.current)
+            start = perf_counter()
             try:
-                steps_made.advance(step + 1 if watch.looks else steps, SECONDS)
+                steps_made.advance(step + 1 if observed else steps, SECONDS)
             except ReplayError as error:
                 values = steps_made.values
                 frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
@@ -257,11 +250,28 @@ class FusedStep:
                 raise now.binding.failed(0, error, None, steps_made.steps) from error
             finally:
                 for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
+                    leave = stream.__setitem__ if isinstance(stream, SentStream) else stream
                     for number in range(step, steps_made.steps):
                         if wanted[number]:
-                            stream[number] = made[number]
-            if watch.looks:
-                watch.after(step, [*steps_made.values, *now.constants])
+                            leave(number, made[number])
+            if observed:
+                self._report(observer, now.call, step, start, streams)
+
+    def _report(
+        self, observer: Observer, call: Call, step: int, start: float, streams: HostStreams
+    ) -> None:
+        """Report the events of a complete step."""
+        end = perf_counter()
+        if observer.received is not None:
+            observer.received(step, (start, start))
+        if observer.sent is not None:
+            observer.sent(step, (end, end))
+        if observer.task_ended is not None:
+            observer.task_ended(0, call, _STEP, (start, end))
+        if observer.step_ended is not None:
+            observer.step_ended(step, self._storage.current)
+        if observer.iteration_ended is not None:
+            observer.iteration_ended(streams, step)
 
     def _host_for(self, zeros: Zeros, hyperparameters: Hyperparameters) -> HostProgram:
         """What to run with these hyperparameters."""
@@ -337,7 +347,22 @@ class FusedStep:
         return failed
 
 
-def _kept(stream: SentStream | PrintedStream, steps: int) -> Sequence[bool]:
+def _own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:
+    """A tensor for every step: those that are kept have memory of their own."""
+    count, shape = sum(kept), like.shape
+    if count > 1 and like.is_contiguous():
+        own = iter(torch.empty((count, *shape), dtype=like.dtype, device="cpu").unbind(0))
+    else:
+        own = iter([_empty(like) for _ in range(count)])
+    dropped = _empty(like) if count < len(kept) else None
+    return [next(own) if keep else dropped for keep in kept]  # type: ignore[misc]
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+
+
+def _kept(stream: SentStream | Print, steps: int) -> Sequence[bool]:
     """Of each step, whether the call needs what it sends."""
     return stream.kept if isinstance(stream, SentStream) else [True] * steps
 

@@ -115,7 +115,7 @@ def bind_loop(
                 for pair in zip(program.outputs, joined, strict=True)
             ]
 
-        def work(task: Task) -> None:
+        def work(_: int, task: Task) -> None:
             m = task.micro_batch
             if task.call == 0:
                 frames[m] = whole.copy()

@@ -9,6 +9,7 @@ from typing import Any
 
 from ipu_dynamo.program import Call
 from ipu_dynamo.program.schedule.schedule import Task
+from ipu_dynamo.runtime.execute.observer import Interval, Observer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,12 @@ class Span:
 
 
 @dataclass
-class Timeline:
+class Timeline(Observer):
     """The spans of one or more steps; workers append to it from their threads."""
 
     spans: list[Span] = field(default_factory=list)
 
-    def add(self, worker: int, call: Call, task: Task, start: float, end: float) -> None:
+    def task_ended(self, worker: int, call: Call, task: Task, time: Interval) -> None:
         self.spans.append(
             Span(
                 worker,
@@ -40,8 +41,7 @@ class Timeline:
                 call.ipu,
                 task.micro_batch,
                 task.replica,
-                start,
-                end,
+                *time,
             )
         )
 

@@ -1,7 +1,8 @@
-"""Bring the tensors of a call to the IPUs and back: what every micro-batch gets, what is kept."""
+"""Bring the tensors of a call to the IPUs, micro-batch by micro-batch, and the results back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -11,12 +12,10 @@ from ipu_dynamo.program import Input, Program, Receive
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
-from ipu_dynamo.runtime.execute.host_io.print_queue import PrintedStream, PrintQueue
-from ipu_dynamo.runtime.execute.host_io.transfer_times import CallTimes
 
 
 class SentStream(list[Tensor | None]):
-    """What an output has sent, by micro-batch.
+    """The values that an output has sent, by micro-batch.
 
     Args:
         kept: by device iteration and accumulation step, whether the call needs the value.
@@ -29,21 +28,22 @@ class SentStream(list[Tensor | None]):
         self.kept = kept
 
 
+Print = Callable[[int, Tensor], None]  # a micro-batch, and its value
+
+
 @dataclass(frozen=True, slots=True)
 class HostStreams:
-    """What passes between the host and the IPUs in a call.
+    """The inputs of a call, and the outputs that it has sent.
 
     Args:
         received: for each receive, what every micro-batch gets, in the order [D, A, R].
-        sent: for each output stream, what was kept of every micro-batch, or what prints it.
-        printed: what is printed of it.
-        times: records when; None: nobody wants to know.
+        sent: for each output stream, its values, or the function that prints them.
+        home: the device of the results: that of the first input, or the first IPU's.
     """
 
     received: Sequence[Sequence[Tensor]]
-    sent: Sequence[SentStream | PrintedStream]
-    printed: PrintQueue
-    times: CallTimes | None = None
+    sent: Sequence[SentStream | Print]
+    home: torch.device
 
 
 class HostLink:
@@ -55,6 +55,7 @@ class HostLink:
 
     Attributes:
         drops: for each output, whether some calls need the values of some steps only.
+        printing: how each output that prints does so.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class HostLink:
         self._streams = {stream.name: stream for stream in program.inputs}
         self._batching, self._devices = batching, devices
         self._outputs = program.outputs
-        self._printing = [o.printing for o in program.outputs if o.printing is not None]
+        self.printing = [o.printing for o in program.outputs if o.printing is not None]
         self._returned = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
         self.drops = [not all(flags) for flags in self._returned]
         self._one = replace(batching, iterations=1)
-        self._alone = [  # outputs of one iteration: of those that are not in every one, all
+        self._alone = [  # output rules for a single iteration: `every` counts as `all`
             replace(o, returns="all") if o.returns == "every" else o for o in program.outputs
         ]
 
@@ -78,7 +79,7 @@ class HostLink:
         *,
         seed: int,
         step: int,
-        times: CallTimes | None,
+        printed: Callable[[int, int, Tensor], None] | None,
         every_iteration: bool = False,
     ) -> HostStreams:
         """The streams of a call.
@@ -87,56 +88,50 @@ class HostLink:
             inputs: the caller's tensors by stream.
             seed: of the random streams.
             step: number of the call's first device iteration.
-            times: records when something passes.
-            every_iteration: keep what each iteration sends, for `of_iteration`.
+            printed: gets the values of outputs that print, see `Observer`; None: no output does.
+            every_iteration: keep the values of each iteration, for `of_iteration`.
 
         Raises:
             InputError: a tensor does not fit its stream.
         """
         received = self._received(inputs, seed, step)
-        queue = PrintQueue(self._printing)
-        printed = (PrintedStream(queue, stream) for stream in count())
-        micro_batches = self._batching.micro_batches
-        sent: list[SentStream | PrintedStream] = []
+        number, micro_batches = count(), self._batching.micro_batches
+        sent: list[SentStream | Print] = []
         for output, returned in zip(self._outputs, self._returned, strict=True):
-            kept = [True] * len(returned) if every_iteration else returned
-            plain = output.printing is None
-            sent.append(SentStream(kept, micro_batches) if plain else next(printed))
-        return HostStreams(received, sent, queue, times)
+            if output.printing is not None:
+                assert printed is not None
+                sent.append(partial(printed, next(number)))
+            else:
+                kept = [True] * len(returned) if every_iteration else returned
+                sent.append(SentStream(kept, micro_batches))
+        first = next(iter(inputs.values()), None)
+        return HostStreams(received, sent, self._devices[0] if first is None else first.device)
 
-    def home(self, inputs: Mapping[str, Tensor]) -> torch.device:
-        """Where the results of a call go: to its first tensor, or to the first IPU."""
-        return next((tensor.device for tensor in inputs.values()), self._devices[0])
-
-    def returned(self, streams: HostStreams, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def returned(self, streams: HostStreams) -> dict[str, Tensor]:
         """The joined tensor of every output stream that is returned, where the inputs are."""
-        host = self.home(inputs)
+        home, b = streams.home, self._batching
         return {
-            output.name: join(output, [v for v in values if v is not None], self._batching).to(host)
+            output.name: join(output, [v for v in values if v is not None], b).to(home)
             for output, values in zip(self._outputs, streams.sent, strict=True)
-            if not isinstance(values, PrintedStream)
+            if isinstance(values, SentStream)
         }
 
-    def of_iteration(
-        self, streams: HostStreams, number: int, inputs: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """What a call of one device iteration would return, for one that has sent all; drop what
-        the call does not return. None of it shares memory with what that returns.
+    def of_iteration(self, streams: HostStreams, number: int) -> dict[str, Tensor]:
+        """Return the results that a call of this device iteration alone would have.
 
-        Args:
-            inputs: the tensors of the call, which say where results go.
+        The iteration has sent all of its values. Those that the call does not return are dropped.
+        The results share no memory with those of the call.
         """
-        host = self.home(inputs)
         width, replicas = self._one.accumulation * self._one.replicas, self._one.replicas
         made = {}
         for output, values, returned in zip(self._alone, streams.sent, self._returned, strict=True):
-            if isinstance(values, PrintedStream):
+            if not isinstance(values, SentStream):
                 continue
             (needed,) = self._one.kept(output)
             own = values[number * width : (number + 1) * width]
             wanted = [v for i, v in enumerate(own) if needed[i // replicas] and v is not None]
             joined = join(output, wanted, self._one)
-            made[output.name] = (joined.clone() if len(wanted) == 1 else joined).to(host)
+            made[output.name] = (joined.clone() if len(wanted) == 1 else joined).to(streams.home)
             for place in range(number * width, (number + 1) * width):
                 if not returned[place // replicas]:
                     values[place] = None

@@ -5,15 +5,16 @@ early waits; after a failure it is printed, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 from torch import Tensor
 
 from ipu_dynamo.ops.marks.print_tensor import Printing
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
+from ipu_dynamo.runtime.execute.observer import Observer
 
 
-class PrintQueue:
+class PrintQueue(Observer):
     """What is printed in a call.
 
     Invariant: of the places (micro-batch, stream) all before `_next` are printed, and no other.
@@ -28,7 +29,7 @@ class PrintQueue:
         self._next = 0, 0
         self._lock = Lock()
 
-    def put(self, micro_batch: int, stream: int, tensor: Tensor) -> None:
+    def printed(self, stream: int, micro_batch: int, tensor: Tensor) -> None:
         """Print a tensor as soon as all before it are."""
         with self._lock:
             place = micro_batch, stream
@@ -38,23 +39,8 @@ class PrintQueue:
                 last = place[1] == len(self._printings) - 1
                 self._next = (place[0] + 1, 0) if last else (place[0], place[1] + 1)
 
-    def flush(self) -> None:
+    def call_ended(self, streams: HostStreams, complete: bool) -> None:
         """Print all that waits, in order: what should come before it never comes."""
         with self._lock:
             for place in sorted(self._waiting):
                 self._printings[place[1]](self._waiting.pop(place))
-
-
-@dataclass(frozen=True, slots=True)
-class PrintedStream:
-    """An output whose values are printed when they are assigned to their micro-batches.
-
-    Args:
-        stream: its number in the queue.
-    """
-
-    queue: PrintQueue
-    stream: int
-
-    def __setitem__(self, micro_batch: int, tensor: Tensor) -> None:
-        self.queue.put(micro_batch, self.stream, tensor)

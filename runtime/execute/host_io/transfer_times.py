@@ -10,8 +10,9 @@ from typing import NamedTuple, Self
 
 from ipu_dynamo.program import Output, Program
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
+from ipu_dynamo.runtime.execute.observer import Interval, Observer
 
-Span = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
 _NEVER = (0.0, 0.0)
 
 
@@ -33,42 +34,52 @@ class Latency(NamedTuple):
 
 @dataclass
 class CallTimes:
-    """The spans of one call, by micro-batch in the order [D, A, R]; workers write their own."""
+    """The spans of one call, by micro-batch in the order [D, A, R]."""
 
-    received: list[Span]
-    sent: list[Span]
+    received: list[Interval]
+    sent: list[Interval]
 
 
-@dataclass
-class TransferTimes:
-    """The spans of the last complete call; set it as an executable's `transfers` to record them."""
+class TransferTimes(Observer):
+    """The spans of the last complete call; set it as an executable's `transfers` to record them.
 
-    last: CallTimes | None = None
+    Two of its methods are those of lists, so that an event is no Python call.
+    """
 
-    def begin(self, micro_batches: int) -> CallTimes:
-        """Room for the spans of a call, which becomes `last` when the call is complete."""
-        return CallTimes([_NEVER] * micro_batches, [_NEVER] * micro_batches)
+    def __init__(self) -> None:
+        self.last: CallTimes | None = None
+        self._received: list[Interval] = []
+        self._sent: list[Interval] = []
+        self.received = self._received.__setitem__
+        self.sent = self._sent.__setitem__  # of several IPUs the last one's time stays
+
+    def call_began(self, micro_batches: int) -> None:
+        self._received[:] = self._sent[:] = [_NEVER] * micro_batches
+
+    def call_ended(self, streams: HostStreams, complete: bool) -> None:
+        if complete:
+            self.last = CallTimes([*self._received], [*self._sent])
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """The transfers that belong to one value of the outputs."""
 
-    inputs: list[Span] = field(default_factory=list)
-    outputs: list[Span] = field(default_factory=list)
+    inputs: list[Interval] = field(default_factory=list)
+    outputs: list[Interval] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What passed between host and IPUs in a call, and the latencies of that.
+    """The transfers of a call, and their latencies.
 
     Args:
         inputs, outputs: for each stream the spans of its transfers, in the order [D, A, R].
         groups: with the inputs of several micro-batches, where fewer outputs are returned.
     """
 
-    inputs: tuple[tuple[Span, ...], ...]
-    outputs: tuple[tuple[Span, ...], ...]
+    inputs: tuple[tuple[Interval, ...], ...]
+    outputs: tuple[tuple[Interval, ...], ...]
     groups: tuple[Group, ...]
 
     @property
@@ -102,7 +113,7 @@ def transfers_of(
 
     Args:
         batching: of the program.
-        times: what was recorded; None: nothing.
+        times: of a recorded call; None: no call was recorded.
         returned: names of the output streams that count.
     """
     outputs = [output for output in program.outputs if output.name in returned]
@@ -124,11 +135,10 @@ def transfers_of(
     )
 
 
-def _sent(output: Output, batching: Batching, times: CallTimes) -> dict[int, Span]:
+def _sent(output: Output, batching: Batching, times: CallTimes) -> dict[int, Interval]:
     """When the values of an output went to the host, by the micro-batches that they are of.
 
-    What is returned once for all micro-batches goes when the last of them has ended, on whatever
-    worker that was.
+    An output with one value for all micro-batches is sent after the last of them has ended.
     """
     replicas, kept = batching.replicas, [k for row in batching.kept(output) for k in row]
     if output.returns == "once":
@@ -150,17 +160,17 @@ def _group(place: int, outputs: Sequence[Output], batching: Batching) -> tuple[i
     return (replica,)
 
 
-def _start(span: Span) -> float:
+def _start(span: Interval) -> float:
     return span[0]
 
 
-def _begin(spans: Sequence[Span]) -> float:
+def _begin(spans: Sequence[Interval]) -> float:
     return min(begin for begin, _ in spans)
 
 
-def _last(spans: Sequence[Span]) -> float:
+def _last(spans: Sequence[Interval]) -> float:
     return max(begin for begin, _ in spans)
 
 
-def _end(spans: Sequence[Span]) -> float:
+def _end(spans: Sequence[Interval]) -> float:
     return max(end for _, end in spans)

@@ -1,17 +1,17 @@
 """Keep what variables hold before and after the updates of a call's steps."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Output
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, join
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
+from ipu_dynamo.runtime.execute.observer import Observer, Read
 
 When = Literal["before", "after"]  # the update
-Read = Callable[[str, int], Tensor]  # the tensor of a variable on a replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass
-class StepRecords:
+class StepRecords(Observer):
     """The values that variables have in the steps of a call.
 
     Args:
@@ -50,12 +50,24 @@ class StepRecords:
     last: dict[str, Tensor] = field(default_factory=dict)
     _values: dict[tuple[str, When, int], list[Tensor]] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Forget what a call that failed has left."""
+    def call_began(self, micro_batches: int) -> None:
+        self._values = {}  # those of a call that failed
+
+    def update_began(self, step: int, read: Read) -> None:
+        self._note("before", step, read)
+
+    def step_ended(self, step: int, read: Read) -> None:
+        self._note("after", step, read)
+
+    def call_ended(self, streams: HostStreams, complete: bool) -> None:
+        """Join the values of a complete call, on the device of its results."""
+        if complete:
+            home = streams.home
+            self.last = {name: self._joined(of).to(home) for name, of in self.wanted.items()}
         self._values = {}
 
-    def note(self, when: When, step: int, read: Read) -> None:
-        """Keep what is wanted of a step."""
+    def _note(self, when: When, step: int, read: Read) -> None:
+        """Keep the wanted values of a step."""
         due = [record for record in self.wanted.values() if self._is_wanted(record, when, step)]
         replicas = range(self.batching.replicas)
         for name in {record.variable for record in due}:
@@ -63,11 +75,6 @@ class StepRecords:
                 self.unread[name] if name in self.unread else read(name, r) for r in replicas
             ]
             self._values[name, when, step] = [tensor.clone() for tensor in tensors]
-
-    def end(self, home: torch.device) -> None:
-        """Join the values of a call that is complete, and bring them where its results go."""
-        self.last = {name: self._joined(record).to(home) for name, record in self.wanted.items()}
-        self._values = {}
 
     def _is_wanted(self, record: Wanted, when: When, step: int) -> bool:
         return record.when == when and any(map(any, self._rows(record, step)))

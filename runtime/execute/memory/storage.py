@@ -80,6 +80,16 @@ class Storage:
         value: Tensor = self.frames[replica][self.registers[name]]
         return value
 
+    def current(self, name: str, replica: int = 0) -> Tensor:
+        """The tensor with a variable's value on a replica, also within a call of a fused step."""
+        home, (pending, _) = self.tensor(name, replica), self._bound
+        if pending is not None:
+            homes, steps = pending
+            for stored, value in zip(homes, steps.values, strict=True):
+                if stored is home:
+                    return value
+        return home
+
     def home(self, name: str) -> Tensor:
         """The tensor that a variable was given."""
         return self._homes[name]

@@ -1,6 +1,7 @@
 """Run the micro-batches of a step by a schedule."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.tasks.deferred_gradients import Gradients
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     Stages,
@@ -22,7 +24,6 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import Reports, run_side_by_side
-from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
@@ -83,54 +84,48 @@ class MicroBatchLoop:
         self._threads, self._schedule = threads, schedule
         self._last = _last_of_all(schedule)
         self._ends = {call.ipu: index for index, call in enumerate(schedule.calls)}.values()
+        self._trains = program.kind == "training"
 
-    def __call__(
-        self,
-        step: int,
-        streams: HostStreams,
-        timeline: Timeline | None,
-        complete: Callable[[int], None] | None = None,
-    ) -> None:
-        """Run the micro-batches of a call's step.
-
-        Args:
-            complete: is called on this thread with each micro-batch, in order, as soon as all
-                replicas have run it.
-        """
+    def __call__(self, step: int, streams: HostStreams, observer: Observer) -> None:
+        """Run the micro-batches of a call's step. Without an update, each is a device iteration,
+        and reported as soon as all replicas have run it."""
         frames = self._storage.frames
         for frame in frames:
             self._copy_weights(frame, 0, (), ())
         replicas, width, last = self._replicas, self._width, self._last
-        received, sent, times = streams.received, streams.sent, streams.times
+        received, sent = streams.received, streams.sent
         tasks, gradients = self._tasks, self._gradients
+        taken, left, ended = observer.received, observer.sent, observer.task_ended
+        observed, calls, ends = observer is not NOBODY, self._schedule.calls, self._ends
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
 
-        def work(task: Task) -> None:
+        def work(worker: int, task: Task) -> None:
+            start = perf_counter() if observed else 0.0
             place = task.micro_batch * replicas + task.replica
             position = step * width + place
             if task.call == 0:
-                begin = perf_counter()
                 in_flight[place] = frames[task.replica].copy()
-                if times is not None:
-                    times.received[position] = begin, perf_counter()
+                if taken is not None:
+                    taken(position, (start, perf_counter()))
             tasks[task.call](in_flight[place], position, received, sent)
             if gradients is not None:
                 gradients.take(task.micro_batch, in_flight[place])
             if task.call == last:
                 in_flight[place] = []
-            if times is not None and task.call in self._ends:  # the latest of all IPUs stays
-                times.sent[position] = perf_counter(), perf_counter()
+            if left is not None and task.call in ends:
+                left(position, (perf_counter(), perf_counter()))
+            if ended is not None:
+                ended(worker, calls[task.call], task, (start, perf_counter()))
 
         reports = None
-        if complete is not None:
-            reports = Reports(complete, len(self._schedule.calls) * replicas)
+        if observer.iteration_ended is not None and not self._trains:
+            reports = Reports(partial(observer.iteration_ended, streams), len(calls) * replicas)
         try:
             with intra_op_threads(self._threads):
                 run_side_by_side(
                     self._schedule,
                     work,
                     threads_each=torch.get_num_threads(),
-                    timeline=timeline,
                     in_turn=gradients.add if gradients is not None else None,
                     reports=reports,
                 )

@@ -259,11 +259,13 @@ class TaskWriter:
     def _send(self, stream: str, register: int) -> list[str]:
         if stream not in self._binding.sent:
             return []
-        place, drops = self._binding.sent[stream]
+        program, (place, drops) = self._binding.program, self._binding.sent[stream]
+        if any(o.printing for o in program.outputs if o.name == stream):
+            return [f"sent[{place}](k, r[{register}])"]
         line = f"sent[{place}][k] = r[{register}]"
         if not drops:
             return [line]
-        replicas = self._binding.program.replicas
+        replicas = program.replicas
         step = "k" if replicas == 1 else f"k // {replicas}"
         return [f"if sent[{place}].kept[{step}]:", f"    {line}"]
 

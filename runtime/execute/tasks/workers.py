@@ -7,17 +7,17 @@ left behind by a failure or an interrupt, whenever it comes.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 
 import torch
 
 from ipu_dynamo.ops.private.locks import caller, work_for
 from ipu_dynamo.program.schedule.schedule import Schedule, Task
 from ipu_dynamo.runtime.execute.tasks.changes import Changes
-from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
-Work = Callable[[Task], None]
+Work = Callable[[int, Task], None]  # a worker runs a task
+After = Callable[[Task], None]
 _LOST = "a worker's thread ended before its tasks"
 _NO_THREAD = "can't start new thread"  # says Python when there is none
 _UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
@@ -26,7 +26,7 @@ _START = 0.5  # seconds in which a thread begins whose start was interrupted, if
 
 
 class Reports:
-    """What is told of complete micro-batches, to the thread that calls.
+    """Reports complete micro-batches to the calling thread.
 
     Invariant: `_left` has the tasks of those that have begun, and are not complete.
 
@@ -43,12 +43,12 @@ class Reports:
 
     @property
     def told(self) -> int:
-        """How many it has told of."""
+        """The number of micro-batches reported so far."""
         return self._next
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether a complete micro-batch waits to be reported."""
         return self._next in self._complete
 
     def note(self, task: Task) -> None:
@@ -61,7 +61,7 @@ class Reports:
             self._complete.add(task.micro_batch)
 
     def tell(self) -> None:
-        """Tell what there is to tell."""
+        """Report the complete micro-batches."""
         while self.waiting:
             number, self._next = self._next, self._next + 1
             self._complete.discard(number)
@@ -70,7 +70,7 @@ class Reports:
 
 @dataclass
 class _Progress:
-    """What is done so far.
+    """The tasks that are done so far.
 
     Invariant: of a call that others wait for, the first `done[call, replica]` micro-batches are
     complete. After `error` is set, workers stop at their next task.
@@ -89,7 +89,7 @@ class _Progress:
         """Wait until the calls `needed` are done on their micro-batches; False: give up.
 
         Args:
-            reports: what this thread tells meanwhile.
+            reports: those that this thread makes meanwhile.
         """
 
         def ready() -> bool:
@@ -102,7 +102,7 @@ class _Progress:
         self._until(lambda: reports.told == micro_batches, reports)
 
     def _until(self, ready: Callable[[], bool], reports: Reports | None) -> bool:
-        """Wait, and tell meanwhile; False: give up."""
+        """Wait, and report meanwhile; False: give up."""
 
         def news() -> bool:
             return reports is not None and reports.waiting
@@ -198,8 +198,7 @@ def run_side_by_side(
     work: Work,
     *,
     threads_each: int,
-    timeline: Timeline | None = None,
-    in_turn: Work | None = None,
+    in_turn: After | None = None,
     reports: Reports | None = None,
 ) -> None:
     """Run every task of `schedule`, each worker's in its order, after what they wait for.
@@ -207,18 +206,17 @@ def run_side_by_side(
     The calling thread is the first worker.
 
     Args:
-        work: runs a task.
+        work: runs a task on the worker of this number.
         threads_each: intra-op threads of each worker.
-        timeline: records when each task ran.
-        in_turn: what follows each task, in the order of micro-batches.
-        reports: told of complete micro-batches on the calling thread. What that raises stops all.
+        in_turn: runs after each task, in the order of micro-batches.
+        reports: made on the calling thread. An error in one stops all workers.
 
     Raises:
         The first error that a worker met, after all workers have stopped.
     """
-    if len(schedule.workers) == 1 and timeline is None:
+    if len(schedule.workers) == 1:
         for task in schedule.workers[0]:
-            work(task)
+            work(0, task)
             if in_turn is not None:
                 in_turn(task)
             if reports is not None:
@@ -228,7 +226,7 @@ def run_side_by_side(
     replicas = {task.replica for tasks in schedule.workers for task in tasks}
     done = {(c, r): 0 for c in range(len(schedule.calls)) for r in replicas}
     progress = _Progress(done, reports)
-    arguments = (schedule, work, progress, timeline, in_turn)
+    arguments = (schedule, work, progress, in_turn)
     try:
         calls_from = _caller(threads_each)
         for index in range(1, len(schedule.workers)):
@@ -250,7 +248,7 @@ def run_side_by_side(
         raise progress.error
 
 
-_Arguments = tuple[Schedule, Work, _Progress, Timeline | None, Work | None]
+_Arguments = tuple[Schedule, Work, _Progress, After | None]
 
 
 def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
@@ -300,21 +298,13 @@ def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
 
 
 def _run_worker(
-    index: int,
-    schedule: Schedule,
-    work: Work,
-    progress: _Progress,
-    timeline: Timeline | None,
-    in_turn: Work | None,
+    index: int, schedule: Schedule, work: Work, progress: _Progress, in_turn: After | None
 ) -> None:
     reports = progress.reports if index == 0 else None  # of the calling thread
     for task in schedule.workers[index]:
         if not progress.wait(task.replica, schedule.needs(task), reports):
             return
-        start = perf_counter()
-        work(task)
-        if timeline is not None:
-            timeline.add(index, schedule.calls[task.call], task, start, perf_counter())
+        work(index, task)
         if in_turn is not None:
             if not progress.wait(task.replica, [(task.call, task.micro_batch - 1)]):
                 return

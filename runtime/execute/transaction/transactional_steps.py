@@ -1,6 +1,6 @@
 """Run the steps of a call, each of which happens as a whole or not at all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
-from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.observer import Observer
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters, StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
-from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
@@ -190,9 +189,7 @@ class TransactionalSteps:
         loop: MicroBatchLoop,
         hyperparameters: Hyperparameters,
         streams: HostStreams,
-        timeline: Timeline | None,
-        records: StepRecords | None = None,
-        complete: Callable[[int], None] | None = None,
+        observer: Observer,
         *,
         seed: int,
         first: int,
@@ -201,8 +198,6 @@ class TransactionalSteps:
 
         Args:
             loop: the micro-batches.
-            records: keeps what variables hold before and after each update.
-            complete: is called with each device iteration, once it is complete.
             seed: of the random streams.
             first: number of the first device iteration that `transaction` counts.
         """
@@ -211,14 +206,14 @@ class TransactionalSteps:
             try:
                 self.transaction.begin()
                 self._begin.prepare(hyperparameters)
-                loop(step, streams, timeline, None if self._trains else complete)
-                if records is not None:
-                    records.note("before", step, self._storage.tensor)
+                loop(step, streams, observer)
+                if observer.update_began is not None:
+                    observer.update_began(step, self._storage.current)
                 self._commit(hyperparameters, seed, first)
-                if records is not None:
-                    records.note("after", step, self._storage.tensor)
-                if self._trains and complete is not None:
-                    complete(step)
+                if observer.step_ended is not None:
+                    observer.step_ended(step, self._storage.current)
+                if self._trains and observer.iteration_ended is not None:
+                    observer.iteration_ended(streams, step)
             except BaseException:
                 with self._signals:
                     self.transaction.recover()

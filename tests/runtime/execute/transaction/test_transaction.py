@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
 from ipu_dynamo.errors import IpuError, UpdateError
+from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.tasks import workers
+from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import intra_op_threads
 from tests.runtime.execute.faults import Failure, Interrupt, Tracer, traced
 
@@ -36,7 +38,8 @@ class Case(NamedTuple):
     """How a step runs.
 
     With `on_send` the call that is interrupted reports its iterations. With `decays` the other
-    calls have a weight decay, which leads to another fused function.
+    calls have a weight decay, which leads to another fused function. An `observed` step records its
+    tasks and transfers.
     """
 
     stages: int = 1
@@ -47,6 +50,7 @@ class Case(NamedTuple):
     on_send: bool = False
     decays: bool = False
     on_host: bool = False
+    observed: bool = False
     more: tuple[tuple[str, object], ...] = ()
 
     def compiled(self, **changed: object):
@@ -73,6 +77,10 @@ CASES = {
     "pipelined": Case(2, adam=True, guard=True, more=(("gradient_accumulation", 3),)),
     "fused": Case(statistics=False, adam=True, fused=True, more=(("device_iterations", 2),)),
     "reporting": Case(on_send=True, more=(("gradient_accumulation", 2), ("device_iterations", 2))),
+    "observed": Case(2, observed=True, on_send=True, more=(("gradient_accumulation", 3),)),
+    "observed, fused": Case(
+        statistics=False, fused=True, observed=True, on_send=True, more=(("device_iterations", 2),)
+    ),
     "two fused functions": Case(statistics=False, fused=True, decays=True),
     "optimiser on the host": Case(
         on_host=True, adam=True, more=(("gradient_accumulation", 2), ("device_iterations", 2))
@@ -107,6 +115,8 @@ class Subject:
         self.step(self.compiled, self.data[1])
         self.executable = self.compiled.executable
         assert bool(self.executable.fused) == case.fused
+        if case.observed:
+            self.executable.timeline, self.executable.transfers = Timeline(), TransferTimes()
         self.base = self.state()
         steps = self.executable._rounds
         single, fresh = case.compiled(device_iterations=1), case.compiled()
