@@ -28,7 +28,7 @@ from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
 from ipu_dynamo.runtime.execute.memory.storage import Storage
-from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
+from ipu_dynamo.runtime.execute.observer import NOBODY, Interval, Observer
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
@@ -218,7 +218,7 @@ class FusedStep:
                 unchecked = False
             storage.rebind(homes, values)
             if observed:
-                self._report(observer, now.call, step, start, streams)
+                self._report(observer, now.call, step, (start, perf_counter()), streams)
 
     def _repeat(
         self,
@@ -236,13 +236,14 @@ class FusedStep:
         sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
         steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
         self._storage.follow(homes, steps_made)
-        observed = observer is not NOBODY
+        observed, ends = observer is not NOBODY, steps_made.ends
+        most = 1 if observer.needs_single_steps else steps
         while (step := steps_made.steps) < steps:
             if observer.update_began is not None:
                 observer.update_began(step, self._storage.current)
-            start = perf_counter()
+            began = start = perf_counter()
             try:
-                steps_made.advance(step + 1 if observed else steps, SECONDS)
+                steps_made.advance(min(step + most, steps), SECONDS)
             except ReplayError as error:
                 values = steps_made.values
                 frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
@@ -255,19 +256,22 @@ class FusedStep:
                         if wanted[number]:
                             leave(number, made[number])
             if observed:
-                self._report(observer, now.call, step, start, streams)
+                for number in range(step, steps_made.steps):
+                    end = began + ends[number]
+                    self._report(observer, now.call, number, (start, end), streams)
+                    start = end
 
     def _report(
-        self, observer: Observer, call: Call, step: int, start: float, streams: HostStreams
+        self, observer: Observer, call: Call, step: int, time: Interval, streams: HostStreams
     ) -> None:
         """Report the events of a complete step."""
-        end = perf_counter()
+        start, end = time
         if observer.received is not None:
             observer.received(step, (start, start))
         if observer.sent is not None:
             observer.sent(step, (end, end))
         if observer.task_ended is not None:
-            observer.task_ended(0, call, _STEP, (start, end))
+            observer.task_ended(0, call, _STEP, time)
         if observer.step_ended is not None:
             observer.step_ended(step, self._storage.current)
         if observer.iteration_ended is not None:

@@ -27,8 +27,9 @@ class Observer:
 
     Workers report received, sent, printed and task_ended from their own threads. The thread of the
     call reports all other events. An error that a method raises ends the call, as an error of the
-    step does. A form that runs no Python within a step, such as a replayed one, makes one step at a
-    time while it is observed, and reports the events of the step after it.
+    step does. A replayed step, which runs no Python, reports received, sent and task_ended after it
+    ends, with times of its own. Several such steps run without Python between them unless the
+    observer `needs_single_steps`.
 
     Micro-batches are numbered over the call and all replicas, in the order [D, A, R] of `Batching`.
 
@@ -58,6 +59,12 @@ class Observer:
     step_ended: Callable[[int, Read], None] | None = None
     iteration_ended: Callable[[HostStreams, int], None] | None = None
     call_ended: Callable[[HostStreams, bool], None] | None = None
+
+    @property
+    def needs_single_steps(self) -> bool:
+        """Whether it follows an event whose method has to run between two steps."""
+        between = self.update_began, self.step_ended, self.iteration_ended, self.printed
+        return any(between)
 
 
 NOBODY = Observer()

@@ -86,6 +86,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         ctypes.c_int64,  # moving
         ctypes.c_void_p,  # moved
         ctypes.c_void_p,  # done
+        ctypes.c_void_p,  # ends
         ctypes.c_int64,  # end
         ctypes.c_int64,  # nanoseconds
         ctypes.c_char_p,

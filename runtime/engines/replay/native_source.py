@@ -304,10 +304,11 @@ static void call_any(void* f, char* const* arguments, int64_t n, std::integer_se
 
 // Runs steps of a recorded function until `end`, at most for about so many nanoseconds. If one
 // fails, its number is done[1], and no step counts as complete: states may be overwritten in part.
+// For each complete step, `ends` has the seconds since these steps began.
 extern "C" int64_t ipu_replay(const int64_t* calls, int64_t count, const int64_t* operands,
                               char** memory, int64_t states, char** spare, int64_t moving,
-                              char* const* moved, int64_t* done, int64_t end, int64_t nanoseconds,
-                              char* message, int64_t room) {
+                              char* const* moved, int64_t* done, double* ends, int64_t end,
+                              int64_t nanoseconds, char* message, int64_t room) {
   timespec begun, now;
   clock_gettime(CLOCK_MONOTONIC, &begun);
   try {
@@ -337,8 +338,10 @@ extern "C" int64_t ipu_replay(const int64_t* calls, int64_t count, const int64_t
       }
       ++*done;
       clock_gettime(CLOCK_MONOTONIC, &now);
-      if ((now.tv_sec - begun.tv_sec) * 1000000000 + (now.tv_nsec - begun.tv_nsec) > nanoseconds)
-        break;
+      const int64_t seconds = now.tv_sec - begun.tv_sec;
+      const int64_t passed = seconds * 1000000000 + (now.tv_nsec - begun.tv_nsec);
+      ends[*done - 1] = passed * 1e-9;
+      if (passed > nanoseconds) break;
     }
     return 0;
   } catch (std::exception const& error) {

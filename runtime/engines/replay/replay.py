@@ -72,6 +72,9 @@ class Repetition:
     Args:
         states: before the first step.
         received, sent: for each, a tensor for every step.
+
+    Attributes:
+        ends: of each complete step, in seconds since its `advance` began.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Repetition:
         steps: int,
     ) -> None:
         self._replay, self._steps = replay, array("q", [0, 0])  # complete; that failed
+        self.ends = array("d", bytes(8 * steps))
         odd = [torch.empty_like(tensor) for tensor in states]
         even = [
             made if steps == 1 or number in replay.in_place else torch.empty_like(made)
@@ -107,7 +111,7 @@ class Repetition:
         self._arguments = (
             _address(replay.calls), len(replay.calls) // 4, _address(replay.operands),
             _address(self._memory), len(states), _address(self._spare),
-            len(moving), _address(moved), _address(self._steps),
+            len(moving), _address(moved), _address(self._steps), _address(self.ends),
         )  # fmt: skip
 
     @property
@@ -252,5 +256,5 @@ def _addresses(tensors: Sequence[Tensor]) -> "array[int]":
     return array("q", [tensor.data_ptr() for tensor in tensors])
 
 
-def _address(numbers: "array[int]") -> int:
+def _address(numbers: "array[int] | array[float]") -> int:
     return numbers.buffer_info()[0]

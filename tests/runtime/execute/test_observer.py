@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
+from ipu_dynamo.runtime.engines.replay.replay import Repetition
+from ipu_dynamo.runtime.execute import fused_step
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer, joined
 from ipu_dynamo.testing import assert_same_bits
@@ -191,6 +193,28 @@ def test_an_event_costs_no_more_calls_than_its_observers_make(form):
         setattr(observer, event, "".format)
         more = python_calls(step, data) - plain
         assert more == (ITERATIONS if form == "fused" else 0), event
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("event", EVENTS)
+def test_repeated_steps_run_without_python_between_them_unless_an_event_is_there(
+    event, monkeypatch
+):
+    step, data = compiled("replayed")
+    ends, advance = [], Repetition.advance
+
+    def noted(steps, end, seconds):
+        ends.append(end)
+        advance(steps, end, seconds)
+
+    monkeypatch.setattr(fused_step, "SECONDS", 60.0)
+    monkeypatch.setattr(Repetition, "advance", noted)
+    step.executable.timeline = recorder = Recorder([event])
+    step(data)
+    between = event in ("update_began", "step_ended", "iteration_ended", "printed")
+    assert ends == ([1, 2, 3] if between else [3])
+    times = [arguments[-1] for arguments in recorder.of("received", "sent", "task_ended")]
+    assert times == sorted(times)
 
 
 def test_transfer_times_cost_no_call_for_each_micro_batch():
