@@ -83,11 +83,8 @@ class Executable:
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the seed was set, over all calls.
         schedule: which worker runs what, in which order.
-        timeline: set it to record when every task runs; nothing else changes. A step that is one
-            function with its update is one task.
-        records: set it to keep what variables hold in the steps of a call; nothing else changes.
-        transfers: set it to record when tensors come from the host and go there; nothing else
-            changes.
+        timeline, records, transfers: set them to record the times of tasks, values of variables in
+            the steps of a call, and the times of transfers; nothing else changes.
         memory: what the IPUs keep off the chip, and how many bytes went there and back.
         fused: what runs a step and its update as one function; None where these are apart.
     """

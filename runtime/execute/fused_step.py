@@ -173,15 +173,14 @@ class FusedStep:
         """
         prepared = self.prepare(hyperparameters)
         now, numbers = prepared.function, prepared.tensors
-        received = [streams.received[place] for place in now.places]
-        fixed = [*now.homes, *now.constants]
-        first = [*fixed, *(of[0] for of in received), *numbers]
+        received = (streams.received[place][0] for place in now.places)
+        first = [*now.homes, *now.constants, *received, *numbers]
         try:
             replay = now.replay
             if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
-                self._repeat(now, replay, numbers, steps, received, streams, observer)
+                self._repeat(prepared, steps, streams, observer)
             else:
-                self._run(now, numbers, steps, streams, observer)
+                self._run(prepared, steps, streams, observer)
         finally:
             try:
                 self._storage.write_home()
@@ -191,16 +190,12 @@ class FusedStep:
                 raise
 
     def _run(
-        self,
-        now: FusedFunction,
-        numbers: Sequence[Tensor],
-        steps: int,
-        streams: HostStreams,
-        observer: Observer,
+        self, prepared: Prepared, steps: int, streams: HostStreams, observer: Observer
     ) -> None:
         """Call the function once for each step."""
-        storage, task, homes = self._storage, now.task, now.homes
-        frame: list[Any] = [*homes, *now.constants, *numbers, *now.blank]
+        now, storage = prepared.function, self._storage
+        task, homes = now.task, now.homes
+        frame: list[Any] = [*homes, *now.constants, *prepared.tensors, *now.blank]
         size, first = len(homes), now.first_new
         end = first + size
         received, sent = streams.received, streams.sent
@@ -221,17 +216,12 @@ class FusedStep:
                 self._report(observer, now.call, step, (start, perf_counter()), streams)
 
     def _repeat(
-        self,
-        now: FusedFunction,
-        replay: Replay,
-        numbers: Sequence[Tensor],
-        steps: int,
-        received: Sequence[Sequence[Tensor]],
-        streams: HostStreams,
-        observer: Observer,
+        self, prepared: Prepared, steps: int, streams: HostStreams, observer: Observer
     ) -> None:
-        """Repeat what the function calls, without Python between the steps."""
-        homes = now.homes
+        """Repeat the function's calls, without Python between the steps."""
+        now, numbers, replay = prepared.function, prepared.tensors, prepared.function.replay
+        assert isinstance(replay, Replay)
+        homes, received = now.homes, [streams.received[place] for place in now.places]
         kept = [_kept(stream, steps) for stream in streams.sent]
         sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
         steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)

@@ -145,7 +145,7 @@ def _sent(output: Output, batching: Batching, times: CallTimes) -> dict[int, Int
         return {0: times.sent[0]}
     if output.returns in ("final", "sum"):
         first = len(times.sent) - replicas
-        return {first + r: max(times.sent[r::replicas], key=_start) for r in range(replicas)}
+        return {first + r: max(times.sent[r::replicas]) for r in range(replicas)}
     return {place: span for place, span in enumerate(times.sent) if kept[place // replicas]}
 
 
@@ -158,10 +158,6 @@ def _group(place: int, outputs: Sequence[Output], batching: Batching) -> tuple[i
     if periods := [output.period for output in outputs if output.returns == "every"]:
         return iteration // min(periods), accumulated, replica
     return (replica,)
-
-
-def _start(span: Interval) -> float:
-    return span[0]
 
 
 def _begin(spans: Sequence[Interval]) -> float:

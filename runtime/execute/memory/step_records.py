@@ -50,9 +50,6 @@ class StepRecords(Observer):
     last: dict[str, Tensor] = field(default_factory=dict)
     _values: dict[tuple[str, When, int], list[Tensor]] = field(default_factory=dict)
 
-    def call_began(self, micro_batches: int) -> None:
-        self._values = {}  # those of a call that failed
-
     def update_began(self, step: int, read: Read) -> None:
         self._note("before", step, read)
 
