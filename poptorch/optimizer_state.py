@@ -81,15 +81,15 @@ class StateOnDevice:
             logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))
         if UPDATE_FACTOR in state and self._core.options.automatic_loss_scaling is not None:
             self._core.set_loss_scale(float(state[UPDATE_FACTOR]) * self._loss_scaling)
-        held = self._core.states()
+        held, taken = self._core.states(), dict[str, dict[str, Tensor]]()
         for group, name in self._trained():
             for own, theirs in self._names().items():
                 if own in held[name] and f"{theirs}___{name}" in state:
                     value = state[f"{theirs}___{name}"].to(held[name][own].device)
                     value = self._of_groups(value, held[name][own], name)
                     _check_shape(f"{theirs}___{name}", value, held[name][own])
-                    held[name][own].copy_(self._taken(value, group, name))
-        self._core.reload_states()
+                    taken.setdefault(name, {})[own] = self._taken(value, group, name)
+        self._core.write_states(taken)
 
     # names
 

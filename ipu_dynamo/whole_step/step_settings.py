@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import torch
+
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.whole_step.compiled_state import CompiledState
 from ipu_dynamo.whole_step.weights.initial_state import loss_scale_variable
@@ -46,4 +48,4 @@ class StepSettings(CompiledState):
                 f"the loss scale {self.options.loss_scale} is part of the program; compile it with "
                 "Options(loss_scale_is_variable=True)"
             )
-        self.executable.whole(name).fill_(value)
+        self.executable.write({name: torch.tensor(value)})

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
-from ipu_dynamo.ops.private.locks import fork_safe_lock
+from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
@@ -25,7 +25,7 @@ from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStream
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
-from ipu_dynamo.runtime.execute.memory.storage import Storage
+from ipu_dynamo.runtime.execute.memory.storage import Storage, Values
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer, joined
 from ipu_dynamo.runtime.execute.step_end import Hyperparameters
@@ -162,6 +162,8 @@ class Executable:
         self._transaction = self._steps.transaction
         self._signals = DeferredSignals()
         self._one_call = fork_safe_lock()
+        # While the lock is taken: whether by a call, and the threads that have it or wait for it.
+        self._calls, self._inside = False, set[int]()
 
     @property
     def host_program(self) -> HostProgram:
@@ -207,8 +209,13 @@ class Executable:
     def _settle_alone(self) -> None:
         """Do what an interrupted call has left to do, unless one is running."""
         if not self._one_call.locked():
-            with self._one_call:
-                self._settle()
+            me = caller()
+            try:
+                self._inside.add(me)
+                with self._one_call:
+                    self._settle()
+            finally:
+                self._inside.discard(me)
 
     def _settle(self) -> None:
         """Do what an interrupted call has left to do."""
@@ -217,6 +224,7 @@ class Executable:
                 self._transaction.recover()
                 self._storage.write_home()
         self._storage.own_changes(unless_known=True)
+        self._storage.write_waiting()
 
     def check_update(self) -> None:
         """Raise as long as a failed update has left variables that nobody has written since.
@@ -227,13 +235,26 @@ class Executable:
         self._settle_alone()
         self._transaction.check()
 
-    def rewritten(self, names: Sequence[str]) -> None:
-        """Take notice that variables have new values, also where their tensors were not written."""
-        self._transaction.rewritten(names)
+    def write(self, values: Values) -> None:
+        """Overwrite variables from outside of a step, in whichever thread.
 
-    def spread(self) -> None:
-        """Copy the first replica's values to the variables that every replica has for itself."""
-        self._storage.spread()
+        A call of another thread is waited for. Within a call, on its own thread or on one of its
+        workers, the values are copied, and count from the next step on.
+
+        Args:
+            values: see `Storage.write`.
+        """
+        me = caller()
+        if self._one_call.locked() and me in self._inside:
+            self._storage.write_later(values)
+            return
+        try:
+            self._inside.add(me)
+            with self._one_call:
+                self._settle()
+                self._storage.write(values)
+        finally:
+            self._inside.discard(me)
 
     @property
     def last_loss_scale(self) -> float | None:
@@ -259,10 +280,6 @@ class Executable:
     def step_with(self, host: HostStepper) -> None:
         """Let `host` make the step of an optimiser that runs in Python."""
         self._steps.host = host
-
-    def reload_states(self) -> None:
-        """Take notice that optimiser states were overwritten, by a checkpoint for instance."""
-        self._steps.end.reload_states()
 
     def __call__(
         self,
@@ -290,13 +307,20 @@ class Executable:
             UpdateError: an update failed, now or before, after it had begun to write variables.
             IpuError: another call is running, in another thread or around this one.
         """
-        if self._one_call.locked():
+        me = caller()
+        if self._one_call.locked() and (self._calls or me in self._inside):
             raise IpuError(
                 "another call of this executable is running, in another thread or around this one\n"
                 "  try:  one call after the other, or an executable for each thread"
             )
-        with self._one_call:  # whose thread waits, should another have come between
-            return self._call(inputs, hyperparameters, sent)
+        try:
+            self._inside.add(me)
+            with self._one_call:  # whose thread waits, should another have come between
+                self._calls = True
+                return self._call(inputs, hyperparameters, sent)
+        finally:
+            self._calls = False
+            self._inside.discard(me)
 
     def _call(
         self,

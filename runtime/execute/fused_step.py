@@ -175,12 +175,13 @@ class FusedStep:
         now, numbers = prepared.function, prepared.tensors
         received = (streams.received[place][0] for place in now.places)
         first = [*now.homes, *now.constants, *received, *numbers]
+        made = 0
         try:
             replay = now.replay
             if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
-                self._repeat(prepared, steps, streams, observer)
-            else:
-                self._run(prepared, steps, streams, observer)
+                made = self._repeat(prepared, steps, streams, observer)
+            if made < steps:
+                self._run(prepared, range(made, steps), streams, observer)
         finally:
             try:
                 self._storage.write_home()
@@ -190,7 +191,7 @@ class FusedStep:
                 raise
 
     def _run(
-        self, prepared: Prepared, steps: int, streams: HostStreams, observer: Observer
+        self, prepared: Prepared, steps: range, streams: HostStreams, observer: Observer
     ) -> None:
         """Call the function once for each step."""
         now, storage = prepared.function, self._storage
@@ -201,7 +202,7 @@ class FusedStep:
         received, sent = streams.received, streams.sent
         unchecked = now.fused.zeros not in self._checked
         observed = observer is not NOBODY
-        for step in range(steps):
+        for step in steps:
             if observer.update_began is not None:
                 observer.update_began(step, storage.current)
             start = perf_counter()
@@ -214,11 +215,19 @@ class FusedStep:
             storage.rebind(homes, values)
             if observed:
                 self._report(observer, now.call, step, (start, perf_counter()), streams)
+            if storage.waiting:
+                storage.write_home()
+                storage.write_waiting()
+                frame[:size] = homes
 
     def _repeat(
         self, prepared: Prepared, steps: int, streams: HostStreams, observer: Observer
-    ) -> None:
-        """Repeat the function's calls, without Python between the steps."""
+    ) -> int:
+        """Repeat the function's calls, without Python between the steps.
+
+        Returns:
+            The number of steps made: fewer than all, if variables were written after the last one.
+        """
         now, numbers, replay = prepared.function, prepared.tensors, prepared.function.replay
         assert isinstance(replay, Replay)
         homes, received = now.homes, [streams.received[place] for place in now.places]
@@ -250,6 +259,11 @@ class FusedStep:
                     end = began + ends[number]
                     self._report(observer, now.call, number, (start, end), streams)
                     start = end
+            if self._storage.waiting:
+                self._storage.write_home()
+                self._storage.write_waiting()
+                break
+        return steps_made.steps
 
     def _report(
         self, observer: Observer, call: Call, step: int, time: Interval, streams: HostStreams

@@ -145,9 +145,8 @@ class OptimizerLink:
         states = [name for update in updates(program) for _, names in update.states
                   for name in names]  # fmt: skip
         counters = list(_of_no_parameter(program))
-        for name in (*states, *counters, *loss_scale_states(program).values()):
-            executable.whole(name).copy_(fresh[name])
-        executable.reload_states()
+        names = (*states, *counters, *loss_scale_states(program).values())
+        executable.write({name: fresh[name] for name in names})
         self._known_steps = self._steps
 
     def _numbers_now(self, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
@@ -180,14 +179,23 @@ def states_of(program: Program, executable: Executable) -> States:
     """The tensors of the optimiser's state on the IPUs, by parameter and name."""
     states: States = {}
     if any(isinstance(instruction, UpdateFactors) for instruction in program.walk()):
-        states[COUNTERS] = {n: executable.whole(n) for n in _of_no_parameter(program)}
+        states[COUNTERS] = {}
     for update in updates(program):
         if update.function is not None:
             states |= {name: {} for name in update.parameters}
-        for state, names in update.states:
-            for parameter, name in zip(update.parameters, names, strict=True):
-                states.setdefault(parameter, {})[state] = executable.whole(name)
+    for (parameter, state), name in state_names(program).items():
+        states.setdefault(parameter, {})[state] = executable.whole(name)
     return states
+
+
+def state_names(program: Program) -> dict[tuple[str, str], str]:
+    """The variables of the optimiser's state, by the parameter's name and the state's."""
+    factors = any(isinstance(instruction, UpdateFactors) for instruction in program.walk())
+    names = {(COUNTERS, name): name for name in _of_no_parameter(program)} if factors else {}
+    for update in updates(program):
+        for state, of_each in update.states:
+            names |= {(p, state): name for p, name in zip(update.parameters, of_each, strict=True)}
+    return names
 
 
 def _of_no_parameter(program: Program) -> Iterator[str]:

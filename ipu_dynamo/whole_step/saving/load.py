@@ -257,15 +257,13 @@ class Opened:
 
     def restore(self, core: CompiledModel, kinds: Collection[str]) -> None:
         """Copy variables of these kinds to a model that was compiled with `ready`."""
-        executable = core.executable
-        with torch.no_grad():
-            for variable in self.program.variables:
-                if variable.kind in kinds and variable.kind != "accumulator":
-                    keys = self.entry.variables[variable.name]
-                    executable.whole(variable.name).copy_(self.tensors[keys[0]])
-                    for replica, key in enumerate(keys[1:], 1):
-                        executable.tensor(variable.name, replica).copy_(self.tensors[key])
-        executable.reload_states()
+        core.executable.write(
+            {
+                variable.name: [self.tensors[key] for key in self.entry.variables[variable.name]]
+                for variable in self.program.variables
+                if variable.kind in kinds and variable.kind != "accumulator"
+            }
+        )
 
 
 def open_entry(archive: Archive, name: str) -> Opened:

@@ -117,11 +117,13 @@ class LoadedModel(CompiledModel):
                 raise InputError(
                     f"{name} has shape {list(state[name].shape)}, and {list(tensor.shape)} here"
                 )
+        names = own.keys() & {variable.name for variable in self.program.variables}
+        used = {own[name].data_ptr() for name in names}
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(state[name])
-        self.executable.rewritten([v.name for v in self.program.variables if v.name in own])
-        self.executable.spread()
+                if tensor.data_ptr() not in used:  # no part of the program reads it
+                    tensor.copy_(state[name])
+        self.executable.write({name: state[name] for name in names})
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Every name of the model's tensors, the tensor, and whether it is part of its state."""

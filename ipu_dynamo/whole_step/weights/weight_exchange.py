@@ -9,7 +9,7 @@ from ipu_dynamo.errors import InputError, IpuError, UpdateError
 from ipu_dynamo.program.ir.writes import WriteBuffer
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
-from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, states_of
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, state_names, states_of
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
 from ipu_dynamo.whole_step.weights.initial_state import updates
 
@@ -53,10 +53,22 @@ class WeightExchange(CompiledState):
         return self._link.groups if self._link is not None else ()
 
     def states(self) -> States:
-        """The tensors of the optimiser's state, by parameter and name; after a change of them
-        call `reload_states`."""
+        """The tensors of the optimiser's state, by parameter and name. They are for reading:
+        `write_states` writes."""
         compiled, executable = self._ready()
         return states_of(compiled.program, executable)
+
+    def write_states(self, states: States) -> None:
+        """Overwrite tensors of `states`. During a call they count from its next step on."""
+        compiled, executable = self._ready()
+        names = state_names(compiled.program)
+        executable.write(
+            {
+                names[parameter, state]: tensor
+                for parameter, tensors in states.items()
+                for state, tensor in tensors.items()
+            }
+        )
 
     def read_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, from the program to the
@@ -65,7 +77,11 @@ class WeightExchange(CompiledState):
         Raises:
             UpdateError: an update failed, and they have not been written since.
         """
-        self._exchange(to_model=True, names=names)
+        self.executable.check_update()
+        with unrecorded():  # Python may free an executor within a trace
+            for ours, theirs in self._pairs(names).values():
+                if theirs.data_ptr() != ours.data_ptr():
+                    theirs.copy_(ours)
 
     def has_weights(self) -> bool:
         """Whether the program's weights are those of a step: not after an update that failed."""
@@ -83,7 +99,9 @@ class WeightExchange(CompiledState):
         """
         if self._unchanged is not None:
             self._unchanged.check_tensors()
-        self._exchange(to_model=False, names=names)
+        with unrecorded():
+            values = {name: theirs for name, (_, theirs) in self._pairs(names).items()}
+            self.executable.write(values)
 
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint.
@@ -105,39 +123,28 @@ class WeightExchange(CompiledState):
         link.write_state(compiled, executable)
         self._state_to_write = False
 
-    def reload_states(self) -> None:
-        """Take notice that tensors of `states` were overwritten."""
-        self.executable.reload_states()
-
     def _training(self) -> OptimizerLink:
         if self._link is None:
             raise IpuError("the model was compiled for inference: it has no optimizer")
         return self._link
 
-    def _exchange(self, *, to_model: bool, names: Collection[str] | None = None) -> None:
+    def _pairs(self, names: Collection[str] | None) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of parameters and buffers, or those with the given names, the program's and the model's.
+
+        Raises:
+            InputError: the model's tensor has another shape.
+        """
         compiled, executable = self._ready()
-        if to_model:
-            executable.check_update()
-        written = []
-        with unrecorded():  # Python may free an executor within a trace
-            for variable in compiled.program.variables:
-                if variable.kind not in ("parameter", "buffer"):
-                    continue
-                if names is not None and variable.name not in names:
-                    continue
-                ours, theirs = executable.whole(variable.name), compiled.tensors
-                written.append(variable.name)
-                target, source = theirs[variable.name], ours
-                if not to_model:
-                    target, source = source, target
-                if target.shape != source.shape:
+        pairs = {}
+        for variable in compiled.program.variables:
+            name = variable.name
+            if variable.kind in ("parameter", "buffer") and (names is None or name in names):
+                ours, theirs = executable.whole(name), compiled.tensors[name]
+                if ours.shape != theirs.shape:
                     raise InputError(
-                        f"the model's {variable.name} has shape {list(theirs[variable.name].shape)}"
+                        f"the model's {name} has shape {list(theirs.shape)}"
                         f", and the program's {list(ours.shape)}",
                         hint="give it the shape that it had, or compile again",
                     )
-                if target.data_ptr() != source.data_ptr():
-                    target.copy_(source)
-        if not to_model:
-            executable.rewritten(written)
-            executable.spread()
+                pairs[name] = ours, theirs
+        return pairs

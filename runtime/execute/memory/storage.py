@@ -1,12 +1,17 @@
 """Hold the tensors of a program's variables: their one owner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Program
+
+# By name, the value that a variable gets on all replicas, with a leading dimension over groups of
+# replicas where it has those; or its values on each replica.
+Values = Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class Steps(Protocol):
@@ -45,6 +50,8 @@ class Storage:
     Attributes:
         registers: by name.
         frames: for every replica the registers with which a micro-batch begins.
+        waiting: values that were written within a call, for the next step.
+        rewritten: is called with the names of variables after `write`.
     """
 
     def __init__(
@@ -61,6 +68,10 @@ class Storage:
         # Homes, the steps whose values are to be written there, and how often variables were
         # rebound before: one tuple, so that an interrupt comes before a step's end or after it.
         self._bound: tuple[tuple[Sequence[Tensor], Steps] | None, int] = None, 0
+        # Written within a call, of which each comes before the next step. A list is added to and
+        # taken from in one operation of the interpreter, so that no thread needs a lock.
+        self.waiting: list[Values] = []
+        self.rewritten: Callable[[Iterable[str]], None] = lambda names: None
         # As torch counts writes; None: a call was interrupted, what was written since is its own.
         self._versions: list[int] | None = self._own_versions()
 
@@ -99,16 +110,49 @@ class Storage:
         replicas = range(self._program.replicas)
         return {name: [self.tensor(name, replica) for replica in replicas] for name in self._homes}
 
-    def spread(self) -> None:
-        """Copy the first replica's values to the variables that every replica has for itself."""
-        for name in self._unshared:
-            for replica in range(1, self._program.replicas):
-                self.tensor(name, replica).copy_(self.tensor(name))
+    def write(self, values: Values) -> None:
+        """Overwrite variables between two steps.
+
+        Args:
+            values: the new value of each variable by name. It may be the tensor that the variable
+                was given: that holds the value already.
+        """
+        if between_calls := self._versions is not None:
+            self.spread_changes()
+        with torch.no_grad():
+            for name, value in values.items():
+                first, *others = [value] if isinstance(value, Tensor) else value
+                if (home := self._homes[name]).data_ptr() != first.data_ptr():
+                    home.copy_(first)
+                if name in self._unshared:
+                    for replica in range(1, self._program.replicas):
+                        own = others[replica - 1] if others else self.tensor(name)
+                        self.tensor(name, replica).copy_(own)
+        if between_calls:
+            self.own_changes()
+        self.rewritten(values)
+
+    def write_waiting(self) -> None:
+        """Overwrite variables with the values that were kept for the next step."""
+        while self.waiting:
+            self.write(self.waiting[0])
+            del self.waiting[0]
+
+    def write_later(self, values: Values) -> None:
+        """Keep copies of `values`, to be written before the next step."""
+        self.waiting.append(
+            {
+                name: value.clone() if isinstance(value, Tensor) else [v.clone() for v in value]
+                for name, value in values.items()
+            }
+        )
 
     def spread_changes(self) -> None:
         """Give all replicas what the user has written into the first one's since `own_changes`."""
         if self._unshared and self._own_versions() != self._versions:
-            self.spread()
+            for name in self._unshared:
+                for replica in range(1, self._program.replicas):
+                    self.tensor(name, replica).copy_(self.tensor(name))
 
     def expect_changes(self) -> None:
         """Say that from now on replicas write their own tensors."""

@@ -4,7 +4,7 @@ A step writes working memory first: running statistics, and sums of gradients. I
 what lasts: parameters, the optimiser's states, the loss scale.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -100,7 +100,7 @@ class Transaction:
             return UpdateError(f"{problem}: {error}", hint=hint)
         return UpdateError(_text(list(self._lasting)), hint=_HINT)
 
-    def rewritten(self, names: Sequence[str]) -> None:
+    def rewritten(self, names: Iterable[str]) -> None:
         """Say that somebody has written variables anew, though not their tensors."""
         for name in names:
             self._partial.pop(name, None)

@@ -1,6 +1,6 @@
 """Run the steps of a call, each of which happens as a whole or not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -113,6 +113,7 @@ class TransactionalSteps:
             guard=guard_updates,
             reload=self.end.reload_states,
         )
+        storage.rewritten = self._rewritten
         self._signals = DeferredSignals()
 
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
@@ -135,6 +136,12 @@ class TransactionalSteps:
         """The program of the last step, if its updates were traced later."""
         lasts = any(isinstance(i, Update) and not i.once for i in self.program.walk())
         return self.program if lasts and self.program is not self._ends[0][0] else None
+
+    def _rewritten(self, names: Iterable[str]) -> None:
+        """Follow variables that were overwritten between two steps."""
+        self.transaction.rewritten(names)
+        for _, end in self._ends:
+            end.reload_states()
 
     def _end_of(self, program: Program) -> StepEnd:
         """The end of a step of `program`, which differs from others in its updates."""
@@ -214,6 +221,8 @@ class TransactionalSteps:
                     observer.step_ended(step, self._storage.current)
                 if self._trains and observer.iteration_ended is not None:
                     observer.iteration_ended(streams, step)
+                if self._storage.waiting:
+                    self._storage.write_waiting()
             except BaseException:
                 with self._signals:
                     self.transaction.recover()

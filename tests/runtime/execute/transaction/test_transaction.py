@@ -185,12 +185,17 @@ def state_of(compiled) -> list[Tensor]:
 
 @torch.no_grad()
 def write(compiled, state: list[Tensor]) -> None:
-    executable = compiled.executable
-    executable.whole(executable.program.variables[0].name)  # finishes what was interrupted
-    for tensor, value in zip(tensors_of(compiled), state, strict=True):
+    executable, values = compiled.executable, iter(state)
+    executable.write(
+        {
+            variable.name: [next(values) for _ in variable.holders(executable.batching.replicas)]
+            for variable in executable.program.variables
+            if variable.kind != "accumulator"
+        }
+    )
+    states = compiled._link.optimizer.state.values()
+    for tensor, value in zip((t for s in states for t in s.values()), values, strict=True):
         tensor.copy_(value)
-    executable.reload_states()
-    executable._storage.own_changes()  # all replicas have theirs
 
 
 @pytest.fixture(scope="module", autouse=True)
