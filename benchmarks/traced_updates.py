@@ -59,7 +59,7 @@ def _ours(kind: type, count: int, size: int) -> Callable[[], None]:
     run = compile_training(model, kind(model.parameters(), lr=1e-3), Options())
     for _ in range(3):
         run(torch.randn(size))
-    steps, values = run.executable._steps, [group.values for group in run.groups]
+    steps, values = run.executable._looped, [group.values for group in run.groups]
 
     def update() -> None:
         end = steps.end

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -17,23 +17,21 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.side_by_side import side_by_side
 from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
-from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
-from ipu_dynamo.runtime.execute.describe_plan import plan_of
+from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
+from ipu_dynamo.runtime.execute.looped_step import LoopedStep
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage, Values
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer, joined
-from ipu_dynamo.runtime.execute.step_end import Hyperparameters
-from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
-from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
+from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
+from ipu_dynamo.runtime.execute.step_form import StepForm
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
-from ipu_dynamo.runtime.execute.transaction.transactional_steps import TransactionalSteps
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
@@ -76,7 +74,7 @@ class Executable:
         fuse_again: fuses the step anew if other hyperparameters are zero than those that `host` was
             specialised for.
         guard_updates: keep copies of what updates write until they are complete.
-        update_recipe, others: see `TransactionalSteps`.
+        update_recipe, others: see `LoopedStep`.
 
     Attributes:
         program: what every IPU does.
@@ -115,52 +113,42 @@ class Executable:
         self.transfers: TransferTimes | None = None
         self.records: StepRecords | None = None
         self.memory = StreamingMemory()
-        deferred, threads = host.deferred, host.threads
         program = host.runs
         cut = sections(program)
         registers = number_registers(program, devices=self.devices)
         self._storage = storage = Storage(program, tensors, registers)
         self._rounds, self._per_round = cut.steps, cut.micro_batches
         self.schedule = self.schedule_for(workers)
-        if deferred:
+        if host.deferred:
             (calls,) = stage_passes(program.calls)
             self.schedule = side_by_side(
                 as_call(calls), micro_batches=self._per_round, workers=workers or 1
             )
         self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
-        self._loop: MicroBatchLoop | None = None
+        self._looped: LoopedStep | None = None
         if host.fused is not None:
-            self.fused = FusedStep(host, engine, storage, self._link.drops, fuse_again)
+            replays = any(recipe.replays for recipe in host.recipes.values())
+            form = ReplayedStep if replays else FusedStep
+            drops, devices = self._link.drops, self.devices
+            self._form: StepForm
+            self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
             self.fused.prepare(hyperparameters)
-        self._steps = TransactionalSteps(
-            program,
-            storage,
-            batching.iterations,
-            devices=self.devices,
-            memory=self.memory,
-            guard_updates=guard_updates,
-            engine=EagerEngine() if self.fused else engine,  # which then runs no function of it
-            threads=threads,
-            update_recipe=update_recipe,
-            others=others,
-        )
-        if self.fused:
-            self._steps.compile(())
         else:
-            self._loop = MicroBatchLoop(
-                program,
-                stages_of(host, self._steps.compile),
+            self._form = self._looped = LoopedStep(
+                host,
                 storage,
+                batching.iterations,
                 self.schedule,
                 self._link.drops,
-                threads=threads,
                 devices=self.devices,
                 memory=self.memory,
-                deferred=deferred,
+                guard_updates=guard_updates,
+                engine=engine,
+                update_recipe=update_recipe,
+                others=others,
             )
-        self._transaction = self._steps.transaction
-        self._signals = DeferredSignals()
+        self._commit = self._form.commit
         self._one_call = fork_safe_lock()
         # While the lock is taken: whether by a call, and the threads that have it or wait for it.
         self._calls, self._inside = False, set[int]()
@@ -168,24 +156,17 @@ class Executable:
     @property
     def host_program(self) -> HostProgram:
         """What is done for the program here; printed, with every decision and its reason."""
-        form = self.fused or self._loop
-        assert form is not None
-        plan = plan_of(self._host, self._engine, form, self.schedule, self.devices)
-        return replace(self._host, plan=plan)
+        return replace(self._host, plan=self._form.plan())
 
     @property
     def step(self) -> int:
         """Device iterations completed since the seed was set, over all calls."""
-        return self._first_step + self._completed
-
-    @property
-    def _completed(self) -> int:
-        return self._transaction.steps + (self.fused.completed if self.fused else 0)
+        return self._first_step + self._commit.steps
 
     def set_random_state(self, seed: int, step: int) -> None:
         """Draw from the next call on what a call draws that begins at `step` of `seed`."""
         self._settle_alone()
-        self.seed, self._first_step = seed, step - self._completed
+        self.seed, self._first_step = seed, step - self._commit.steps
 
     def schedule_for(self, workers: int | None) -> Schedule:
         """How this many workers would run a step; None is one for each IPU of every replica."""
@@ -219,10 +200,9 @@ class Executable:
 
     def _settle(self) -> None:
         """Do what an interrupted call has left to do."""
-        if not (self._transaction.settled and self._storage.settled):
-            with self._signals:
-                self._transaction.recover()
-                self._storage.write_home()
+        if not self._commit.settled:
+            with self._commit.signals:
+                self._commit.settle()
         self._storage.own_changes(unless_known=True)
         self._storage.write_waiting()
 
@@ -233,7 +213,7 @@ class Executable:
             UpdateError: there are some; it names them.
         """
         self._settle_alone()
-        self._transaction.check()
+        self._commit.check()
 
     def write(self, values: Values) -> None:
         """Overwrite variables from outside of a step, in whichever thread.
@@ -259,27 +239,29 @@ class Executable:
     @property
     def last_loss_scale(self) -> float | None:
         """What the loss scale was in the last step, if the program adjusts it."""
-        last = self._steps.end.last_loss_scale
+        last = self._looped.end.last_loss_scale if self._looped else None
         return None if last is None else last.item()
 
     @property
     def retraced(self) -> Program | None:
         """The program with the updates of the last step, where these were traced later for its
         hyperparameters; None: it is as it was compiled."""
-        return self._steps.retraced
+        return self._looped.retraced if self._looped else None
 
     @property
     def other_updates(self) -> tuple[Program, ...]:
         """The program with all updates that were traced for other hyperparameters than its own."""
-        return self._steps.others
+        return self._looped.others if self._looped else ()
 
     def trace_with(self, another: Callable[[], Program]) -> None:
         """Let `another` trace updates for numbers that those which are known are not for."""
-        self._steps.another = another
+        if self._looped:
+            self._looped.another = another
 
     def step_with(self, host: HostStepper) -> None:
         """Let `host` make the step of an optimiser that runs in Python."""
-        self._steps.host = host
+        if self._looped:
+            self._looped.host = host
 
     def __call__(
         self,
@@ -329,7 +311,7 @@ class Executable:
         sent: Sent | None,
     ) -> dict[str, Tensor]:
         self._settle()
-        self._transaction.check()
+        self._commit.check()
         self._storage.spread_changes()
         prints = PrintQueue(self._link.printing) if self._link.printing else None
         iterations = None if sent is None else Iterations(self._link, sent)
@@ -347,15 +329,11 @@ class Executable:
                 self._storage.expect_changes()
                 if observer.call_began is not None:
                     observer.call_began(self.batching.micro_batches)
-                if self.fused:
-                    self.fused(hyperparameters, self._rounds, streams, observer)
-                elif self._loop:
-                    first, seed = self._first_step, self.seed
-                    self._steps(
-                        self._loop, hyperparameters, streams, observer, seed=seed, first=first
-                    )
+                self._form.prepare(hyperparameters)
+                self._form.run(self._rounds, streams, observer)
                 complete = True
             finally:
+                self._commit.end()
                 self._storage.own_changes()
                 if observer.call_ended is not None:
                     observer.call_ended(streams, complete)

@@ -1,6 +1,6 @@
 """Run fused steps: a call's device iterations, with nothing between them but the function."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -9,31 +9,22 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
-from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
-from ipu_dynamo.program.fused import Fused, Zeros, zeros_of
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
+from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.engines.replay.replay import (
-    Repetition,
-    Replay,
-    ReplayError,
-    replay_of,
-)
-from ipu_dynamo.runtime.engines.replay.tape import Signature
 from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.error_attribution import explain
-from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.observer import NOBODY, Interval, Observer
-from ipu_dynamo.runtime.execute.step_end import Hyperparameters
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
-from ipu_dynamo.runtime.execute.tasks.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
+from ipu_dynamo.runtime.execute.transaction.commit import Commit, NothingKept
 
-SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 FuseAgain = Callable[[Hyperparameters], HostProgram]
 _STEP = ScheduledTask(0, 0, 0)  # a fused step is one task
 
@@ -50,7 +41,6 @@ class FusedFunction:
         blank: for the registers behind the hyperparameters.
         instructions, binding: what `task` does, and with what.
         places: for each value that the function receives, its index in `streams.received`.
-        replay: repeats what `task` calls, or why nothing does.
     """
 
     host: HostProgram
@@ -65,7 +55,6 @@ class FusedFunction:
     instructions: tuple[Plain, ...]
     binding: Binding
     places: list[int]
-    replay: Replay | str | None
 
     def check(self, values: Sequence[Tensor]) -> None:
         """Check that the new values of variables have these variables' types.
@@ -101,6 +90,7 @@ class FusedStep:
         host: what to run.
         engine: compiles the functions, one for each set of hyperparameters that are left out.
         drops: of every output, see `HostLink`.
+        devices: of the IPUs.
         fuse_again: gives what to run when others are left out; None: they never are.
     """
 
@@ -110,28 +100,29 @@ class FusedStep:
         engine: Engine,
         storage: Storage,
         drops: Sequence[bool],
+        devices: Sequence[torch.device],
         fuse_again: FuseAgain | None,
     ) -> None:
         program = host.inlined
         (self._call,) = program.calls
         self._host, self._program, self._engine, self._storage = host, program, engine, storage
-        self._drops, self._fuse_again = drops, fuse_again
-        self._signals = DeferredSignals()
+        self._drops, self._devices, self._fuse_again = drops, devices, fuse_again
+        self.commit = Commit(storage, NothingKept())
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
         self._functions: dict[Zeros, FusedFunction] = {}
         self._checked: set[Zeros] = set()  # whose results have had the types of their variables
         self._prepared: Prepared | None = None  # for the last hyperparameters
 
     @property
-    def now(self) -> FusedFunction:
-        """The function for the hyperparameters of the last call, or of the first."""
+    def prepared(self) -> Prepared:
+        """What runs: for the hyperparameters that were prepared last."""
         assert self._prepared is not None
-        return self._prepared.function
+        return self._prepared
 
     @property
-    def completed(self) -> int:
-        """Steps over all calls, also of those that failed later."""
-        return self._storage.times_rebound
+    def now(self) -> FusedFunction:
+        """The function that runs."""
+        return self.prepared.function
 
     def prepare(self, hyperparameters: Hyperparameters) -> "Prepared":
         """What runs with these hyperparameters, compiled if there were none like them before."""
@@ -159,42 +150,27 @@ class FusedStep:
         self._prepared = prepared
         return prepared
 
-    def __call__(
-        self,
-        hyperparameters: Hyperparameters,
-        steps: int,
-        streams: HostStreams,
-        observer: Observer,
-    ) -> None:
-        """Run `steps` steps, each of which is reported as one task of the fused function.
+    def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
+        """Run `steps` steps, each of which is reported as one task of the fused function."""
+        self._run(range(steps), streams, observer)
 
-        Raises:
-            ExecutionError: an operator failed; variables are those after the last complete step.
-        """
-        prepared = self.prepare(hyperparameters)
-        now, numbers = prepared.function, prepared.tensors
-        received = (streams.received[place][0] for place in now.places)
-        first = [*now.homes, *now.constants, *received, *numbers]
-        made = 0
-        try:
-            replay = now.replay
-            if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
-                made = self._repeat(prepared, steps, streams, observer)
-            if made < steps:
-                self._run(prepared, range(made, steps), streams, observer)
-        finally:
-            try:
-                self._storage.write_home()
-            except BaseException:  # an interrupt: the next one has to wait
-                with self._signals:
-                    self._storage.write_home()
-                raise
+    def plan(self) -> HostPlan:
+        """Say what a step does, for the printed host program."""
+        now = self.now
+        (lines,) = TaskWriter(now.binding, [now.instructions]).texts()
+        new = (
+            f"variables become what r{now.first_new} and those behind it hold, which is the commit"
+        )
+        passes = [("fused step", (*lines, new, *self._repeats()))]
+        return plan_of(now.host, self._engine, self._devices, now.binding, passes)
 
-    def _run(
-        self, prepared: Prepared, steps: range, streams: HostStreams, observer: Observer
-    ) -> None:
+    def _repeats(self) -> Iterator[str]:
+        """How the steps of a call follow one another, unless the function is called for each."""
+        yield from ()
+
+    def _run(self, steps: range, streams: HostStreams, observer: Observer) -> None:
         """Call the function once for each step."""
-        now, storage = prepared.function, self._storage
+        prepared, now, commit = self.prepared, self.now, self.commit
         task, homes = now.task, now.homes
         frame: list[Any] = [*homes, *now.constants, *prepared.tensors, *now.blank]
         size, first = len(homes), now.first_new
@@ -204,7 +180,7 @@ class FusedStep:
         observed = observer is not NOBODY
         for step in steps:
             if observer.update_began is not None:
-                observer.update_began(step, storage.current)
+                observer.update_began(step, commit.current)
             start = perf_counter()
             task(frame, step, received, sent)
             frame[:size] = values = frame[first:end]
@@ -212,58 +188,13 @@ class FusedStep:
                 now.check(values)
                 self._checked.add(now.fused.zeros)
                 unchecked = False
-            storage.rebind(homes, values)
+            commit.rebind(homes, values)
             if observed:
                 self._report(observer, now.call, step, (start, perf_counter()), streams)
-            if storage.waiting:
-                storage.write_home()
-                storage.write_waiting()
-                frame[:size] = homes
-
-    def _repeat(
-        self, prepared: Prepared, steps: int, streams: HostStreams, observer: Observer
-    ) -> int:
-        """Repeat the function's calls, without Python between the steps.
-
-        Returns:
-            The number of steps made: fewer than all, if variables were written after the last one.
-        """
-        now, numbers, replay = prepared.function, prepared.tensors, prepared.function.replay
-        assert isinstance(replay, Replay)
-        homes, received = now.homes, [streams.received[place] for place in now.places]
-        kept = [_kept(stream, steps) for stream in streams.sent]
-        sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
-        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
-        self._storage.follow(homes, steps_made)
-        observed, ends = observer is not NOBODY, steps_made.ends
-        most = 1 if observer.needs_single_steps else steps
-        while (step := steps_made.steps) < steps:
-            if observer.update_began is not None:
-                observer.update_began(step, self._storage.current)
-            began = start = perf_counter()
-            try:
-                steps_made.advance(min(step + most, steps), SECONDS)
-            except ReplayError as error:
-                values = steps_made.values
-                frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
-                now.task(frame, steps_made.steps, streams.received, streams.sent)  # it raises
-                raise now.binding.failed(0, error, None, steps_made.steps) from error
-            finally:
-                for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
-                    leave = stream.__setitem__ if isinstance(stream, SentStream) else stream
-                    for number in range(step, steps_made.steps):
-                        if wanted[number]:
-                            leave(number, made[number])
-            if observed:
-                for number in range(step, steps_made.steps):
-                    end = began + ends[number]
-                    self._report(observer, now.call, number, (start, end), streams)
-                    start = end
             if self._storage.waiting:
-                self._storage.write_home()
+                commit.settle()
                 self._storage.write_waiting()
-                break
-        return steps_made.steps
+                frame[:size] = homes
 
     def _report(
         self, observer: Observer, call: Call, step: int, time: Interval, streams: HostStreams
@@ -277,7 +208,7 @@ class FusedStep:
         if observer.task_ended is not None:
             observer.task_ended(0, call, _STEP, time)
         if observer.step_ended is not None:
-            observer.step_ended(step, self._storage.current)
+            observer.step_ended(step, self.commit.current)
         if observer.iteration_ended is not None:
             observer.iteration_ended(streams, step)
 
@@ -328,14 +259,10 @@ class FusedStep:
         )
         blank = [None] * (len(registers) - first)
         places = [binding.received[name] for name in fused.received]
-        replay = _replay(fused, recipe, stage)
-        function = FusedFunction(
+        return FusedFunction(
             host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding,
-            places, replay,
+            places,
         )  # fmt: skip
-        if isinstance(replay, Replay):
-            function.check(replay.results[: len(homes)])
-        return function
 
     def _failure(
         self, names: Sequence[str]
@@ -353,39 +280,3 @@ class FusedStep:
             return explain(error, call, function, tensors, step)
 
         return failed
-
-
-def _own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:
-    """A tensor for every step: those that are kept have memory of their own."""
-    count, shape = sum(kept), like.shape
-    if count > 1 and like.is_contiguous():
-        own = iter(torch.empty((count, *shape), dtype=like.dtype, device="cpu").unbind(0))
-    else:
-        own = iter([_empty(like) for _ in range(count)])
-    dropped = _empty(like) if count < len(kept) else None
-    return [next(own) if keep else dropped for keep in kept]  # type: ignore[misc]
-
-
-def _empty(like: Tensor) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-
-
-def _kept(stream: SentStream | Print, steps: int) -> Sequence[bool]:
-    """Of each step, whether the call needs what it sends."""
-    return stream.kept if isinstance(stream, SentStream) else [True] * steps
-
-
-def _replay(fused: Fused, recipe: Recipe, stage: Stage) -> Replay | str | None:
-    """What repeats a step, or why nothing does; None: it is not to be repeated."""
-    if not recipe.replays:
-        return None
-    placeholders = recipe.lowered.graph.graph.find_nodes(op="placeholder")
-    signature = Signature(
-        len(fused.state),
-        len(fused.constants),
-        len(fused.received),
-        len(fused.hyperparameters),
-        len(fused.sent),
-    )
-    arguments = [node.meta["val"] for node in placeholders]
-    return replay_of(plain(stage), arguments, signature, recipe.overwrites)

@@ -33,6 +33,7 @@ from ipu_dynamo.program import (
     UpdatePart,
     WriteBuffer,
 )
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
@@ -45,8 +46,6 @@ from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import TracedFactors
 from ipu_dynamo.runtime.update.update_tensors import distinct
-
-Hyperparameters = Sequence[Sequence[float]]
 
 
 class StepEnd:
@@ -150,13 +149,10 @@ class StepEnd:
             run(hyperparameters)
 
     def write(self) -> None:
-        """Write the lasting variables, once prepared."""
+        """Write the lasting variables, once prepared, and set accumulators to zero."""
         for run in self._write:
             run()
-
-    def clear(self) -> None:
-        """Set accumulators to zero, once all is written."""
-        for run in self._clear:
+        for run in self._clear:  # once all is written
             run()
 
     def reload_states(self) -> None:

@@ -14,7 +14,7 @@ from tests.json_report import JsonReport
 @pytest.mark.parametrize(
     "allowed",
     [
-        pytest.param({"ci": 15, "all": 1000}, id="no marker"),
+        pytest.param({"ci": 10, "all": 1000}, id="no marker"),
         pytest.param({"ci": 3, "all": 50}, marks=pytest.mark.inductor),
         pytest.param({"ci": 7, "all": 7}, marks=pytest.mark.examples(7)),
     ],

@@ -39,11 +39,15 @@ class HostStreams:
         received: for each receive, what every micro-batch gets, in the order [D, A, R].
         sent: for each output stream, its values, or the function that prints them.
         home: the device of the results: that of the first input, or the first IPU's.
+        seed: of the random streams.
+        step: number of the call's first device iteration.
     """
 
     received: Sequence[Sequence[Tensor]]
     sent: Sequence[SentStream | Print]
     home: torch.device
+    seed: int
+    step: int
 
 
 class HostLink:
@@ -105,7 +109,8 @@ class HostLink:
                 kept = [True] * len(returned) if every_iteration else returned
                 sent.append(SentStream(kept, micro_batches))
         first = next(iter(inputs.values()), None)
-        return HostStreams(received, sent, self._devices[0] if first is None else first.device)
+        home = self._devices[0] if first is None else first.device
+        return HostStreams(received, sent, home, seed, step)
 
     def returned(self, streams: HostStreams) -> dict[str, Tensor]:
         """The joined tensor of every output stream that is returned, where the inputs are."""

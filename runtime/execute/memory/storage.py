@@ -1,36 +1,16 @@
 """Hold the tensors of a program's variables: their one owner."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.program import Program
 
 # By name, the value that a variable gets on all replicas, with a leading dimension over groups of
 # replicas where it has those; or its values on each replica.
 Values = Mapping[str, Tensor | Sequence[Tensor]]
-
-
-class Steps(Protocol):
-    """Steps that are being made, each of which gives variables new values."""
-
-    @property
-    def steps(self) -> int:
-        """How many are complete."""
-
-    @property
-    def values(self) -> Sequence[Tensor]:
-        """What the variables hold after these."""
-
-
-class _MadeSteps:
-    """One step more than before."""
-
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        self.steps, self.values = 1, values
 
 
 class Storage:
@@ -65,9 +45,6 @@ class Storage:
             if not variable.replicated and variable.kind != "accumulator"
         ]
         self.frames = [self._frame(replica) for replica in range(program.replicas)]
-        # Homes, the steps whose values are to be written there, and how often variables were
-        # rebound before: one tuple, so that an interrupt comes before a step's end or after it.
-        self._bound: tuple[tuple[Sequence[Tensor], Steps] | None, int] = None, 0
         # Written within a call, of which each comes before the next step. A list is added to and
         # taken from in one operation of the interpreter, so that no thread needs a lock.
         self.waiting: list[Values] = []
@@ -90,16 +67,6 @@ class Storage:
         """The tensor that holds a variable on a replica."""
         value: Tensor = self.frames[replica][self.registers[name]]
         return value
-
-    def current(self, name: str, replica: int = 0) -> Tensor:
-        """The tensor with a variable's value on a replica, also within a call of a fused step."""
-        home, (pending, _) = self.tensor(name, replica), self._bound
-        if pending is not None:
-            homes, steps = pending
-            for stored, value in zip(homes, steps.values, strict=True):
-                if stored is home:
-                    return value
-        return home
 
     def home(self, name: str) -> Tensor:
         """The tensor that a variable was given."""
@@ -166,31 +133,3 @@ class Storage:
     def _own_versions(self) -> list[int]:
         """How often the first replica's own tensors were written, as torch counts."""
         return [self.tensor(name)._version for name in self._unshared]
-
-    def rebind(self, homes: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Say that `values` are what variables with these homes hold now."""
-        self._bound = (homes, _MadeSteps(values)), self.times_rebound
-
-    def follow(self, homes: Sequence[Tensor], steps: Steps) -> None:
-        """Say that variables with these homes hold what `steps` gives them, now and later."""
-        self._bound = (homes, steps), self.times_rebound
-
-    @property
-    def times_rebound(self) -> int:
-        """How often variables were rebound."""
-        pending, times = self._bound
-        return times if pending is None else times + pending[1].steps
-
-    @property
-    def settled(self) -> bool:
-        """Whether homes hold the values of their variables."""
-        return self._bound[0] is None
-
-    def write_home(self) -> None:
-        """Write current values home."""
-        pending, times = self._bound
-        if pending is not None:
-            homes, steps = pending
-            if steps.steps:
-                foreach_copy_(homes, steps.values)
-            self._bound = None, times + steps.steps

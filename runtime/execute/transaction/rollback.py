@@ -1,11 +1,10 @@
-"""Make a step happen as a whole or not at all: undo what an incomplete one has written.
+"""Restore memory that an incomplete step has written in place.
 
 A step writes working memory first: running statistics, and sums of gradients. Its *commit* writes
 what lasts: parameters, the optimiser's states, the loss scale.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from torch import Tensor
 
@@ -15,23 +14,19 @@ from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
-_Phase = Literal["complete", "open", "commit"]
 _NAMED = 3  # variables in a message
 
 
-class Transaction:
-    """The memory that the steps of a program write, and what has become of the last step.
-
-    Invariant: after `recover` all tensors are as they were when the last step was complete, or
-    `check` raises. That holds wherever an error, an interrupt or a fork has ended a step: each of
-    the methods may have been left at any point, and `recover` be called again.
+class Rollback:
+    """The memory that the steps of a program write in place, and copies of it.
 
     Args:
         written: tensors that micro-batches write, such as the statistics of a batch norm.
         sums: tensors that are zero at the beginning of each step.
         lasting: tensors that a commit writes, by the names of their variables.
         guard: keep copies of `lasting` during a commit.
-        reload: take notice that these copies were put back.
+        states: the variables of optimisers' states.
+        reload: is called after states were put back or overwritten.
     """
 
     def __init__(
@@ -41,77 +36,63 @@ class Transaction:
         lasting: Mapping[str, Sequence[Tensor]],
         *,
         guard: bool = False,
+        states: Set[str] = frozenset(),
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        self.steps = 0  # complete ones
         self._written, self._sums = list(written), list(sums)
         self._lasting = {name: list(tensors) for name, tensors in lasting.items()}
         every = [tensor for tensors in lasting.values() for tensor in tensors]
         self._guarded = distinct(every) if guard else []
-        self._reload = reload
+        self._states, self._reload = states, reload
         self._kept = [tensor.clone() for tensor in self._written]
         self._copies = [tensor.clone() for tensor in self._guarded]
-        self._phase: _Phase = "complete"
         # Variables that a failed commit may have written in part, with the versions of their
         # tensors since: who writes one anew changes these.
         self._partial: dict[str, list[int]] = {}
 
-    def begin(self) -> None:
-        """Keep what the micro-batches of a step write."""
+    def keep(self) -> None:
+        """Copy the memory that micro-batches write."""
         if self._written:
             foreach_copy_(self._kept, self._written)
-        self._phase = "open"
 
-    def commit(self) -> None:
-        """Say that from now on the step writes what lasts."""
+    def guard(self) -> None:
+        """Copy the memory that the commit writes, if commits are guarded."""
         if self._guarded:
             foreach_copy_(self._copies, self._guarded)
-        self._phase = "commit"
 
-    def complete(self, steps: int) -> None:
-        """Say that the step is complete; it counts as so many."""
-        self._phase, self.steps = "complete", self.steps + steps
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is nothing to recover."""
-        return self._phase == "complete"
-
-    def recover(self) -> None:
-        """Undo a step that is not complete."""
-        phase = self._phase
-        if phase == "complete":
-            return
+    def undo(self, *, written: bool) -> None:
+        """Restore the copies. Note the variables that a commit without copies may have written."""
         if self._written:
             foreach_copy_(self._written, self._kept)
         if self._sums:
             foreach_zero_(self._sums)
-        if phase == "commit" and self._guarded:
+        if written and self._guarded:
             foreach_copy_(self._guarded, self._copies)
             self._reload()
-        elif phase == "commit":
+        elif written:
             self._partial = {name: _versions(of) for name, of in self._lasting.items()}
-        self._phase = "complete"
 
     def failure(self, error: Exception) -> Exception:
-        """What a commit that met an error raises: what later calls raise, if it is not undone."""
+        """The error of a commit that met `error`; without copies, later calls raise it, too."""
         if self._guarded:
             problem, hint = "an update failed; its step is undone", "call again"
             return UpdateError(f"{problem}: {error}", hint=hint)
         return UpdateError(_text(list(self._lasting)), hint=_HINT)
 
     def rewritten(self, names: Iterable[str]) -> None:
-        """Say that somebody has written variables anew, though not their tensors."""
+        """Follow variables that were overwritten between two steps."""
         for name in names:
             self._partial.pop(name, None)
         if self._partial:
             self._drop_rewritten()
+        if not self._states.isdisjoint(names):
+            self._reload()
 
     def check(self) -> None:
         """Hold calls back as long as a failed commit is not made good.
 
         Raises:
-            UpdateError: there are variables that it may have written, and nobody has since.
+            UpdateError: it may have written variables, and they were not written since.
         """
         if not self._partial:
             return
@@ -146,7 +127,7 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]
 
 
-def transaction_of(
+def rollback_of(
     program: Program,
     replicas: int,
     tensor: Callable[[str, int], Tensor],
@@ -154,8 +135,8 @@ def transaction_of(
     *,
     guard: bool,
     reload: Callable[[], None],
-) -> Transaction:
-    """The transaction of a step of `program`, whose variables `tensor` finds by replica."""
+) -> Rollback:
+    """Make the rollback of a program's steps; `tensor` finds a variable on a replica."""
     names = changed_variables(program)
     written, sums = [], []
     for variable in program.variables:
@@ -164,4 +145,5 @@ def transaction_of(
                 sums.append(tensor(variable.name, replica))
             elif variable.name in names:
                 written.append(tensor(variable.name, replica))
-    return Transaction(written, sums, lasting, guard=guard, reload=reload)
+    states = frozenset(v.name for v in program.variables if v.kind == "state")
+    return Rollback(written, sums, lasting, guard=guard, states=states, reload=reload)

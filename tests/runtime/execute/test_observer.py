@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_training
 from ipu_dynamo.runtime.engines.replay.replay import Repetition
-from ipu_dynamo.runtime.execute import fused_step
+from ipu_dynamo.runtime.execute import replayed_step
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer, joined
@@ -219,7 +219,7 @@ def test_repeated_steps_run_without_python_between_them_unless_an_event_is_there
         ends.append(end)
         advance(steps, end, seconds)
 
-    monkeypatch.setattr(fused_step, "SECONDS", 60.0)
+    monkeypatch.setattr(replayed_step, "SECONDS", 60.0)
     monkeypatch.setattr(Repetition, "advance", noted)
     step.executable.timeline = recorder = Recorder([event])
     step(data)

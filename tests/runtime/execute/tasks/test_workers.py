@@ -271,7 +271,7 @@ def test_no_other_thread_gets_the_number_of_a_worker(workers):
     with intra_op_threads(4):
         step = step_of(Asking(2), 3, workers=workers)
         step(torch.randn(6, 8))
-        assert step.executable._loop._threads == 2
+        assert step.executable._looped._loop._threads == 2
     alone: list[int] = []
     thread = threading.Thread(target=lambda: alone.append(torch.get_num_threads()))
     thread.start()

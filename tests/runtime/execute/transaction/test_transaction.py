@@ -246,14 +246,14 @@ def inject(subject: Subject, tracer: Tracer) -> None:
     complete = (subject.executable.step - before) // per_step
     if raised is None:
         assert complete == subject.executable._rounds
-    in_commit = tracer.found == "commit" and not subject.case.guard
+    in_commit = tracer.found == "writing" and not subject.case.guard
     if in_commit:
         for _ in range(2):
             with pytest.raises(UpdateError, match="may have written a part of %"):
                 subject.compiled(subject.data[1])
         subject.reset()
         complete = 0
-    elif tracer.raised and tracer.found in ("open", "commit"):
+    elif tracer.raised and tracer.found in ("open", "voted", "writing"):
         assert complete < subject.executable._rounds
     subject.check(complete)
 
@@ -283,7 +283,7 @@ def check_faults(subject: Subject, faults: list[tuple]) -> None:
     raised = 0
     for line, count, error in faults:
         subject.reset()
-        tracer = Tracer(line, count, error, lambda: subject.executable._transaction._phase)
+        tracer = Tracer(line, count, error, lambda: subject.executable._commit.phase)
         try:
             inject(subject, tracer)
         except AssertionError as problem:

@@ -1,24 +1,31 @@
-"""Run the steps of a call, each of which happens as a whole or not at all."""
+"""Run steps as loops of micro-batches, with an update after each of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, UpdateNotTraced
-from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
-from ipu_dynamo.program import Copy, Program, Update, UpdateFactors
+from ipu_dynamo.program import Copy, HostProgram, Program, Update, UpdateFactors
+from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.schedule.dependencies import changed_variables
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
-from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer
-from ipu_dynamo.runtime.execute.step_end import Hyperparameters, StepEnd
+from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
-from ipu_dynamo.runtime.execute.transaction.rollback import transaction_of
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
+from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
+from ipu_dynamo.runtime.execute.transaction.commit import Commit
+from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
@@ -55,23 +62,23 @@ def from_host(run: Run, host: torch.device) -> Run:
     return moved
 
 
-class TransactionalSteps:
-    """What comes before the micro-batches of a step, and its commit after them.
+class LoopedStep:
+    """Steps whose micro-batches run one after another or on several workers, before their update.
 
     Args:
-        program: what runs, with the registers of `storage`.
+        host: what to run, with the registers of `storage`.
         iterations: device iterations of a call.
+        drops: of every output, see `HostLink`.
         devices: of the IPUs.
         memory: where variables are loaded from and stored.
         guard_updates: keep copies of what updates write until they are complete.
-        engine: makes callables of the functions of traced updates.
-        update_recipe: says how; None: there are none.
-        threads: intra-op threads of these.
+        engine: makes callables of functions, also of traced updates.
+        update_recipe: how functions of traced updates become callables; None: there are none.
         others: programs with the same loop and variables whose updates were traced for other
             hyperparameters.
 
     Attributes:
-        transaction: what has become of the last step.
+        commit: what makes each step complete or undone.
         program: of the last step, or of the next.
         host: makes the step of an optimiser that runs in Python.
         another: traces the update for the next step, where none of those that are known is for it.
@@ -79,46 +86,60 @@ class TransactionalSteps:
 
     def __init__(
         self,
-        program: Program,
+        host: HostProgram,
         storage: Storage,
         iterations: int,
+        schedule: Schedule,
+        drops: Sequence[bool],
         *,
         devices: Sequence[torch.device],
         memory: StreamingMemory,
         guard_updates: bool,
         engine: Engine,
-        threads: int | None,
         update_recipe: UpdateRecipe | None = None,
         others: Sequence[Program] = (),
     ) -> None:
+        program = host.runs
         self.program, self.another = program, cannot_trace
         self.host: HostStepper = no_optimizer
-        self._engine, self._threads, self._devices, self._memory = engine, threads, devices, memory
-        self._runs = UpdateRuns(engine, threads, update_recipe)
+        self._host, self._engine, self._schedule = host, engine, schedule
+        self._devices, self._memory = devices, memory
+        self._runs = UpdateRuns(engine, host.threads, update_recipe)
         cut, self._rounding = sections(program), StochasticRounding()
         self._storage = storage
         self._trains = program.kind == "training"
-        self._steps, self._iterations = cut.steps, iterations // cut.steps
+        self._iterations = iterations // cut.steps
 
         moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
         tensors = storage.of_replicas()
         self._begin = StepEnd(program, moves, tensors, devices, self._rounding, memory)
         self.end = self._end_of(program)
         self._ends = [(program, self.end), *((other, self._end_of(other)) for other in others)]
-        self.transaction = transaction_of(
+        rollback = rollback_of(
             program,
             program.replicas,
             storage.tensor,
             self.end.lasting,
             guard=guard_updates,
-            reload=self.end.reload_states,
+            reload=self._reload_states,
         )
-        storage.rewritten = self._rewritten
-        self._signals = DeferredSignals()
+        self.commit = Commit(storage, rollback)
+        self._loop = MicroBatchLoop(
+            program,
+            stages_of(host, self._runs.compile),  # the functions of updates with them
+            storage,
+            schedule,
+            drops,
+            threads=host.threads,
+            devices=devices,
+            memory=memory,
+            deferred=host.deferred,
+        )
 
-    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
-        """Compile the functions of updates, before the first step, and others with them."""
-        return self._runs.compile(recipes)
+    def _reload_states(self) -> None:
+        """Read optimiser states again, which were overwritten."""
+        for _, end in self._ends:
+            end.reload_states()
 
     def add(self, program: Program) -> None:
         """Take in the updates of another program."""
@@ -136,12 +157,6 @@ class TransactionalSteps:
         """The program of the last step, if its updates were traced later."""
         lasts = any(isinstance(i, Update) and not i.once for i in self.program.walk())
         return self.program if lasts and self.program is not self._ends[0][0] else None
-
-    def _rewritten(self, names: Iterable[str]) -> None:
-        """Follow variables that were overwritten between two steps."""
-        self.transaction.rewritten(names)
-        for _, end in self._ends:
-            end.reload_states()
 
     def _end_of(self, program: Program) -> StepEnd:
         """The end of a step of `program`, which differs from others in its updates."""
@@ -191,56 +206,60 @@ class TransactionalSteps:
         if not self.end.factors.compute(hyperparameters):
             raise IpuError("an update that was traced for the numbers of a step is not for them")
 
-    def __call__(
-        self,
-        loop: MicroBatchLoop,
-        hyperparameters: Hyperparameters,
-        streams: HostStreams,
-        observer: Observer,
-        *,
-        seed: int,
-        first: int,
-    ) -> None:
-        """Run the steps of a call; all of its micro-batches, when there are none.
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
+        """Use these hyperparameters. Each step chooses the update that was traced for it."""
+        self._hyperparameters = hyperparameters
 
-        Args:
-            loop: the micro-batches.
-            seed: of the random streams.
-            first: number of the first device iteration that `transaction` counts.
-        """
-        for step in range(self._steps):
-            self._choose(hyperparameters)
-            try:
-                self.transaction.begin()
-                self._begin.prepare(hyperparameters)
-                loop(step, streams, observer)
-                if observer.update_began is not None:
-                    observer.update_began(step, self._storage.current)
-                self._commit(hyperparameters, seed, first)
-                if observer.step_ended is not None:
-                    observer.step_ended(step, self._storage.current)
-                if self._trains and observer.iteration_ended is not None:
-                    observer.iteration_ended(streams, step)
-                if self._storage.waiting:
-                    self._storage.write_waiting()
-            except BaseException:
-                with self._signals:
-                    self.transaction.recover()
-                raise
+    def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
+        """Run the steps of a call; all of its micro-batches, when there are no updates."""
+        commit, iterations = self.commit, self._iterations
+        for step in range(steps):
+            self._choose(self._hyperparameters)
+            commit.open()
+            self._begin.prepare(self._hyperparameters)
+            self._loop(step, streams, observer)
+            commit.vote()
+            if observer.update_began is not None:
+                observer.update_began(step, commit.current)
+            if self.end.commits:
+                self._rounding.begin(seed=streams.seed, step=streams.step + step * iterations)
+                self.end.prepare(self._hyperparameters)
+                commit.write(self.end.write, iterations)
+            else:
+                commit.complete(iterations)
+            if observer.step_ended is not None:
+                observer.step_ended(step, commit.current)
+            if self._trains and observer.iteration_ended is not None:
+                observer.iteration_ended(streams, step)
+            if self._storage.waiting:
+                self._storage.write_waiting()
 
-    def _commit(self, hyperparameters: Hyperparameters, seed: int, first: int) -> None:
-        """Make a step complete, once its micro-batches have run."""
-        transaction, end = self.transaction, self.end
-        if not end.commits:
-            transaction.complete(self._iterations)
-            return
-        self._rounding.begin(seed=seed, step=first + transaction.steps)
-        end.prepare(hyperparameters)
-        with self._signals:
-            transaction.commit()
-            try:
-                end.write()
-                end.clear()
-            except Exception as error:
-                raise transaction.failure(error) from error
-            transaction.complete(self._iterations)
+    def plan(self) -> HostPlan:
+        """Say what a step does, for the printed host program."""
+        host, binding = self._host, self._loop.binding
+        program, ran = host.inlined, binding.program
+        cut, loop = sections(program), sections(ran).loop
+        passes = stage_passes(ran.calls)
+        texts = TaskWriter(binding, instructions_of_passes(loop)).texts()
+        titles = [
+            f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
+            for number, calls in enumerate(passes)
+        ]
+        copies = [i for i in cut.before if isinstance(i, Copy)]
+        (copied,) = TaskWriter(binding, [copies]).texts()
+        others = [str(i) for i in cut.before if not isinstance(i, Copy)]
+        changed = changed_variables(ran)
+        sums = [v.name for v in program.variables if v.kind == "accumulator"]
+        undone = [f"clear {name}" for name in sums]
+        undone += [f"put back {v.name}" for v in program.variables if v.name in changed - {*sums}]
+        return plan_of(
+            host,
+            self._engine,
+            self._devices,
+            binding,
+            [*zip(titles, map(tuple, texts), strict=True)],
+            before=(*others, *copied),
+            commit=[*map(str, cut.after)],
+            undone=undone,
+            workers=str(self._schedule),
+        )

@@ -1,0 +1,144 @@
+"""Run fused steps as recordings, which are repeated without Python between them."""
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program.fused import Hyperparameters, Zeros
+from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
+from ipu_dynamo.runtime.engines.replay.replay import Repetition, Replay, ReplayError, replay_of
+from ipu_dynamo.runtime.engines.replay.tape import Signature
+from ipu_dynamo.runtime.execute.fused_step import FusedFunction, FusedStep, Prepared
+from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
+from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
+
+SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
+
+
+class ReplayedStep(FusedStep):
+    """Fused steps that repeat the recorded calls of their function, where a recording fits.
+
+    Other steps call the function: where it cannot be recorded, or where inputs have other layouts.
+
+    Attributes:
+        replay: repeats the function that runs, or says why nothing does.
+    """
+
+    replay: Replay | str
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replays: dict[Zeros, Replay | str] = {}
+
+    def prepare(self, hyperparameters: Hyperparameters) -> Prepared:
+        """Choose the function that runs, and its recording."""
+        prepared = super().prepare(hyperparameters)
+        zeros = prepared.function.fused.zeros
+        if zeros not in self._replays:
+            self._replays[zeros] = _recorded(prepared.function)
+        self.replay = self._replays[zeros]
+        return prepared
+
+    def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
+        """Repeat `steps` steps; call the function for those that cannot be repeated."""
+        now, replay, made = self.now, self.replay, 0
+        received = (streams.received[place][0] for place in now.places)
+        first = [*now.homes, *now.constants, *received, *self.prepared.tensors]
+        if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
+            made = self._repeat(replay, steps, streams, observer)
+        if made < steps:
+            self._run(range(made, steps), streams, observer)
+
+    def _repeat(self, replay: Replay, steps: int, streams: HostStreams, observer: Observer) -> int:
+        """Repeat the function's calls, without Python between the steps.
+
+        Returns:
+            The number of steps made: fewer than all, if variables were written after the last one.
+        """
+        now, numbers, commit = self.now, self.prepared.tensors, self.commit
+        homes, received = now.homes, [streams.received[place] for place in now.places]
+        kept = [_kept(stream, steps) for stream in streams.sent]
+        sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
+        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
+        commit.follow(homes, steps_made)
+        observed, ends = observer is not NOBODY, steps_made.ends
+        most = 1 if observer.needs_single_steps else steps
+        while (step := steps_made.steps) < steps:
+            if observer.update_began is not None:
+                observer.update_began(step, commit.current)
+            began = start = perf_counter()
+            try:
+                steps_made.advance(min(step + most, steps), SECONDS)
+            except ReplayError as error:
+                values = steps_made.values
+                frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
+                now.task(frame, steps_made.steps, streams.received, streams.sent)  # it raises
+                raise now.binding.failed(0, error, None, steps_made.steps) from error
+            finally:
+                for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
+                    leave = stream.__setitem__ if isinstance(stream, SentStream) else stream
+                    for number in range(step, steps_made.steps):
+                        if wanted[number]:
+                            leave(number, made[number])
+            if observed:
+                for number in range(step, steps_made.steps):
+                    end = began + ends[number]
+                    self._report(observer, now.call, number, (start, end), streams)
+                    start = end
+            if self._storage.waiting:
+                commit.settle()
+                self._storage.write_waiting()
+                break
+        return steps_made.steps
+
+    def _repeats(self) -> Iterator[str]:
+        replay = self.replay
+        if isinstance(replay, Replay):
+            tape = replay.tape
+            overwritten = f"{len(replay.in_place)} of {tape.signature.states} states overwritten"
+            calls = f"{tape.kernels} kernels and {tape.matmuls} matmuls a step"
+            yield f"repeated without Python: {calls}, {overwritten}"
+        else:
+            yield f"called by Python: {replay}"
+
+
+def _recorded(now: FusedFunction) -> Replay | str:
+    """Record a step; return the reason if that is not possible."""
+    fused = now.fused
+    ((recipe, stage),) = now.binding.stages.values()
+    placeholders = recipe.lowered.graph.graph.find_nodes(op="placeholder")
+    signature = Signature(
+        len(fused.state),
+        len(fused.constants),
+        len(fused.received),
+        len(fused.hyperparameters),
+        len(fused.sent),
+    )
+    arguments = [node.meta["val"] for node in placeholders]
+    replay = replay_of(plain(stage), arguments, signature, recipe.overwrites)
+    if isinstance(replay, Replay):
+        now.check(replay.results[: len(now.homes)])
+    return replay
+
+
+def _kept(stream: SentStream | Print, steps: int) -> Sequence[bool]:
+    """For each step, whether the call needs the value that it sends."""
+    return stream.kept if isinstance(stream, SentStream) else [True] * steps
+
+
+def _own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:
+    """A tensor for every step: those that are kept have memory of their own."""
+    count, shape = sum(kept), like.shape
+    if count > 1 and like.is_contiguous():
+        own = iter(torch.empty((count, *shape), dtype=like.dtype, device="cpu").unbind(0))
+    else:
+        own = iter([_empty(like) for _ in range(count)])
+    dropped = _empty(like) if count < len(kept) else None
+    return [next(own) if keep else dropped for keep in kept]  # type: ignore[misc]
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
