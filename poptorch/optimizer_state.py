@@ -4,7 +4,7 @@ Between two steps accumulators are zero, and the velocity of SGD is the one that
 hold: multiplied by the loss scale; or, where it shares the accumulator, prepared for the next step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,36 +14,10 @@ from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 from poptorch.optim import GroupReading, Reading
+from poptorch.optimizer_table import has_accumulator, numbers_of, states_of, zeros_of
 from poptorch.ownership import WeightsOnDevice
 from poptorch.replica_slices import first_of_groups
 from poptorch.tensor_names import LOSS_SCALING, SPECIFIC, UPDATE_FACTOR
-
-_STATES = {  # the core's name -> PopTorch's, before "___" and the parameter
-    "sgd": {"momentum_buffer": "Accl1"},
-    "adam": {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"},
-    "rmsprop": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
-}
-_STATES |= dict.fromkeys(("adamw", "lamb"), _STATES["adam"])
-_NUMBERS = {  # attribute of a group -> PopTorch's name
-    "adam": {"lr": "learningRate", "weight_decay": "weightDecay", "eps": "adamEps"},
-    "rmsprop": {
-        "lr": "learningRate",
-        "weight_decay": "weightDecay",
-        "alpha": "adaptiveAlpha",
-        "eps": "adaptiveEps",
-        "momentum": "adaptiveMomentum",
-    },
-}
-_NUMBERS |= {"adamw": _NUMBERS["adam"]}
-_NUMBERS["lamb"] = {**_NUMBERS["adam"], "max_weight_norm": "maxWeightNorm"}
-
-
-def states_as_in_core(reading: Reading, parameters: Iterable[str]) -> dict[str, str]:
-    """The core's names of the states that are the same tensors in PopTorch, by PopTorch's."""
-    if reading.kind == "sgd":
-        return {}
-    names = _STATES[reading.kind].items()
-    return {f"{theirs}___{p}": f"{p}.{own}" for own, theirs in names for p in parameters}
 
 
 class StateOnDevice:
@@ -68,7 +42,7 @@ class StateOnDevice:
         """Copies of everything in host memory, by name, after the step that may be running."""
 
         def read() -> dict[str, Any]:
-            now = self.tensors_now()
+            now = self.states_now()
             tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
             return {"ipu_state": tensors, "ipu_param": self.numbers_now()}
 
@@ -76,22 +50,21 @@ class StateOnDevice:
 
     def write(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite the device's state; what is missing keeps its value, with a warning."""
-        missing = [name for name in self.tensors_now() if name not in state]
+        missing = [name for name in self.states_now() if name not in state]
         if missing:
             logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))
         if UPDATE_FACTOR in state and self._core.options.automatic_loss_scaling is not None:
             self._core.set_loss_scale(float(state[UPDATE_FACTOR]) * self._loss_scaling)
         held, taken = self._core.states(), dict[str, dict[str, Tensor]]()
         for group, name in self._trained():
-            for own, theirs in self._names().items():
-                if own in held[name] and f"{theirs}___{name}" in state:
-                    value = state[f"{theirs}___{name}"].to(held[name][own].device)
-                    value = self._of_groups(value, held[name][own], name)
-                    _check_shape(f"{theirs}___{name}", value, held[name][own])
+            for own, theirs in states_of(self.reading, group).items():
+                shown = f"{theirs}___{name}"
+                target = held.get(name, {}).get(own)
+                if target is not None and shown in state:
+                    value = self._of_groups(state[shown].to(target.device), target, name)
+                    _check_shape(shown, value, target)
                     taken.setdefault(name, {})[own] = self._taken(value, group, name)
         self._core.write_states(taken)
-
-    # names
 
     @property
     def _combined(self) -> bool:
@@ -101,35 +74,41 @@ class StateOnDevice:
     def _loss_scaling(self) -> float:
         return float(self.reading.settings["loss_scaling"])
 
-    def _names(self) -> dict[str, str]:
-        return {"momentum_buffer": "Accl"} if self._combined else _STATES[self.reading.kind]
-
     def _trained(self) -> Iterator[tuple[GroupReading, str]]:
-        held = self._core.states()
+        """The trained parameters, with the group that each belongs to."""
+        trained = self._core.value_names.updates
         for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
-            yield from ((reading, name) for name in group.parameters if name in held)
+            yield from ((reading, name) for name in group.parameters if name in trained)
 
     # values
 
-    def tensors_now(self) -> dict[str, Tensor]:
+    def states_now(self) -> dict[str, Tensor]:
         """The state by name, while no step runs: the device's tensors, or made from them."""
         held, found = self._core.states(), {}
-        several = self._core.options.gradient_accumulation > 1
         for group, name in self._trained():
-            for own, theirs in self._names().items():
-                if own in held[name]:
-                    value = held[name][own]
-                    shown = self._shown(value, group, name)
+            of_parameter = held.get(name, {})
+            for own, theirs in states_of(self.reading, group).items():
+                if own in of_parameter:
+                    shown = self._shown(of_parameter[own], group, name)
                     found[f"{theirs}___{name}"] = self._of_slices(shown, name)
-            kind = self.reading.kind
-            if not self._combined if kind == "sgd" else several and kind != "rmsprop":
-                like, dtype = self._core.executable.whole(name), self.reading.settings["accum_type"]
-                found[f"Accum___{name}"] = self._of_slices(
-                    torch.zeros_like(like, dtype=dtype), name
-                )
+            for text in zeros_of(self.reading, group):
+                found[text.format(name)] = self._zeros(name)
         if self._core.options.automatic_loss_scaling is not None:
             found[UPDATE_FACTOR] = torch.tensor(self._core.loss_scale / self._loss_scaling)
         return found
+
+    def tensors_now(self) -> dict[str, Tensor]:
+        """The state, and accumulators of gradients: these hold nothing between two steps."""
+        accumulators = {
+            f"Accum___{name}": self._zeros(name, self.reading.settings["accum_type"])
+            for group, name in self._trained()
+            if has_accumulator(self.reading, group, self._core.options)
+        }
+        return {**self.states_now(), **accumulators}
+
+    def _zeros(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        like = self._core.executable.whole(name)
+        return self._of_slices(torch.zeros_like(like, dtype=dtype), name)
 
     def _slices(self, name: str) -> tuple[int, ...]:
         """The group of every slice in which a parameter comes back; none: it has no groups."""
@@ -180,51 +159,15 @@ class StateOnDevice:
 
     def numbers_now(self) -> dict[str, Tensor]:
         """The numbers in force by name, of every trained parameter for itself."""
-        trained, found = self._core.value_names.updates, dict[str, Tensor]()
-        for reading, group in zip(self.reading.groups, self._core.groups, strict=True):
-            for key, value in self._numbers(reading).items():
-                found |= {
-                    f"{key}{SPECIFIC}{name}": torch.tensor(value)
-                    for name in group.parameters
-                    if name in trained
-                }
-        return {**found, LOSS_SCALING: torch.tensor(self._loss_scaling)}
-
-    def _numbers(self, group: GroupReading) -> dict[str, float]:
-        kind, values = self.reading.kind, group.values
-        if kind != "sgd":
-            found = {theirs: values[own] for own, theirs in _NUMBERS[kind].items()}
-            if "betas" in values:
-                found["adamBeta1"], found["adamBeta2"] = values["betas"]
-            return found
-        scale, rate = self._loss_scaling, values["lr"]
-        kept = 1 - values["dampening"]
-        if self._combined:
-            scaling, options = values["velocity_scaling"], self._core.options
-            alone = options.gradient_accumulation == 1  # else replicas sum the velocities
-            shared = 1 if alone else options.replicas
-            parts = {
-                ("mean", False): 1 / options.gradient_accumulation,
-                ("mean", True): 1 / options.replicas,
-                ("sum", False): options.replicas,
-                ("sum", True): 1,
-            }
-            return {
-                "scaledLearningRate1": rate / (scaling * shared),
-                "scaledMomentum1": values["momentum"] / shared,
-                "dampeningScaleFactor1": kept * scaling / scale * parts[options.reduction, alone],
-                "scaledWeightDecay1": kept * scaling * values["weight_decay"],
-            }
-        if not any(own for own in self._core.states().values()):
-            return {
-                "scaledLearningRate0": rate * kept / scale,
-                "weightDecayScaleFactor0": 1 - rate * kept * values["weight_decay"],
-            }
-        return {
-            "scaledLearningRate2": rate / scale,
-            "scaledMomentum2": values["momentum"],
-            "dampeningScaleFactor2": kept,
-        }
+        found = dict[str, Tensor]()
+        for group, parameter in self._trained():
+            for number, value in numbers_of(self.reading, group, self._core.options):
+                like = self._core.executable.whole(parameter).dtype
+                dtype = like if number.as_weight else torch.float32
+                found[f"{number.name}{SPECIFIC}{parameter}"] = torch.tensor(value, dtype=dtype)
+        if not self.reading.loss_scaling_is_constant:
+            found[LOSS_SCALING] = torch.tensor(self._loss_scaling)
+        return found
 
 
 def _check_shape(name: str, value: Tensor, held: Tensor) -> None:

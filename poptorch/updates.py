@@ -51,14 +51,13 @@ def groups_of(reading: Reading, parameters: Mapping[str, Tensor]) -> tuple[Group
     names: dict[int, str] = {}
     for name, tensor in parameters.items():
         names.setdefault(id(tensor), name)
-    with_momentum = any(_has_momentum(group) for group in reading.groups)
     limit = reading.settings["max_grad_norm"]
     clip = None if math.isinf(limit) else ClipGlobalNorm(float(limit))
-    combined = reading.kind == "sgd" and reading.settings["use_combined_accum"] and with_momentum
-    accumulator: AccumulatorDtype = "weight" if combined else reading.settings["accum_type"]
     groups = []
     for group in reading.groups:
-        rule = _rule(reading, group, with_momentum)
+        rule = _rule(reading, group)
+        combined = reading.settings["use_combined_accum"] and group.has_momentum
+        accumulator: AccumulatorDtype = "weight" if combined else reading.settings["accum_type"]
         members = [t for t in group.parameters if id(t) in names and t.requires_grad]
         values = _values(rule, group)
         own = tuple(names[id(t)] for t in members)
@@ -131,7 +130,7 @@ def _kind(reading: Reading) -> str:
         if settings[name] != torch.float32
     ]
     if reading.kind == "sgd":
-        momentum = any(_has_momentum(group) for group in groups)
+        momentum = any(group.has_momentum for group in groups)
         variant = "Combined" if settings["use_combined_accum"] else "Separate"
         details.insert(0, variant if momentum else "no momentum")
     if reading.kind == "rmsprop":
@@ -142,21 +141,15 @@ def _kind(reading: Reading) -> str:
     return f"{_CLASS_NAMES.get(reading.kind, reading.kind)}({', '.join(details)})"
 
 
-def _has_momentum(group: GroupReading) -> bool:
-    """Whether there is a momentum tensor: a constant 0 needs none."""
-    value = group.values.get("momentum", 0.0)
-    return not ("momentum" in group.constant and value == 0.0) and "momentum" in group.values
-
-
-def _rule(reading: Reading, group: GroupReading, with_momentum: bool) -> Rule:
+def _rule(reading: Reading, group: GroupReading) -> Rule:
     settings: Mapping[str, Any] = reading.settings
     first = settings["first_order_momentum_accum_type"]
     match reading.kind:
         case "sgd":
             combined = settings["use_combined_accum"]
             return SGD(
-                momentum=with_momentum,
-                nesterov=with_momentum and group.values["nesterov"],
+                momentum=group.has_momentum,
+                nesterov=group.has_momentum and group.values["nesterov"],
                 dampen_first_step=True,
                 stateless_dampening=True,
                 momentum_dtype=None if combined else settings["velocity_accum_type"],
@@ -170,7 +163,7 @@ def _rule(reading: Reading, group: GroupReading, with_momentum: bool) -> Rule:
         case "rmsprop":
             return RMSprop(
                 centered=group.values["centered"],
-                momentum=_has_momentum(group),
+                momentum=group.has_momentum,
                 tensorflow=settings["use_tf_variant"],
                 square_avg_dtype=first,
                 grad_avg_dtype=first,

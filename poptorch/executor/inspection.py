@@ -10,7 +10,8 @@ from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch.errors import require
 from poptorch.executor.anchors import Anchors
 from poptorch.executor.optimizer_in_use import OptimizerInUse
-from poptorch.optimizer_state import StateOnDevice, states_as_in_core
+from poptorch.optimizer_state import StateOnDevice
+from poptorch.optimizer_table import states_as_in_core
 from poptorch.options import Options
 from poptorch.ownership import WeightsOnDevice
 from poptorch.tensor_names import tensor_names

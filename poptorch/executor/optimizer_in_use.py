@@ -136,14 +136,16 @@ class OptimizerInUse:
             check_replacement(self.reading, reading)
         factor = reading.settings["loss_scaling"] / self.loss_scale
         another = optimizer is not self.optimizer
+        news = another or reading.numbers != self.reading.numbers
         if another:
             self._release()
         self.optimizer, self.reading, device = optimizer, reading, self._device
         if device is not None:
             device.follow(reading, factor)
-            if another and isinstance(optimizer, Optimizer):
-                optimizer.connect(device)
-                if not optimizer.ipu_state_is_dirty:
+            if isinstance(optimizer, Optimizer):
+                if another:
+                    optimizer.connect(device)
+                if news and not optimizer.ipu_state_is_dirty:
                     optimizer.host_state_is_dirty = True
 
     def read_again(self) -> None:

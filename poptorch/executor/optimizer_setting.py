@@ -35,7 +35,7 @@ class OptimizerSetting(DeviceWeights):
 
     def _read_optimizer_state(self) -> None:
         if self._update is not None and isinstance(own := self._update.optimizer, Optimizer):
-            own.get_state_dict()
+            own.state_dict()  # which says so where it has not changed
 
     def _check_strategy(self, optimizer: torch.optim.Optimizer) -> None:
         """Adopt the mean reduction strategy that an optimizer's accumulators ask for."""

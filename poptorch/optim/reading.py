@@ -85,6 +85,12 @@ class GroupReading:
     values: Mapping[str, Any]
     constant: frozenset[str]
 
+    @property
+    def has_momentum(self) -> bool:
+        """Whether there is a momentum tensor: a constant 0 needs none."""
+        value = self.values.get("momentum", 0.0)
+        return "momentum" in self.values and not ("momentum" in self.constant and value == 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -104,6 +110,12 @@ class Reading:
     groups: tuple[GroupReading, ...]
     settings: Mapping[str, Any]
     loss_scaling_is_constant: bool
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """All that may differ between two readings of one optimizer."""
+        groups = [(dict(group.values), group.constant) for group in self.groups]
+        return groups, dict(self.settings), self.loss_scaling_is_constant
 
 
 def read_optimizer(

@@ -59,9 +59,9 @@ def test_names_are_those_of_modules_operators_and_their_variables():
         "Accl1___layers.0.weight",
         "Step___norm.bias",
         "learningRate___specific___layers.0.weight",
-        "lossScaling_FLOAT",
     }
     assert not {"layers.2.bias", "Gradient___input", "UpdatedVar___norm.running_mean"} & set(names)
+    assert not {"lossScaling_FLOAT", "weightDecay___specific___norm.bias"} & set(names)  # constants
 
 
 def test_an_update_without_state_has_numbers():
