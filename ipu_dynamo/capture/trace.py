@@ -19,6 +19,7 @@ from ipu_dynamo.capture.host_changes import known_values
 from ipu_dynamo.capture.layers.checked_losses import CheckedLosses
 from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
+from ipu_dynamo.capture.layers.dynamic_slices import DynamicSlices, refuse_written_windows
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
@@ -185,6 +186,7 @@ def trace(
                 CheckedLosses(),
                 CtcLosses(),
                 FilledIndices(),
+                DynamicSlices(),
                 RequiredGradients(),
                 ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
@@ -263,6 +265,7 @@ def trace(
     placeholders = [role for role, _ in held]
     for name in arguments.tensor_names:
         placeholders.append(Placeholder(unused(name, placeholders), "input"))
+    refuse_written_windows(graph.graph)
     capture = Capture(
         graph=graph,
         placeholders=tuple(placeholders),

@@ -5,13 +5,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ipu_dynamo.capture.layers.dynamic_slices import SliceRules, slicing_by
 from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch._logging import logger
 from poptorch.arg_parsers import rebuilt, tensors_of
 from poptorch.arguments import Call
 from poptorch.compile_hooks import compile_hooks
+from poptorch.slicing import dynamic_slice
 from poptorch.substitutions import substitutions
 from poptorch.tracing import tracing
+
+_SLICES = SliceRules(
+    dynamic_slice,
+    reading="poptorch.dynamic_slice(tensor, dim, start, size, step)",
+    writing="poptorch.dynamic_update(input, src, dim, start, size)",
+)
 
 
 class TracedModel(nn.Module):
@@ -50,7 +58,7 @@ class TracedModel(nn.Module):
         seen = next(iter([*tensors.values(), *self.parameters()]), None)
         device = "cpu" if seen is None else seen.device
         traced = tracing(device, training=self._training, shown=self._shown)
-        with traced, compile_hooks(), substitutions():
+        with traced, compile_hooks(), substitutions(), slicing_by(_SLICES):
             result = self._model(*args, **kwargs)
         self.__dict__["_returned"] = result
         leaves = list(tensors_of(result))

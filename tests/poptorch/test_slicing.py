@@ -121,3 +121,57 @@ def test_wrong_arguments_of_an_update_are_refused(src, size, text):
 
     with pytest.raises(poptorch.Error, match=text):
         poptorch.inferenceModel(forward)(X)
+
+
+@pytest.mark.examples(6)
+@given(st.sampled_from([(1, 6), (1, 3), (1, 2), (0, 2)]), st.integers(1, 4), st.data())
+def test_an_ordinary_slice_at_a_value_is_a_window_on_the_ring(shape, step, data):
+    dim, size = shape
+    before = (slice(None),) * dim
+    model = poptorch.inferenceModel(lambda x, s: x[(*before, slice(s, s + size, step))])
+    starts = st.integers(0, X.shape[dim] - 1)
+    for start in data.draw(st.lists(starts, min_size=1, max_size=3)):
+        result = model(X, torch.tensor([start]))
+        assert torch.equal(result, ring(X, dim, start, size, step))
+
+
+def test_gradients_go_into_an_ordinary_slice():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4, 6))
+
+        def forward(self, start):
+            part = self.w[start : start + 2, start + 1 : start + 4 : 2]
+            return poptorch.identity_loss((part * torch.tensor([1.0, 2.0])).sum(), "sum")
+
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    poptorch.trainingModel(model, None, optimizer)(torch.tensor([1]))
+    expected = torch.ones(4, 6)
+    expected[1:3, 2:5:2] -= torch.tensor([1.0, 2.0])
+    assert torch.equal(model.w.detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("cut", "text"),
+    [
+        (lambda x, s: x[:, s : s + 4], r"slice \(4\) must be a factor of the slicing dimension"),
+        (lambda x, s: x[:, s:s], "The start and end of a slice must be different."),
+        (lambda x, s: x[:, s:], r"poptorch\.dynamic_slice"),
+        (lambda x, s: x[:, s : s + s], r"test_slicing.py:\d+ in"),
+    ],
+)
+def test_an_ordinary_slice_follows_the_rules_of_windows(cut, text):
+    with pytest.raises(poptorch.Error, match=text):
+        poptorch.inferenceModel(cut)(X, torch.tensor([1]))
+
+
+def test_an_assigned_slice_names_the_operator_to_use():
+    def forward(x, s):
+        y = x + 1
+        y[:, s : s + 3] = 0
+        return y
+
+    with pytest.raises(poptorch.Error, match=r"poptorch\.dynamic_update"):
+        poptorch.inferenceModel(forward)(X, torch.tensor([1]))
