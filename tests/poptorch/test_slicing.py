@@ -135,6 +135,21 @@ def test_an_ordinary_slice_at_a_value_is_a_window_on_the_ring(shape, step, data)
         assert torch.equal(result, ring(X, dim, start, size, step))
 
 
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_windows_of_two_dims_are_cut_one_after_the_other(step):
+    def sliced(x, s):
+        return x[s : s + 2, s + 1 : s + 4 : step]
+
+    def called(x, s):
+        rows = poptorch.dynamic_slice(x, 0, s, 2, 1)
+        return poptorch.dynamic_slice(rows, 1, s + 1, 3, step)
+
+    x, models = torch.randn(4, 6), [poptorch.inferenceModel(f) for f in (sliced, called)]
+    for start in range(3):
+        for model in models:
+            assert torch.equal(model(x, torch.tensor([start])), sliced(x, torch.tensor([start])))
+
+
 def test_gradients_go_into_an_ordinary_slice():
     class Model(torch.nn.Module):
         def __init__(self):

@@ -42,16 +42,14 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 def window(tensor: Tensor, dim: int, start: Tensor, length: int, step: int) -> Tensor:
     """`tensor` from `start` on along `dim`, of `length` elements every `step`-th.
 
-    A window that does not lie inside of the tensor is an error when the program runs: PyTorch would
-    give fewer elements.
+    Where PyTorch would give fewer elements, because the window leaves the tensor, the run fails.
     """
     size = tensor.shape[dim]
     start = start.reshape(()).to(torch.int64)
-    fits = torch.where(start >= 0, start + length <= size, (start >= -size) & (start + length < 0))
-    begin = torch.where(start >= 0, start, start + size)
-    begin = torch.where(fits, begin, size)  # no tensor has an element there
+    from_end = (start >= -size) & (start + length < 0)  # else its end counts from the front
+    outside = torch.where(from_end, start + size, size)  # no tensor has an element at `size`
     steps = torch.arange(0, length, step, device=tensor.device)
-    return tensor.index_select(dim, begin + steps)
+    return tensor.index_select(dim, torch.where(start >= 0, start, outside) + steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +215,11 @@ def _sum(node: fx.Node, seen: list[fx.Node], factor: int = 1) -> tuple[Counter[H
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Whether a node computes wide integers of one type: where they overflow, all do alike."""
+    """Whether a node computes integers of one type: where they overflow, all do alike."""
     dtype = node.meta["val"].dtype
     numbers = [part for part in node.args if not isinstance(part, fx.Node)]
     same = all(part.meta["val"].dtype == dtype for part in node.all_input_nodes)
-    return dtype in _WIDE and same and all(isinstance(number, int) for number in numbers)
+    return same and all(isinstance(number, int) for number in numbers)
 
 
 def _look(node: fx.Node, seen: list[fx.Node]) -> Hashable:

@@ -62,12 +62,12 @@ class Cutting(nn.Module):
         return ipu_dynamo.identity_loss(window.square().sum(), "none"), window
 
 
-def plainly(model, s):
+def plainly(model, s, lr=0.1):
     """The window and the trained weight of plain PyTorch."""
     model = copy.deepcopy(model)
     loss, window = model(s)
     loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.optim.SGD(model.parameters(), lr=lr).step()
     return window.detach(), model.x.detach()
 
 
@@ -86,9 +86,10 @@ def test_a_window_and_its_gradient_are_plain_pytorchs(form):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_a_window_that_pytorch_makes_shorter_is_an_error_of_the_run(dtype):
+@pytest.mark.parametrize(("length", "step"), [(2, 1), (4, 3)])
+def test_a_window_that_pytorch_makes_shorter_is_an_error_of_the_run(dtype, length, step):
     def forward(x, s):
-        return x[s : s + 2]
+        return x[s : s + length : step]
 
     run = ipu_dynamo.compile_inference(forward, Options(engine="eager"))
     x = torch.arange(6.0)
@@ -104,16 +105,20 @@ def test_a_window_that_pytorch_makes_shorter_is_an_error_of_the_run(dtype):
 
 @pytest.mark.inductor
 def test_windows_of_compiled_code():
-    def forward(x, s):
-        return x[s : s + 2, s + 1 : s + 6 : 3] * 2
+    def form(x, s):
+        return x[s : s + 2, s + 1 : s + 5 : 3] * x[s : s + 4 : 2, s * 2 : (s + 1) * 2].sum()
 
-    run = ipu_dynamo.compile_inference(forward, Options(engine="inductor"))
-    x = torch.randn(5, 8)
-    for start in (0, 2, 1):
-        s = torch.tensor(start)
-        torch.testing.assert_close(run(x, s), forward(x, s))
+    model = Cutting(form)
+    step = ipu_dynamo.compile_training(
+        model, torch.optim.SGD(model.parameters(), lr=0.001), Options(engine="inductor")
+    )
+    for start in (2, 0, 1):
+        s = torch.tensor([start])
+        window, weight = plainly(model, s, lr=0.001)
+        torch.testing.assert_close(step(s)[1], window)
+        torch.testing.assert_close(model.x.detach(), weight)
     with pytest.raises(ipu_dynamo.IpuError):
-        run(x, torch.tensor(4))
+        step(torch.tensor([5]))
 
 
 def test_a_loop_cuts_at_its_counter():
