@@ -259,10 +259,11 @@ def _memory(node: fx.Node) -> fx.Node:
 
 
 def refuse_written_windows(graph: fx.Graph) -> None:
-    """Refuse writes after which a window differs from the view that PyTorch gives.
+    """Refuse what shows that a window is a copy, where PyTorch gives a view.
 
     Raises:
-        CompileError: a window is written, or is read after the tensor that it is cut from was.
+        CompileError: a window is written, is read after the tensor that it is cut from was, or is
+            read by strides of the tensor.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
     windows = [node for node in order if _WINDOW in node.meta]
@@ -272,6 +273,15 @@ def refuse_written_windows(graph: fx.Graph) -> None:
     if not windows:
         return
     memory = {node: _memory(node) for node in order}
+    for view in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        if memory[view] in windows:
+            raise CompileError(
+                "a slice whose bounds are tensors has strides of its own, so as_strided would read "
+                "other elements",
+                node=view,
+                hint="call as_strided with the tensor that is sliced",
+                id="value",
+            )
     for write in filter(writes, order):
         written = {memory[argument] for argument in written_arguments(write)}
         for cut in windows:

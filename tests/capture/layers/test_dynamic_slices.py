@@ -159,6 +159,10 @@ def read_late(x, s):
     return window
 
 
+def strided(x, s):
+    return x[:, s : s + 2].as_strided((6, 2), (7, 1))
+
+
 def assigned(x, s):
     y = x * 1
     y[s : s + 2] = 0
@@ -181,6 +185,7 @@ def assigned(x, s):
         (written_window, "bounds are tensors is written"),
         (written_view, "bounds are tensors is written"),
         (read_late, "is read after its tensor was written"),
+        (strided, "as_strided would read other elements"),
         (assigned, "cannot be assigned to"),
     ],
 )
