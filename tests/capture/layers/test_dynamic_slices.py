@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
 import ipu_dynamo
@@ -205,3 +207,44 @@ def test_a_window_may_be_read_before_its_tensor_is_written():
 
     x, s = torch.randn(6), torch.tensor(3)
     torch.testing.assert_close(ipu_dynamo.compile_inference(forward)(x, s), forward(x, s))
+
+
+SIZE, PLACE = st.integers(0, 2), st.integers(0, 9)
+STEPS = {  # what a drawn program does with its tensors xs and starts ss
+    "cut": lambda xs, ss, a, b, n: xs.append(xs[a][ss[b] : ss[b] + n + 1]),
+    "cut to another": lambda xs, ss, a, b, n: xs.append(xs[a][ss[b] : ss[-1] + n]),
+    "cut blocks": lambda xs, ss, a, b, n: xs.append(xs[a][ss[b] * 2 : ss[b] * 2 + 2 * n : 2]),
+    "cut columns": lambda xs, ss, a, b, n: xs.append(xs[a][..., ss[b] : ss[b] + n + 1]),
+    "write": lambda xs, ss, a, b, n: xs[a].mul_(2),
+    "view": lambda xs, ss, a, b, n: xs.append(xs[a][...]),
+    "copy": lambda xs, ss, a, b, n: xs.append(xs[a] + 1),
+    "start": lambda xs, ss, a, b, n: ss.append(ss[b] + n),
+    "times": lambda xs, ss, a, b, n: ss.append(ss[b] * (n + 1)),
+    "look at": lambda xs, ss, a, b, n: ss.append(ss[b].reshape(1)[0]),
+    "move": lambda xs, ss, a, b, n: ss[b].add_(n),
+}
+
+
+@pytest.mark.examples(40)
+@given(drawn=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), PLACE, PLACE, SIZE), max_size=8))
+@example([("cut", 0, 0, 1), ("write", 0, 0, 0)])
+@example([("cut", 0, 0, 1), ("write", 1, 0, 0)])
+@example([("look at", 0, 0, 0), ("start", 0, 1, 2), ("move", 0, 0, 1), ("cut to another", 0, 1, 0)])
+def test_a_program_of_slices_and_writes_is_plain_pytorchs_or_refused(drawn):
+    def forward(x, s):
+        xs, ss = [x * 1], [s * 1]
+        for step, a, b, n in drawn:
+            STEPS[step](xs, ss, a % len(xs), b % len(ss), n)
+        return [x + 0 for x in xs]
+
+    run = ipu_dynamo.compile_inference(forward, Options(engine="eager"))
+    x = torch.arange(36.0).view(6, 6)
+    for start in (0, 1, 2, -5, 4):
+        s = torch.tensor(start)
+        try:
+            results = run(x, s)
+        except ipu_dynamo.IpuError as error:
+            assert error.id in ("value", "operator-failed")  # noqa: PT017
+            continue
+        for found, expected in zip(results, forward(x, s), strict=True):
+            assert torch.equal(found, expected)
