@@ -83,6 +83,7 @@ from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
 from ipu_dynamo.passes.program.emit import Emit
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
+from ipu_dynamo.passes.program.lift_streams import LiftStreams
 from ipu_dynamo.passes.program.outline import Outline
 from ipu_dynamo.passes.program.own_results import OwnResults
 from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
@@ -231,6 +232,7 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
         SplitGradientSums(),
         *([SplitWeightGradients()] if zero_bubble else []),
         Outline(options.outline),
+        LiftStreams(),
         OwnResults(),
         *([CheckPipelineHazards()] if several else []),
         Emit(options, tuple(groups)),

@@ -50,6 +50,7 @@ from ipu_dynamo.passes.pipeline import (
     whole_step,
 )
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.random_keys import random_keys
 from ipu_dynamo.runtime.engines.engines import make_engine
 
@@ -169,6 +170,8 @@ class _Search:
         program = lower(self.capture, passes, manager)
         host = run_host_passes(program, host_passes(options), manager)
         self.program: Program = host.inlined  # what runs: its functions write
+        tensors = self.capture.tensors  # of streams of random numbers, if passes have made any
+        self.given |= {name: tensor for name, tensor in tensors.items() if is_made(name)}
         if self.capture.loss_scale is not None:
             self.given[self.capture.loss_scale.name] = torch.tensor(options.loss_scale)
         self.returned = returned

@@ -19,20 +19,14 @@ from ipu_dynamo.passes.levels import Part, PartWrite
 from ipu_dynamo.program import graph_outputs
 
 
-def cut_part(
-    part: Part, starts: Sequence[int], taken: Collection[str] = (), kept: Sequence[fx.Node] = ()
-) -> list[Part]:
+def cut_part(part: Part, starts: Sequence[int], taken: Collection[str] = ()) -> list[Part]:
     """The pieces of `part`; what one makes and a later one reads is a result of the first.
 
     Args:
         starts: positions among the operators, ascending from 0: where pieces begin.
         taken: names that new results must not have.
-        kept: values that are results although nobody reads them.
     """
-    cutter = _Cutter(part, starts, taken)
-    for node in kept:
-        cutter.results[cutter.cut.name(node)] = node
-    return cutter.parts()
+    return _Cutter(part, starts, taken).parts()
 
 
 class _Cutter(Extraction):

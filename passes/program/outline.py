@@ -5,8 +5,8 @@ After    (%h1) = forward0_block(%x, %w0);  (%h2) = forward0_block(%h1, %w1);  ..
 Keeps    every operator and their order, so every bit; views and constants are repeated where they
          are read. Blocks are looked for as if functions wrote their gradients and buffers: so they
          are compiled. They are equal when structure, layouts and numbers are: other constants,
-         other probabilities or other sizes are another function. Streams of random numbers are
-         counted from block to block, see `shift_streams`.
+         other probabilities or other sizes are another function. Other streams of random numbers
+         are not: `LiftStreams` passes these to the blocks.
 Source   PopART user guide, "Subgraph outlining": repeated blocks share their code.
 """
 
@@ -25,7 +25,6 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
-from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
@@ -34,9 +33,8 @@ from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.levels import Level, Part, Partitioned
 from ipu_dynamo.passes.program.cut_part import cut_part
-from ipu_dynamo.passes.program.rebase_rng_streams import shift_streams
+from ipu_dynamo.passes.program.lift_streams import lift
 from ipu_dynamo.program import Direction, graph_outputs
-from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.text.graph_text import node_text
 from ipu_dynamo.program.text.literals import write
@@ -167,42 +165,29 @@ def _cuts_loss(graph: fx.Graph, starts: Sequence[fx.Node]) -> bool:
 
 def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     """A part cut at its blocks, of which there are three or more equal ones; else the part."""
-    planned = plan_pure(part, worth)
-    if not planned:
+    found = plan_pure(part, worth)
+    if not found:
         return [part]
-    original = part
-    part, copies = _copied(part)  # what follows may find no equal blocks after all
-    found = [Blocks(tuple(copies[node] for node in blocks.starts)) for blocks in planned]
-    kept = shift_streams(part.graph.graph, [blocks.starts for blocks in found])
     operators = [n for n in part.graph.graph.nodes if n.op not in ("placeholder", "output")]
     position = {node: index for index, node in enumerate(operators)}
     places = [[position.get(n, len(operators)) for n in blocks.starts] for blocks in found]
     stretches = {start for starts in places for start in starts[:-1]}
     starts = sorted({0, *(start for starts in places for start in starts)} - {len(operators)})
-    pieces = cut_part(part, starts, taken, kept)
+    pieces = cut_part(part, starts, taken)
     keys = {
-        start: structural_key(piece.graph)
+        start: lift(piece.graph).key
         for start, piece in zip(starts, pieces, strict=True)
         if start in stretches
     }
     counts = Counter(keys.values())
     blocks = {start for start, key in keys.items() if counts[key] >= LEAST}
+    if not blocks:
+        return [part]
     ends = {end for begin, end in pairwise(starts) if begin in blocks}
     cuts = sorted({0} | blocks | ends)
     if cuts != starts:
-        pieces = cut_part(part, cuts, taken, kept)
-    if not blocks:
-        return [original]
+        pieces = cut_part(part, cuts, taken)
     return _named(part, pieces, [start in blocks for start in cuts])
-
-
-def _copied(part: Part) -> tuple[Part, dict[fx.Node, fx.Node]]:
-    """A part whose graph can be rewritten, and the copies of its nodes."""
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    result = graph.output(graph.graph_copy(part.graph.graph, copies))
-    result.meta = dict(part.graph.graph.output_node().meta)
-    copies[part.graph.graph.output_node()] = result
-    return replace(part, graph=module_of(graph, part.graph)), copies
 
 
 def _named(part: Part, pieces: Sequence[Part], blocks: Sequence[bool]) -> list[Part]:

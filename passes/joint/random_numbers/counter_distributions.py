@@ -18,6 +18,7 @@ aten = torch.ops.aten
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
+WORDS = len(_NUMBER_STEPS)  # of a key
 STREAM = "ipu.stream"  # key of the meta of `key[word] + offset(word, stream)`: the two numbers
 
 
@@ -52,7 +53,7 @@ class Drawing:
         stream = 8 * self.number + self.draws  # at most 8 draws for one operator
         self.draws += 1
         words = []
-        for word in range(len(_NUMBER_STEPS)):
+        for word in range(WORDS):
             part = self.op(aten.select.int, self.key, 0, word)
             words.append(self.op(aten.add.Tensor, part, offset(word, stream)))
             words[-1].meta[STREAM] = (word, stream)
@@ -103,6 +104,5 @@ class Drawing:
 
 
 def offset(word: int, stream: int) -> int:
-    """What a stream adds to a word of the key; of the sum of two streams' offsets one is too much
-    by that of stream -1, which is 0."""
+    """What a stream adds to a word of the key."""
     return signed(_NUMBER_STEPS[word] * (stream + 1))

@@ -19,12 +19,16 @@ from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, Drawing, offset
+from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
+    STREAM,
+    WORDS,
+    Drawing,
+    offset,
+)
 from ipu_dynamo.program.ir.function import body_of
 
 aten = torch.ops.aten
 DrawAll = Callable[[fx.Graph, fx.Node, int], int]
-_WORDS = 2  # of a key
 
 
 def draw_in_bodies(drawing: Drawing, draw_all: DrawAll) -> None:
@@ -58,7 +62,7 @@ def draw_in_bodies(drawing: Drawing, draw_all: DrawAll) -> None:
 def _key_of_loop(drawing: Drawing) -> fx.Node:
     """The key of the graph, with the number of the loop."""
     words = []
-    for word in range(_WORDS):
+    for word in range(WORDS):
         part = drawing.op(aten.select.int, drawing.key, 0, word)
         part = drawing.op(aten.add.Tensor, part, offset(word, 8 * drawing.number))
         part.meta[STREAM] = (word, 8 * drawing.number)

@@ -80,6 +80,8 @@ def check_tables(program: "Program") -> None:
 def check_names(program: "Program") -> None:
     """Check that no tensor of the user's can be called like what a compiler makes."""
     for variable in program.variables:
+        if variable.kind == "constant":
+            continue  # a tensor of the user's, or numbers of random streams
         if is_made(variable.name) != (variable.kind in _MADE):
             has = "no" if variable.kind in _MADE else "an"
             problem = f"the name of {variable.kind} %{variable.name} has {has} empty part"
