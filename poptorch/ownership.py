@@ -187,8 +187,14 @@ class WeightsOnDevice:
             self.newer_on_host = _NONE
 
     def refresh(self) -> None:
-        """Bring the host's weights up to date; the executor's own code sees them as they are."""
-        if self.newer_on_device and not self.is_mine() and (owner := self.owner) is not None:
+        """Bring the host's weights up to date; the executor's own code sees them as they are.
+
+        So does a compilation, which has followed this one before, and follows it again later: it
+        holds locks that come after the lock of this one.
+        """
+        if not self.newer_on_device or self.is_mine() or self in getattr(_here, "followed", ()):
+            return
+        if (owner := self.owner) is not None:
             owner.copyWeightsToHostIfNeeded()
 
 
@@ -201,6 +207,26 @@ def host_tensors() -> AbstractContextManager[bool]:
     return _locks[0]
 
 
+class Following:
+    """A block in which this thread leaves the host's weights as those who train them made them.
+
+    Args:
+        followed: those who train.
+    """
+
+    def __init__(self, followed: Collection[WeightsOnDevice]) -> None:
+        self._followed = frozenset(followed)
+
+    def __enter__(self) -> None:
+        self._before = getattr(_here, "followed", _NOBODY)
+        _here.followed = self._before | self._followed
+
+    def __exit__(self, *error: object) -> None:
+        _here.followed = self._before
+
+
+_here = threading.local()
+_NOBODY: frozenset[WeightsOnDevice] = frozenset()
 _locks = [threading.RLock()]
 _looking = threading.RLock()  # guards what follows
 _waiting: "dict[int, tuple[int, WeightsOnDevice]]" = {}  # thread -> its caller, for which device

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from poptorch.ownership import WeightsOnDevice
+from ipu_dynamo.capture.own_tensors import own_slots
+from poptorch.ownership import Following, WeightsOnDevice
 from poptorch.wrapping import WrappedTensor, Wrapping
 
 
@@ -24,7 +25,7 @@ class Trainers:
         self._model, self._own = model, own
         self._followed: dict[WeightsOnDevice, int] = {}
         self._wrappings = -1
-        _all.add(self)
+        _all[id(self)] = self
 
     def fetch(self) -> dict[WeightsOnDevice, int]:
         """Bring the host's weights up to date; for each trainer with news, its version.
@@ -32,9 +33,9 @@ class Trainers:
         No lock of the executor that asks may be held: two that follow each other would wait for
         each other.
         """
-        if self._wrappings != Wrapping.installed:
-            self._wrappings = Wrapping.installed
+        if self._wrappings != (installed := Wrapping.installed):
             self.look()
+            self._wrappings = installed  # last: an interrupted look is repeated
         for weights, seen in list(self._followed.items()):
             if weights.owner is None and weights.version == seen:
                 self._followed.pop(weights, None)  # it trains no more
@@ -56,18 +57,27 @@ class Trainers:
         changed = (w.changed_since(followed.get(w, w.version)) for w in news)
         return frozenset().union(*changed)
 
+    def followed(self) -> Following:
+        """What a compilation runs in, which must not wait for those who train.
+
+        Under the lock of compiling nobody else begins to train.
+        """
+        self.look()
+        return Following(list(self._followed))
+
     def follow(self, news: dict[WeightsOnDevice, int]) -> None:
         """Note that news have been taken over."""
         self._followed.update(news)
 
 
-_all: "weakref.WeakSet[Trainers]" = weakref.WeakSet()
+_all: "weakref.WeakValueDictionary[int, Trainers]" = weakref.WeakValueDictionary()
 
 
 def note_trainers() -> None:
     """Let everybody note who trains, before somebody stops and cannot be found any more."""
-    for trainers in list(_all):
-        trainers.look()
+    for reference in _all.valuerefs():  # a list made at once, whatever other threads add
+        if (trainers := reference()) is not None:
+            trainers.look()
 
 
 def trainers_of(model: Any) -> list[WeightsOnDevice]:
@@ -79,8 +89,9 @@ def trainers_of(model: Any) -> list[WeightsOnDevice]:
         return []
     # read past the modules' hooks: their classes are looked at, and no weight has to be fetched,
     # which could wait for another executor
-    modules = [vars(module) for module in model.modules()]
-    held = (of.get(kind, {}) for of in modules for kind in ("_parameters", "_buffers"))
+    kinds = ("_parameters", "_buffers")
+    held = (own_slots(module, kind) for module in model.modules() for kind in kinds)
     tensors = [tensor for of in held for tensor in of.values()]  # TorchScript's are not wrapped
-    wrapped = [type(tensor) for tensor in tensors if isinstance(tensor, WrappedTensor)]
+    kinds_of = map(type, tensors)
+    wrapped = [kind for kind in kinds_of if issubclass(kind, WrappedTensor)]
     return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ipu_dynamo.capture.own_tensors import own_slots
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from poptorch import ownership
 from poptorch.errors import createPoptorchError
@@ -69,62 +70,67 @@ class WrappedModule:
     _poptorch_plain: ClassVar[type[nn.Module]]
 
 
-class _Methods(WrappedModule):
+def _methods(device: WeightsOnDevice, plain: type[nn.Module]) -> dict[str, Any]:
     """What the class of a wrapped module has itself.
 
     Its first base is the user's class, as libraries expect: a mixin behind it would come too late.
+    A method that runs works on when another thread unwraps the module.
     """
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self: Any, name: str) -> Any:
         if name in _READ_WEIGHTS:
-            object.__getattribute__(self, "_poptorch_device").refresh()
-        return type(self)._poptorch_plain.__getattribute__(self, name)
+            device.refresh()
+        return plain.__getattribute__(self, name)
 
-    def copyWeightsToHostIfNeeded(self) -> bool:
+    def copyWeightsToHostIfNeeded(self: Any) -> bool:
         """Fetch the weights if the device has newer ones; say whether they were fetched."""
-        owner = self._poptorch_device.owner
+        owner = device.owner
         return owner is not None and owner.copyWeightsToHostIfNeeded()
 
-    def destroy(self) -> None:
+    def destroy(self: Any) -> None:
         """Destroy the executor that trains this module."""
-        if (owner := self._poptorch_device.owner) is not None:
+        if (owner := device.owner) is not None:
             owner.destroy()
 
-    def __copy__(self) -> Any:
-        return self._twin(lambda state: state)
+    def __copy__(self: Any) -> Any:
+        return twin_of(self, lambda state: state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         def deep(state: Any) -> Any:
             return copy.deepcopy(state, memo)
 
-        return self._twin(deep, lambda twin: memo.__setitem__(id(self), twin))
+        return twin_of(self, deep, lambda twin: memo.__setitem__(id(self), twin))
 
-    def _twin(
-        self,
+    def twin_of(
+        module: Any,
         copied: Callable[[Any], Any],
         made: Callable[[Any], None] = lambda twin: None,
     ) -> Any:
         """A copy of the same class."""
-        self._poptorch_device.refresh()
-        reduced: Any = self._poptorch_plain.__reduce_ex__(self, 4)
+        device.refresh()
+        reduced: Any = plain.__reduce_ex__(module, 4)
         make, args, state = reduced[:3]
         twin = make(*args)
         made(twin)
         twin.__setstate__(copied(state))
         return twin
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
         """Pickle as the plain class, so that this package is not needed for loading."""
-        self._poptorch_device.refresh()
-        reduced: Any = self._poptorch_plain.__reduce_ex__(self, max(protocol, 2))
+        device.refresh()
+        reduced: Any = plain.__reduce_ex__(self, max(protocol, 2))
         _, args, *rest = reduced
-        return (object.__new__, (self._poptorch_plain, *args[1:]), *rest)
+        return (object.__new__, (plain, *args[1:]), *rest)
+
+    methods = (__getattribute__, copyWeightsToHostIfNeeded, destroy, __copy__, __deepcopy__)
+    return {method.__name__: method for method in (*methods, __reduce_ex__)}
 
 
 class Wrapping:
     """The change of a module's class and of the classes of its parameters and buffers.
 
     Attributes:
+        complete: all classes are changed.
         installed: counts the changes made so far, of all modules.
         parameter_class, buffer_class: what parameters and buffers become.
     """
@@ -135,6 +141,7 @@ class Wrapping:
         self._module, self._device = module, device
         self._plain: type[nn.Module] = type(module)
         self._changed: list[Tensor] = []
+        self.complete = False
         self.parameter_class = _layer("PoptorchParameter", _WrappedParameter, device)
         self.buffer_class = _layer("PoptorchBuffer", _WrappedBuffer, device)
 
@@ -146,12 +153,8 @@ class Wrapping:
             poptorch.Error: a buffer of a class of its own.
         """
         module = self._module
-        if isinstance(module, WrappedModule):
-            raise RuntimeError(
-                "Model has already been wrapped in 'poptorch.trainingModel'. Call "
-                "model.destroy() on the model to unwrap before wrapping again."
-            )
-        parameters, buffers = list(module.parameters()), dict(module.named_buffers())
+        _refuse_wrapped(module)
+        parameters, buffers = _tensors(module, "_parameters"), _tensors(module, "_buffers")
         for name, buffer in buffers.items():
             if type(buffer) is not Tensor and not isinstance(buffer, WrappedTensor):
                 raise createPoptorchError(
@@ -160,24 +163,28 @@ class Wrapping:
                     id="model",
                 )
         with ownership.host_tensors():
-            for parameter in parameters:
+            _refuse_wrapped(module)  # by another thread, meanwhile
+            self._plain = type(module)
+            for parameter in parameters.values():
                 self._change(parameter, self.parameter_class)
             for buffer in buffers.values():
                 self._change(buffer, self.buffer_class)
             module.__class__ = _new_class(
                 f"Poptorch{self._plain.__name__}",
                 (self._plain, WrappedModule),
-                **{name: value for name, value in vars(_Methods).items() if callable(value)},
+                **_methods(self._device, self._plain),
                 _poptorch_device=self._device,
                 _poptorch_plain=self._plain,
                 __module__=self._plain.__module__,
                 __doc__=self._plain.__doc__,
             )
             Wrapping.installed += 1
+            self.complete = True
 
     def remove(self) -> None:
         """Give every object the class back that it has without this change."""
         with ownership.host_tensors():
+            self.complete = False
             module = self._module
             if isinstance(module, WrappedModule) and module._poptorch_device is self._device:
                 module.__class__ = self._plain  # type: ignore[assignment]
@@ -196,6 +203,24 @@ class Wrapping:
             plain, layers = kind._plain, kind._layers
         self._changed.append(tensor)
         tensor.__class__ = _wrapped_class(plain, (*layers, layer))
+
+
+def _tensors(module: nn.Module, kind: str) -> dict[str, Tensor]:
+    """The tensors of a kind, each once; no module's hook is called, which could wait."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, each in module.named_modules():
+        for name, tensor in own_slots(each, kind).items():
+            if tensor is not None:
+                found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+    return dict(found.values())
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    if isinstance(module, WrappedModule):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call "
+            "model.destroy() on the model to unwrap before wrapping again."
+        )
 
 
 def plain_copy(module: Any) -> Any:

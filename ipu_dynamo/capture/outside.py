@@ -32,6 +32,7 @@ from ipu_dynamo.capture.private.tracing import (
     unrecorded,
 )
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
+from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 aten = torch.ops.aten
@@ -342,7 +343,7 @@ def _kept(tensor: Tensor) -> Tensor:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    with unrecorded():
+    with KeptGradMode(), unrecorded():  # a call compares, too
         other = other.to(one.device)
         return torch.equal(one, other) or bool(
             one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Placeholder
 from ipu_dynamo.capture.outside import Attribute
+from ipu_dynamo.capture.own_tensors import own_tensors_elsewhere
 from ipu_dynamo.capture.private.tracing import has_value, is_left, origin_of, real_of
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
@@ -35,6 +36,7 @@ def swapped(
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself.
 
+    Other threads find the module's own tensors, unless they look into its dictionaries.
     Gives what puts the module's own tensors back for a while.
     """
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
@@ -45,8 +47,6 @@ def swapped(
         for name, tensor in slot.items()
         if tensor is not None
     ]
-    for _, _, slot, name, tensor in slots:
-        slot[name] = swaps[id(tensor)]
     assigned: dict[tuple[int, str], str] = {}  # the line that did, by a module's slots and a name
     registered = {(id(slot), name) for _, _, slot, name, _ in slots}
     set_attribute = nn.Module.__setattr__
@@ -69,7 +69,13 @@ def swapped(
             for slot, name, stand_in in present:
                 slot[name] = stand_in
 
+    stack = ExitStack()
     try:
+        stack.enter_context(
+            own_tensors_elsewhere({id(swaps[id(tensor)]): tensor for *_, tensor in slots})
+        )
+        for _, _, slot, name, tensor in slots:
+            slot[name] = swaps[id(tensor)]
         with replaced(nn.Module, "__setattr__", in_this_thread(noted, set_attribute)):
             yield own_tensors
         for kind, path, slot, name, tensor in slots:
@@ -92,6 +98,7 @@ def swapped(
     finally:
         for _, _, slot, name, tensor in slots:
             slot[name] = tensor
+        stack.close()
 
 
 def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:

@@ -11,6 +11,7 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
@@ -372,7 +373,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable
-        with unrecorded():
+        with KeptGradMode(), unrecorded():
             for tensor, value in compiled.host_changes:
                 tensor.copy_(value)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
@@ -49,50 +50,51 @@ class Compilation(DeviceWeights, Inspection):
     _wrapping: Wrapping | None
 
     def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:
-        check_session(self._options.toDict())
-        splits, factors = batching_factors(self._options)
-        check_batches(call, splits=splits, factors=factors)
-        check_model(self._traced)
-        warn_about_dictionaries(call)
-        if self._update is not None:
-            check_optimizer(self._traced, self._update.optimizer)
-            self._wrap()
-            self._update.read_again()
-        named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
-        inputs = self._prepared(named.values())
-        shown = self._options._device_of_tensors
-        adapter = TracedModel(self._traced, call, training=self._training, shown=shown)
-        started = time.perf_counter()
-        with (
-            ShortTracebacks(),
-            self._attaching(),
-            compilation_bar(show=self._options._show_progress_bar),
-            core_errors(f"compiling {self._name()}", self._options),
-        ):
-            anchors = self._read_anchors(self._options, adapter, named)
-            core = self._new_core(adapter, anchors, ready)
-            with self._weights.slices.one_for_each_group():
-                core.compile(**dict(zip(named, inputs, strict=True)))
-            core.executable.transfers = TransferTimes()
-            buffers = [name for name, _ in adapter.named_buffers()]
-            check_program(core.program, self._traced, self._options, buffers)
-            anchors.check(self._state_of(core))
-        self._compile_seconds = time.perf_counter() - started
-        if self._update is not None and self._options.connection_type != ConnectionType.Never:
-            self._update.connect(core, self._weights)
-        self._weights.compiled(core)
-        self._adapter, self._expected, self._anchors = adapter, ExpectedCall(call), anchors
-        self._executable = Executable(
-            self._name(), core.program, self._training, self._options.replication_factor
-        )
-        self._executable_inputs = inputs_of(call)
-        self._core = core  # last: an interrupted compilation is none
-        if self._options.connection_type == ConnectionType.OnDemand:
-            self.attachToDevice()  # where it fails, there is a program that can be attached later
-        logger.debug("compiled %s:\n%s", self._name(), core.program.short())
-        export_program(core.program)
-        kind = "training" if self._training else "inference"
-        log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")
+        with compile_lock(), self._trainers.followed():
+            check_session(self._options.toDict())
+            splits, factors = batching_factors(self._options)
+            check_batches(call, splits=splits, factors=factors)
+            check_model(self._traced)
+            warn_about_dictionaries(call)
+            if self._update is not None:
+                check_optimizer(self._traced, self._update.optimizer)
+                self._wrap()
+                self._update.read_again()
+            named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
+            inputs = self._prepared(named.values())
+            shown = self._options._device_of_tensors
+            adapter = TracedModel(self._traced, call, training=self._training, shown=shown)
+            started = time.perf_counter()
+            with (
+                ShortTracebacks(),
+                self._attaching(),
+                compilation_bar(show=self._options._show_progress_bar),
+                core_errors(f"compiling {self._name()}", self._options),
+            ):
+                anchors = self._read_anchors(self._options, adapter, named)
+                core = self._new_core(adapter, anchors, ready)
+                with self._weights.slices.one_for_each_group():
+                    core.compile(**dict(zip(named, inputs, strict=True)))
+                core.executable.transfers = TransferTimes()
+                buffers = [name for name, _ in adapter.named_buffers()]
+                check_program(core.program, self._traced, self._options, buffers)
+                anchors.check(self._state_of(core))
+            self._compile_seconds = time.perf_counter() - started
+            if self._update is not None and self._options.connection_type != ConnectionType.Never:
+                self._update.connect(core, self._weights)
+            self._weights.compiled(core)
+            self._adapter, self._expected, self._anchors = adapter, ExpectedCall(call), anchors
+            self._executable = Executable(
+                self._name(), core.program, self._training, self._options.replication_factor
+            )
+            self._executable_inputs = inputs_of(call)
+            self._core = core  # last: an interrupted compilation is none
+            if self._options.connection_type == ConnectionType.OnDemand:
+                self.attachToDevice()  # where it fails, a later call of it attaches the program
+            logger.debug("compiled %s:\n%s", self._name(), core.program.short())
+            export_program(core.program)
+            kind = "training" if self._training else "inference"
+            log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")
 
     def _new_core(
         self, adapter: TracedModel, anchors: Anchors, ready: ReadyMade | None
@@ -131,17 +133,22 @@ class Compilation(DeviceWeights, Inspection):
 
     def _wrap(self) -> None:
         """Let the module fetch its weights; no-op when it does so already, or is a function."""
-        if self._wrapping is not None or not isinstance(self._made_from, nn.Module):
+        if not isinstance(self._made_from, nn.Module):
             return
-        wrapping = self._wrapping = Wrapping(self._made_from, self._weights)
+        if self._wrapping is not None:
+            if self._wrapping.complete:
+                return
+            self._wrapping.remove()  # an interrupt has left a part of it
+        wrapping = Wrapping(self._made_from, self._weights)
+        self.PoptorchParameter = wrapping.parameter_class
+        self.PoptorchBuffer = wrapping.buffer_class
         try:
+            self._wrapping = wrapping
             wrapping.install()
         except BaseException:
             wrapping.remove()
             self._wrapping = None
             raise
-        self.PoptorchParameter = wrapping.parameter_class
-        self.PoptorchBuffer = wrapping.buffer_class
 
     def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors without gradient; a warning where the caller's have one, or gaps."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import unrecorded
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.arguments import Call, ExpectedCall, bind, parameters_of
@@ -161,7 +162,9 @@ class PoplarExecutor(
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # bound here: when the interpreter ends, the names of modules go before the last objects
         if self.__dict__.get("_wrapping") is not None and not _ending():
-            with unrecorded():  # it may be freed while a model is traced
+            # Python drops what a signal's handler raises here: it would keep the trained weights
+            # from the host. The executor may be freed while a model is traced.
+            with DeferredSignals(), unrecorded():
                 self.destroy()
 
     def _run(self, call: Call) -> Any:

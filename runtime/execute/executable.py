@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
@@ -31,7 +32,6 @@ from ipu_dynamo.runtime.execute.observer import Observer, joined
 from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
 from ipu_dynamo.runtime.execute.step_form import StepForm
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 

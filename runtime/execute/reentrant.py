@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.program import HostProgram, Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
 from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, sequential
@@ -23,7 +24,6 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
-from ipu_dynamo.runtime.execute.transaction.grad_mode import KeptGradMode
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 Boxed = Callable[[list[Any]], tuple[Any, ...]]

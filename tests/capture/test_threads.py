@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ipu_dynamo import compile_inference, compile_training, identity_loss
-from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT
+from ipu_dynamo.capture.private.tracing import DATA_DEPENDENT, outside_modes
 from ipu_dynamo.ops.private.locks import compile_lock, fork_safe_lock
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 from ipu_dynamo.testing import assert_same_training
@@ -115,9 +115,24 @@ def logged():
     return len(records)
 
 
+def modes_left():
+    """How many modes a thread leaves that computes outside of all."""
+    with outside_modes() as modes:
+        return len(modes)
+
+
 @pytest.mark.parametrize(
     "work",
-    [gradients, hooked_gradient, adam_step, call_compiled, compiling, causal_attention, logged],
+    [
+        gradients,
+        hooked_gradient,
+        adam_step,
+        call_compiled,
+        compiling,
+        causal_attention,
+        logged,
+        modes_left,
+    ],
     ids=lambda work: work.__name__,
 )
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
@@ -131,6 +146,23 @@ def test_other_threads_compute_as_ever_while_one_traces(work, training):
     else:
         compile_inference(model, EAGER)(torch.ones(2, 3))
     assert [repr(result) for result in model.results] == [repr(expected)]
+
+
+def test_other_threads_find_the_tensors_of_a_model_while_one_traces_it():
+    model, x = Meanwhile(lambda: look()), torch.ones(4, 3)
+    whole = nn.Sequential(model, nn.BatchNorm1d(2), Loss())
+    layer = compile_inference(model.layer, EAGER)
+
+    def look():
+        state = whole.state_dict()
+        own = [model.layer.weight, whole[1].running_mean, *whole.parameters(), *whole.buffers()]
+        return own, [value.clone() for value in state.values()], layer(x)
+
+    own, state, result = look()
+    compile_training(whole, torch.optim.SGD(whole.parameters(), lr=0.1), EAGER).compile(x)
+    (found,) = model.results
+    assert all(a is b for a, b in zip(own, found[0], strict=True))
+    assert all(map(torch.equal, [*state, result], [*found[1], found[2]]))
 
 
 def test_other_threads_call_what_is_compiled_while_one_differentiates():

@@ -1,14 +1,14 @@
 """Hold every use that program makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import unwrap
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import _ops, fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import _symbolic_trace
@@ -62,9 +62,15 @@ def pytorch_compile_lock() -> threading.RLock:
     return compile_lock
 
 
+_no_modes: Callable[[], Any] = _ops._ModeStackStateForPreDispatch
+
+
 @contextmanager
 def tracing_here() -> Iterator[None]:
     """Let `make_fx` trace in this thread, without a trace of that in others; signals wait.
+
+    The modes that record before autograd are the whole process's in PyTorch. A thread that leaves
+    all modes for a while, as for a copy of weights, would leave those of the thread that traces.
 
     PyTorch notes that there is a trace for the whole process, and every compiled function refuses
     to be called then. Here the code that notes it has other globals. With them it leaves
@@ -87,11 +93,16 @@ def tracing_here() -> Iterator[None]:
         return code(tracer, *args, **kwargs)
 
     trace = in_this_thread(torch.compiler.disable(own), shared)
+    modes: Callable[[], Any] = _ops.mode_stack_state_for_pre_dispatch
+    state = modes()
+    if state.count() == 0 and state is _ops._mode_stack_state_for_pre_dispatch:
+        state = _no_modes()  # of this thread, and of traces within this one
     with (
         pytorch_compile_lock(),
         signals_wait(),
         replaced(_symbolic_trace, "_is_fx_tracing_flag", TrueInThisThread()),
         replaced(PythonKeyTracer, "trace", trace),
+        replaced(_ops, "mode_stack_state_for_pre_dispatch", in_this_thread(lambda: state, modes)),
     ):
         yield
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.outside import OutsideTensor, changed
+from ipu_dynamo.capture.own_tensors import own_tensor
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 
@@ -99,7 +100,7 @@ class UnchangedModel:
         if all(map(is_, chain(values, (_END,)), self._values)):
             return
         for held, name, value, what in self._slots:  # some may only have been added
-            if held.get(name) is not value:
+            if own_tensor(held.get(name)) is not value:  # another thread may trace it
                 raise InputError(_REPLACED.format(what), hint=_IN_PLACE)
 
     def check_trainable(self) -> None:

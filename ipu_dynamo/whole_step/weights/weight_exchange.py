@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.errors import InputError, IpuError, UpdateError
+from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.program.ir.writes import WriteBuffer
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
@@ -78,7 +79,7 @@ class WeightExchange(CompiledState):
             UpdateError: an update failed, and they have not been written since.
         """
         self.executable.check_update()
-        with unrecorded():  # Python may free an executor within a trace
+        with KeptGradMode(), unrecorded():  # Python may free an executor within a trace
             for ours, theirs in self._pairs(names).values():
                 if theirs.data_ptr() != ours.data_ptr():
                     theirs.copy_(ours)
@@ -99,7 +100,7 @@ class WeightExchange(CompiledState):
         """
         if self._unchanged is not None:
             self._unchanged.check_tensors()
-        with unrecorded():
+        with KeptGradMode(), unrecorded():
             values = {name: theirs for name, (_, theirs) in self._pairs(names).items()}
             self.executable.write(values)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -10,9 +11,12 @@ import torch
 from torch import nn
 
 import poptorch
+from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.whole_step import compiled_model
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from poptorch import wrapping
 from poptorch.ownership import WeightsOnDevice
+from poptorch.trainers import note_trainers, trainers_of
 from tests.poptorch.executor.models import Weighted
 
 ONE = torch.ones(1)
@@ -84,6 +88,107 @@ def test_weights_read_in_another_thread_are_whole_and_new():
     for begun, seen in reads:
         assert len(seen) == 1
         assert seen[0] >= begun
+
+
+def test_weights_can_be_read_and_wrapped_while_a_model_around_them_is_compiled():
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Weighted(0.0)
+
+        def forward(self, x):
+            results.append(in_thread(work)())
+            return self.inner(x)
+
+    def work():
+        between.append(trainer(around.inner))
+        return around.inner.w.item(), len(trainers_of(around))
+
+    around, results, between = Around(), [], []
+    executor = trainer(around)
+    executor.compile(ONE)
+    assert set(results) == {(0.0, 2)}
+    executor(ONE)
+    between[0](ONE)
+    assert around.inner.w.tolist() == [-2.0]
+    for each in (executor, *between):
+        each.destroy()
+    assert type(around.inner.w) is nn.Parameter
+
+
+def test_a_compilation_waits_for_no_thread_that_waits_for_it():
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Weighted(0.0)
+
+        def forward(self, x):
+            waits.append(in_thread(train_and_compile))
+            assert inside.wait(SECONDS)
+            return self.inner(x)
+
+    def train_and_compile():
+        inner(ONE)
+        return inner._weights.alone(compile_another)
+
+    def compile_another():
+        inside.set()
+        taken = compile_lock().acquire(timeout=SECONDS)
+        if taken:
+            compile_lock().release()
+        return taken
+
+    around, waits, inside = Around(), [], threading.Event()
+    inner, outer = trainer(around.inner), trainer(around)
+    inner.compile(ONE)
+    outer.compile(ONE)
+    assert [wait() for wait in waits] == [True]
+    outer(ONE)
+    assert around.inner.w.tolist() == [-2.0]
+
+
+def test_one_of_two_threads_that_wrap_a_module_is_refused(monkeypatch):
+    model, both, find = Weighted(), threading.Barrier(2), wrapping._tensors
+
+    def slow(module, kind):
+        if kind == "_buffers":
+            both.wait(SECONDS)
+        return find(module, kind)
+
+    monkeypatch.setattr(wrapping, "_tensors", slow)
+    made, refused = [], []
+
+    def wrap():
+        try:
+            made.append(trainer(model))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    for wait in [in_thread(wrap) for _ in range(2)]:
+        wait()
+    assert (len(made), len(refused)) == (1, 1)
+    assert "already been wrapped" in refused[0]
+    made[0](ONE)
+    assert model.w.tolist() == [0.0]
+    made[0].destroy()
+    assert type(model) is Weighted
+    assert type(model.w) is nn.Parameter
+
+
+def test_executors_may_be_made_while_others_are_destroyed():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    kept = [trainer(Weighted()) for _ in range(100)]
+    waits = []
+    try:
+        for _ in range(2):
+            waits.append(in_thread(lambda: [trainer(Weighted()) for _ in range(200)]))
+            waits.append(in_thread(lambda: [note_trainers() for _ in range(200)]))
+        for wait in waits:
+            wait()
+    finally:
+        sys.setswitchinterval(interval)
+        del kept
 
 
 @pytest.mark.parametrize("look", ["weights", "optimizer"])

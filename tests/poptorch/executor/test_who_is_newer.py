@@ -2,6 +2,10 @@
 
 import contextlib
 import copy
+import gc
+import os
+import signal
+import sys
 
 import pytest
 import torch
@@ -9,7 +13,9 @@ from torch import nn
 
 import poptorch
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from tests.poptorch.executor.models import Classifier, Weighted, batch
+from poptorch import trainers, wrapping
+from poptorch.ownership import WeightsOnDevice
+from tests.poptorch.executor.models import Classifier, Layer, Weighted, batch
 
 ONE = torch.ones(1)
 GOOD, BAD = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 7])  # rows of a table of 5
@@ -176,6 +182,74 @@ def test_an_interrupted_upload_of_what_another_trained_is_made_again(monkeypatch
         follower(*batch(4))
     expected = tuple(t.detach() for t in copy.deepcopy(model)(*batch(4)))
     torch.testing.assert_close(follower(*batch(4)), expected)
+
+
+def test_an_interrupted_look_for_who_trains_is_made_again(monkeypatch):
+    model = Weighted()
+    follower = poptorch.inferenceModel(model)
+    assert follower(ONE) == 1
+    training = poptorch.trainingModel(model, None, poptorch.optim.SGD(model.parameters(), lr=1.0))
+    training(ONE)
+
+    def interrupted(model):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers, "trainers_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            follower(ONE)
+    assert follower(ONE) == 0
+
+
+def test_an_executor_that_is_half_destroyed_wraps_its_model_again(monkeypatch):
+    model, x, real, calls = Layer(), torch.ones(2, 4), wrapping._wrapped_class, []
+    training = poptorch.trainingModel(model, None, poptorch.optim.SGD(model.parameters(), lr=1.0))
+    training(x)
+
+    def interrupted(plain, layers):
+        calls.append(plain)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(plain, layers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wrapping, "_wrapped_class", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            training.destroy()
+    before = model.own.weight.detach().clone()
+    training(x)
+    assert not torch.equal(model.own.weight, before)
+    training.destroy()
+    assert type(model) is Layer
+    assert {type(tensor) for tensor in model.parameters()} == {nn.Parameter}
+
+
+def test_a_signal_while_an_executor_is_freed_loses_no_weights(monkeypatch):
+    """Python drops what its handler raises there."""
+
+    def tell(number, frame):
+        raise KeyboardInterrupt
+
+    def fetch(weights, core):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(100):  # in which the handler would run
+            pass
+        return real(weights, core)
+
+    model, real, dropped = Weighted(), WeightsOnDevice.fetch, []
+    training = poptorch.trainingModel(model, None, poptorch.optim.SGD(model.parameters(), lr=1.0))
+    training(ONE)
+    before = signal.signal(signal.SIGUSR1, tell)
+    try:
+        monkeypatch.setattr(WeightsOnDevice, "fetch", fetch)
+        monkeypatch.setattr(sys, "unraisablehook", lambda error: dropped.append(error.exc_type))
+        del training
+        gc.collect()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert dropped == [KeyboardInterrupt]
+    assert type(model) is Weighted
+    assert model.w.tolist() == [0.0]
 
 
 # --- Several executors on the same tensors --------------------------------------------------------

@@ -1,7 +1,8 @@
 """Check that a step is undone or complete, wherever an error or a signal meets it."""
 
 import threading
-from typing import NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +15,12 @@ from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.runtime.execute.tasks import workers
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.tune.intra_op import intra_op_threads
-from tests.runtime.execute.faults import Failure, Interrupt, Tracer, traced
+from tests.poptorch.executor.interrupted_executors import (
+    DestroyedExecutors,
+    NestedExecutors,
+    TrainingBesideAnother,
+)
+from tests.runtime.execute.faults import RUNTIME, Failure, Interrupt, Line, Tracer, traced
 
 ROWS = 24  # of every call
 
@@ -71,6 +77,11 @@ class Case(NamedTuple):
         return compile_training(model, kind(groups, **numbers), Options(**options), update=update)
 
 
+FACADE = {
+    "threads in the façade": TrainingBesideAnother,
+    "executors of nested modules": NestedExecutors,
+    "destroyed executors of nested modules": DestroyedExecutors,
+}
 CASES = {
     "sequential": Case(more=(("gradient_accumulation", 3),)),
     "guarded": Case(guard=True, more=(("gradient_accumulation", 2),)),
@@ -105,7 +116,10 @@ class Subject:
         base: the state after a first call.
         expected: what the call after the next one returns and leaves, by how many steps of the
             next one are complete: as a fresh executable does that has the state after these.
+        most: steps of a call.
     """
+
+    folders = RUNTIME
 
     def __init__(self, case: Case) -> None:
         self.case, self.compiled = case, case.compiled()
@@ -118,7 +132,7 @@ class Subject:
         if case.observed:
             self.executable.timeline, self.executable.transfers = Timeline(), TransferTimes()
         self.base = self.state()
-        steps = self.executable._rounds
+        self.most = steps = self.executable._rounds
         single, fresh = case.compiled(device_iterations=1), case.compiled()
         parts = self.data[0].chunk(steps)
         if case.on_host:  # an optimiser of Python makes its states in its first step
@@ -135,6 +149,24 @@ class Subject:
                 self.step(single, parts[complete], interrupted=True)
         if case.decays:
             self.call()  # compiles the other function
+
+    @property
+    def steps(self) -> int:
+        """Complete steps of all calls."""
+        return self.executable.step * self.most // self.executable.batching.iterations
+
+    @property
+    def phase(self) -> str:
+        """What the step that runs is about to do."""
+        return self.executable._commit.phase
+
+    @property
+    def lost_in_commit(self) -> bool:
+        """Whether a fault in a commit leaves a part of an update."""
+        return not self.case.guard
+
+    def close(self) -> None:
+        """End what runs beside."""
 
     def step(self, compiled, data: Tensor, *, interrupted: bool = False) -> Tensor:
         """Make the call that is interrupted, or another one."""
@@ -212,18 +244,25 @@ def gradients():
     torch.set_grad_enabled(True)
 
 
+def subject_of(name: str) -> Any:
+    """What makes the calls of a case, and knows what they leave."""
+    return FACADE[name]() if name in FACADE else Subject((CASES | MORE)[name])
+
+
 @pytest.fixture(scope="module")
 def subjects():
     """The subject of each case, made when it is asked for."""
-    made: dict[Case, Subject] = {}
+    made: dict[str, Any] = {}
 
-    def subject(case: Case) -> Subject:
-        if case not in made:
-            made[case] = Subject(case)
-        made[case].reset()
-        return made[case]
+    def subject(name: str) -> Any:
+        if name not in made:
+            made[name] = subject_of(name)
+        made[name].reset()
+        return made[name]
 
-    return subject
+    yield subject
+    for subject in made.values():
+        subject.close()
 
 
 @pytest.fixture
@@ -233,20 +272,18 @@ def quiet_threads(monkeypatch):
     monkeypatch.setattr(workers, "_LOOK", 0.02)
 
 
-def inject(subject: Subject, tracer: Tracer) -> None:
+def inject(subject: Any, tracer: Tracer) -> None:
     """Make the next call with a fault in it, and check what it leaves."""
-    before = subject.executable.step
-    per_step = subject.executable.batching.iterations // subject.executable._rounds
-    raised: BaseException | None = None
+    before, raised = subject.steps, False
     with traced(tracer):
         try:
             subject.call()
-        except (Interrupt, Failure, IpuError, RuntimeError) as error:
-            raised = error
-    complete = (subject.executable.step - before) // per_step
-    if raised is None:
-        assert complete == subject.executable._rounds
-    in_commit = tracer.found == "writing" and not subject.case.guard
+        except (Interrupt, Failure, IpuError, RuntimeError):
+            raised = True  # the error itself would keep the frames of the call
+    complete = subject.steps - before
+    if not raised:
+        assert complete == subject.most
+    in_commit = tracer.found == "writing" and subject.lost_in_commit
     if in_commit:
         for _ in range(2):
             with pytest.raises(UpdateError, match="may have written a part of %"):
@@ -254,36 +291,39 @@ def inject(subject: Subject, tracer: Tracer) -> None:
         subject.reset()
         complete = 0
     elif tracer.raised and tracer.found in ("open", "voted", "writing"):
-        assert complete < subject.executable._rounds
+        assert complete < subject.most
     subject.check(complete)
 
 
-def faults_of(subject: Subject) -> list[tuple]:
+def reached_by(subject: Any) -> Counter[Line]:
+    """How often a call reaches each line."""
+    with traced(tracer := Tracer(folders=subject.folders)):
+        subject.call()
+    subject.reset()
+    return tracer.reached
+
+
+def faults_of(subject: Any) -> list[tuple]:
     """The first and the last event of each line that a call reaches, with what to raise there."""
-    with traced(tracer := Tracer()):
-        subject.call()
-    subject.reset()
-    last = [(line, count, Failure) for line, count in tracer.reached.items()]
-    return [(line, 1, Interrupt) for line in tracer.reached] + [f for f in last if f[1] > 1]
+    reached = reached_by(subject)
+    last = [(line, count, Failure) for line, count in reached.items()]
+    return [(line, 1, Interrupt) for line in reached] + [f for f in last if f[1] > 1]
 
 
-def every_event(subject: Subject) -> list[tuple]:
-    with traced(tracer := Tracer()):
-        subject.call()
-    subject.reset()
+def every_event(subject: Any) -> list[tuple]:
     return [
         (line, count, error)
-        for line, most in tracer.reached.items()
+        for line, most in reached_by(subject).items()
         for count in range(1, most + 1)
         for error in (Interrupt, Failure)
     ]
 
 
-def check_faults(subject: Subject, faults: list[tuple]) -> None:
+def check_faults(subject: Any, faults: list[tuple]) -> None:
     raised = 0
     for line, count, error in faults:
         subject.reset()
-        tracer = Tracer(line, count, error, lambda: subject.executable._commit.phase)
+        tracer = Tracer(line, count, error, lambda: subject.phase, folders=subject.folders)
         try:
             inject(subject, tracer)
         except AssertionError as problem:
@@ -295,14 +335,28 @@ def check_faults(subject: Subject, faults: list[tuple]) -> None:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_at_any_line_leaves_complete_steps(name, subjects, quiet_threads):
-    subject = subjects(CASES[name])
+    subject = subjects(name)
+    check_faults(subject, faults_of(subject))
+
+
+@pytest.mark.parametrize(("name", "count"), [*zip(FACADE, (40, 30, 3), strict=True)])
+def test_a_fault_in_the_facade_leaves_complete_steps(name, count, subjects, quiet_threads):
+    subject = subjects(name)
+    faults = faults_of(subject)
+    check_faults(subject, faults[:: len(faults) // count])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FACADE)
+def test_a_fault_at_any_line_of_the_facade_leaves_complete_steps(name, subjects, quiet_threads):
+    subject = subjects(name)
     check_faults(subject, faults_of(subject))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES | MORE)
 def test_a_fault_at_any_event_leaves_complete_steps(name, subjects, quiet_threads):
-    subject = subjects((CASES | MORE)[name])
+    subject = subjects(name)
     check_faults(subject, every_event(subject))
 
 
