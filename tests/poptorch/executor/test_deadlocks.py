@@ -39,12 +39,15 @@ class LockOrder:
 
 
 class RecordedLock:
+    """A lock; nobody waits for it once what it belongs to is being freed."""
+
     def __init__(self, order, lock):
         self._order, self._lock = order, lock
+        self.is_freed = False
 
     def __enter__(self):
         held = self._order.held
-        if self not in held:
+        if self not in held and not self.is_freed:
             self._order.before.setdefault(self, set()).update(held)
         self._lock.acquire()
         held.append(self)
@@ -64,6 +67,14 @@ def order(monkeypatch):
         weights._lock, weights._queue = map(order.recorded, (weights._lock, weights._queue))
 
     monkeypatch.setattr(ownership.WeightsOnDevice, "_make_locks", recorded)
+    free = poptorch.PoplarExecutor.__del__
+
+    def freed(executor):
+        weights = executor._weights
+        weights._lock.is_freed = weights._queue.is_freed = True
+        free(executor)
+
+    monkeypatch.setattr(poptorch.PoplarExecutor, "__del__", freed)
     monkeypatch.setattr(ownership, "_locks", [order.recorded(threading.RLock())])
     compiling = order.recorded(compiled_model.compile_lock())
     for module in (compiled_model, compilation):
