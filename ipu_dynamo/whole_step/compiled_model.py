@@ -171,8 +171,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 iteration is complete: in training with its update. Of a pipeline others run
                 meanwhile. What it raises ends the call behind that iteration: weights are those of
                 the last complete update; in inference buffers are as before the call. It must not
-                call this model, nor read its weights; values that it writes count from the next
-                update on.
+                call this model, nor read its weights. Values that it writes count from the next
+                update on; a fused step refuses weights, whose memory is the model's.
 
         Returns:
             What forward returns, with tensors joined by the output mode.

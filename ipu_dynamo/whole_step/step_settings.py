@@ -48,4 +48,4 @@ class StepSettings(CompiledState):
                 f"the loss scale {self.options.loss_scale} is part of the program; compile it with "
                 "Options(loss_scale_is_variable=True)"
             )
-        self.executable.write({name: torch.tensor(value)})
+        self.executable.write({name: torch.tensor(value, dtype=torch.float64, device="cpu")})

@@ -190,13 +190,7 @@ class Executable:
     def _settle_alone(self) -> None:
         """Do what an interrupted call has left to do, unless one is running."""
         if not self._one_call.locked():
-            me = caller()
-            try:
-                self._inside.add(me)
-                with self._one_call:
-                    self._settle()
-            finally:
-                self._inside.discard(me)
+            self._alone(self._settle)
 
     def _settle(self) -> None:
         """Do what an interrupted call has left to do."""
@@ -223,18 +217,41 @@ class Executable:
 
         Args:
             values: see `Storage.write`.
+
+        Raises:
+            InputError: a value is for no variable, or has another shape; nothing is written.
+            IpuError: within a call of a fused step, a value is in the memory that the variable was
+                given. That holds the value from before the call.
         """
-        me = caller()
-        if self._one_call.locked() and me in self._inside:
+        self._storage.check(values)
+        if self._one_call.locked() and caller() in self._inside:
+            stored = next((n for n, v in values.items() if self._storage.is_stored(n, v)), None)
+            if stored and self.fused:
+                raise IpuError(
+                    f"%{stored} is written within a call, with the value of before it: model and"
+                    " program share its memory\n"
+                    "  try:  write between calls, or hand over values in memory of their own"
+                )
             self._storage.write_later(values)
             return
+
+        def write() -> None:
+            self._settle()
+            self._storage.write(values)
+
+        self._alone(write)
+
+    def _alone(self, action: Callable[[], None]) -> None:
+        """Do something while no call runs; wait for one of another thread."""
+        me = caller()
+        added = me not in self._inside
         try:
             self._inside.add(me)
             with self._one_call:
-                self._settle()
-                self._storage.write(values)
+                action()
         finally:
-            self._inside.discard(me)
+            if added:
+                self._inside.discard(me)
 
     @property
     def last_loss_scale(self) -> float | None:
@@ -289,12 +306,13 @@ class Executable:
             UpdateError: an update failed, now or before, after it had begun to write variables.
             IpuError: another call is running, in another thread or around this one.
         """
-        me = caller()
-        if self._one_call.locked() and (self._calls or me in self._inside):
+        if self._one_call.locked() and (self._calls or caller() in self._inside):
             raise IpuError(
                 "another call of this executable is running, in another thread or around this one\n"
                 "  try:  one call after the other, or an executable for each thread"
             )
+        me = caller()
+        added = me not in self._inside
         try:
             self._inside.add(me)
             with self._one_call:  # whose thread waits, should another have come between
@@ -302,7 +320,8 @@ class Executable:
                 return self._call(inputs, hyperparameters, sent)
         finally:
             self._calls = False
-            self._inside.discard(me)
+            if added:
+                self._inside.discard(me)
 
     def _call(
         self,
@@ -334,6 +353,7 @@ class Executable:
                 complete = True
             finally:
                 self._commit.end()
+                self._storage.write_waiting()
                 self._storage.own_changes()
                 if observer.call_ended is not None:
                     observer.call_ended(streams, complete)

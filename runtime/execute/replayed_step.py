@@ -48,51 +48,57 @@ class ReplayedStep(FusedStep):
         received = (streams.received[place][0] for place in now.places)
         first = [*now.homes, *now.constants, *received, *self.prepared.tensors]
         if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
-            made = self._repeat(replay, steps, streams, observer)
-        if made < steps:
-            self._run(range(made, steps), streams, observer)
+            while made < steps:  # again after variables were written within the call
+                made = self._repeat(replay, range(made, steps), streams, observer)
+        else:
+            self._run(range(steps), streams, observer)
 
-    def _repeat(self, replay: Replay, steps: int, streams: HostStreams, observer: Observer) -> int:
+    def _repeat(
+        self, replay: Replay, steps: range, streams: HostStreams, observer: Observer
+    ) -> int:
         """Repeat the function's calls, without Python between the steps.
 
         Returns:
-            The number of steps made: fewer than all, if variables were written after the last one.
+            The step to go on with, if variables were written before it, or the end.
         """
         now, numbers, commit = self.now, self.prepared.tensors, self.commit
-        homes, received = now.homes, [streams.received[place] for place in now.places]
+        homes, first, count = now.homes, steps.start, len(steps)
+        received = [streams.received[place] for place in now.places]
+        if first:
+            received = [of_each[first:] for of_each in received]
         kept = [_kept(stream, steps) for stream in streams.sent]
         sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
-        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, steps)
+        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, count)
         commit.follow(homes, steps_made)
         observed, ends = observer is not NOBODY, steps_made.ends
-        most = 1 if observer.needs_single_steps else steps
-        while (step := steps_made.steps) < steps:
+        most = 1 if observer.needs_single_steps else count
+        while (step := steps_made.steps) < count:
             if observer.update_began is not None:
-                observer.update_began(step, commit.current)
+                observer.update_began(first + step, commit.current)
             began = start = perf_counter()
             try:
-                steps_made.advance(min(step + most, steps), SECONDS)
+                steps_made.advance(min(step + most, count), SECONDS)
             except ReplayError as error:
-                values = steps_made.values
+                values, failed = steps_made.values, first + steps_made.steps
                 frame: list[Any] = [*values, *now.constants, *numbers, *now.blank]
-                now.task(frame, steps_made.steps, streams.received, streams.sent)  # it raises
-                raise now.binding.failed(0, error, None, steps_made.steps) from error
+                now.task(frame, failed, streams.received, streams.sent)  # it raises
+                raise now.binding.failed(0, error, None, failed) from error
             finally:
                 for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
                     leave = stream.__setitem__ if isinstance(stream, SentStream) else stream
                     for number in range(step, steps_made.steps):
                         if wanted[number]:
-                            leave(number, made[number])
+                            leave(first + number, made[number])
             if observed:
                 for number in range(step, steps_made.steps):
                     end = began + ends[number]
-                    self._report(observer, now.call, number, (start, end), streams)
+                    self._report(observer, now.call, first + number, (start, end), streams)
                     start = end
             if self._storage.waiting:
                 commit.settle()
                 self._storage.write_waiting()
-                break
-        return steps_made.steps
+                return first + steps_made.steps
+        return steps.stop
 
     def _repeats(self) -> Iterator[str]:
         replay = self.replay
@@ -124,9 +130,11 @@ def _recorded(now: FusedFunction) -> Replay | str:
     return replay
 
 
-def _kept(stream: SentStream | Print, steps: int) -> Sequence[bool]:
+def _kept(stream: SentStream | Print, steps: range) -> Sequence[bool]:
     """For each step, whether the call needs the value that it sends."""
-    return stream.kept if isinstance(stream, SentStream) else [True] * steps
+    if isinstance(stream, SentStream):
+        return stream.kept[steps.start : steps.stop]
+    return [True] * len(steps)
 
 
 def _own_tensors(like: Tensor, kept: Sequence[bool]) -> list[Tensor]:

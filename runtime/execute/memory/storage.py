@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Program
 
 # By name, the value that a variable gets on all replicas, with a leading dimension over groups of
@@ -45,9 +46,8 @@ class Storage:
             if not variable.replicated and variable.kind != "accumulator"
         ]
         self.frames = [self._frame(replica) for replica in range(program.replicas)]
-        # Written within a call, of which each comes before the next step. A list is added to and
-        # taken from in one operation of the interpreter, so that no thread needs a lock.
-        self.waiting: list[Values] = []
+        # An entry is set, read and deleted in one operation of the interpreter: without a lock.
+        self.waiting: dict[str, Tensor | Sequence[Tensor]] = {}
         self.rewritten: Callable[[Iterable[str]], None] = lambda names: None
         # As torch counts writes; None: a call was interrupted, what was written since is its own.
         self._versions: list[int] | None = self._own_versions()
@@ -77,6 +77,22 @@ class Storage:
         replicas = range(self._program.replicas)
         return {name: [self.tensor(name, replica) for replica in replicas] for name in self._homes}
 
+    def check(self, values: Values) -> None:
+        """Check that `values` are for variables, and have their shapes.
+
+        Raises:
+            InputError: one is not.
+        """
+        for name, value in values.items():
+            if name not in self._homes:
+                raise InputError(f"the program has no variable %{name}")
+            of_each = [value] if isinstance(value, Tensor) else value
+            homes = [self._homes[name], *(self.tensor(name, r) for r in range(1, len(of_each)))]
+            for home, own in zip(homes, of_each, strict=True):
+                if own.shape != home.shape:
+                    problem = f"a value of %{name} has shape {list(own.shape)}"
+                    raise InputError(f"{problem}, and the variable {list(home.shape)}")
+
     def write(self, values: Values) -> None:
         """Overwrite variables between two steps.
 
@@ -86,33 +102,45 @@ class Storage:
         """
         if between_calls := self._versions is not None:
             self.spread_changes()
-        with torch.no_grad():
-            for name, value in values.items():
-                first, *others = [value] if isinstance(value, Tensor) else value
-                if (home := self._homes[name]).data_ptr() != first.data_ptr():
-                    home.copy_(first)
-                if name in self._unshared:
-                    for replica in range(1, self._program.replicas):
-                        own = others[replica - 1] if others else self.tensor(name)
-                        self.tensor(name, replica).copy_(own)
-        if between_calls:
-            self.own_changes()
-        self.rewritten(values)
+        done = []
+        try:
+            with torch.no_grad():
+                for name, value in values.items():
+                    done.append(name)
+                    first, *others = [value] if isinstance(value, Tensor) else value
+                    if not self.is_stored(name, first):
+                        self._homes[name].copy_(first)
+                    if name in self._unshared:
+                        for replica in range(1, self._program.replicas):
+                            own = others[replica - 1] if others else self.tensor(name)
+                            self.tensor(name, replica).copy_(own)
+        finally:
+            if between_calls:
+                self.own_changes()
+            self.rewritten(done)
+
+    def is_stored(self, name: str, value: Tensor | Sequence[Tensor]) -> bool:
+        """Whether a value is in the memory that a variable was given."""
+        if not isinstance(value, Tensor) or not value.numel():
+            return False
+        return value.data_ptr() == self._homes[name].data_ptr()
 
     def write_waiting(self) -> None:
         """Overwrite variables with the values that were kept for the next step."""
-        while self.waiting:
-            self.write(self.waiting[0])
-            del self.waiting[0]
+        if self.waiting:
+            values = dict(self.waiting)
+            self.write(values)
+            for name, value in values.items():
+                if self.waiting.get(name) is value:
+                    del self.waiting[name]
 
     def write_later(self, values: Values) -> None:
         """Keep copies of `values`, to be written before the next step."""
-        self.waiting.append(
-            {
-                name: value.clone() if isinstance(value, Tensor) else [v.clone() for v in value]
-                for name, value in values.items()
-            }
-        )
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                self.waiting[name] = value if self.is_stored(name, value) else value.clone()
+            else:
+                self.waiting[name] = [own.clone() for own in value]
 
     def spread_changes(self) -> None:
         """Give all replicas what the user has written into the first one's since `own_changes`."""
