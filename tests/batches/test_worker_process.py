@@ -73,6 +73,7 @@ def print_items(start_method):
     worker.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_process_is_initialised_before_its_data_and_imports_no_poptorch(start_method):
     code = f"import tests.batches.test_worker_process as t; t.print_items({start_method!r})"

@@ -142,6 +142,7 @@ def test_other_processes_decide_and_compute_the_same(engine, check, tmp_path, mo
     check([*chosen, *drawn(40 if engine == "eager" else 8, engine)], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.examples(60)
 @pytest.mark.quick(7)
 @given(recipe=recipes(random=True), kind=st.sampled_from(["sharded", "pipelined"]), data=st.data())

@@ -90,6 +90,7 @@ def test_narrow_integers_change_no_number(recipe, training, data):
     assert_close(narrow, wide, same_dtype=False)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_engines_agree(recipe, training, data):

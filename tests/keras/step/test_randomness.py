@@ -107,6 +107,7 @@ def test_workers_change_no_bit(monkeypatch):
     assert same(*runs)
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_numbers():
     with IPUStrategy().scope():
         one, other = (weights(make(8, staged=False, seed=s)) for s in (5, 6))

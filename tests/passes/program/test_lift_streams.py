@@ -101,6 +101,7 @@ def test_equal_layers_with_dropout_have_as_many_functions_as_without(options):
     assert_same_bits(left, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_compiled_stages_that_share_a_function_draw_as_those_that_do_not():
     options = {"strategy": Strategy("pipelined"), "engine": "inductor", "steps": 2}

@@ -80,6 +80,7 @@ def test_a_folder_that_others_can_write_is_refused(folder, commands):
     assert commands == []
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_the_bits_are_those_without(monkeypatch):
     """In the folder of all tests: headers take long. The compiler fails where it reads text."""

@@ -388,6 +388,7 @@ def test_one_update_is_for_one_model():
         compile_training(Layers(), update)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_computes_the_same_in_one_run_of_the_compiler(monkeypatch, tmp_path):
     commands, original = [], kernel_units.run_compiler
