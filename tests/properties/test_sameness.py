@@ -28,6 +28,7 @@ def in_enough_digits(recipe, options, **settings):
     return with_enough_digits(recipe, lambda one: outcome(one, NOWHERE, alone, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES_OF_SEVERAL)
 @given(recipe=recipes(random=True), training=st.booleans(), data=st.data())
 def test_two_runs_give_the_same_bits(engine, recipe, training, data):

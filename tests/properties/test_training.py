@@ -8,6 +8,7 @@ from ipu_dynamo.testing import Placement, options_for, recipes
 from tests.properties.running import ENGINES, draw_placement, halves, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @given(recipe=recipes(), data=st.data())
 def test_training_agrees_with_pytorch(engine, recipe, data):

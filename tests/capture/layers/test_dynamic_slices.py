@@ -105,6 +105,7 @@ def test_a_window_that_pytorch_makes_shorter_is_an_error_of_the_run(dtype, lengt
                 run(x, s)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_windows_of_compiled_code():
     def form(x, s):

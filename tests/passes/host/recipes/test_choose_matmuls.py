@@ -242,6 +242,7 @@ def test_inference_by_each_library_is_eager_s(monkeypatch):
             assert torch.equal(run(TOKENS), first)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_training_by_each_library_is_eager_s(monkeypatch):
     torch.manual_seed(1)

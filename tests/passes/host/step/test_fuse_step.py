@@ -249,6 +249,7 @@ def test_a_recorded_call_changes_no_bit_and_compiles_nothing():
     assert timeline.busy()[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_a_recorded_call_of_compiled_code_changes_no_bit():
     assert len(recorded_and_plain("inductor").spans) == ITERATIONS

@@ -247,6 +247,7 @@ def test_placement_and_schedule_change_no_bit():
     assert_same_bits(one, draw(Noisy((0, 1)), x, device_iterations=3, strategy=pipelined))
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_engine_changes_no_bit():
     def model(x):
