@@ -68,11 +68,12 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("source", "rows"),
     [
         (of_arrays, 33),
+        (of_generator, 70),
         (of_loader, 70),
         slow(of_generator, 100),
         *(slow(of_arrays, rows) for rows in (1, 31, 32, 64, 65, 97, 100)),

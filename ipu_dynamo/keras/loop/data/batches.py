@@ -40,7 +40,7 @@ class OneForm:
     """Hold the batches of a call to the structure, shapes and types of the first one.
 
     Args:
-        ends_partial: the last batch of the data may have fewer rows.
+        ends_partial: the last batch of an epoch may have fewer rows.
     """
 
     def __init__(self, *, ends_partial: bool = False) -> None:
@@ -49,7 +49,7 @@ class OneForm:
         self._last: tuple[int, int] | None = None  # number and rows of a partial batch
 
     def begin(self) -> None:
-        """Note that the data begins anew."""
+        """Note that an epoch begins."""
         self._last = None
 
     def check(self, batch: Batch, number: int) -> None:

@@ -40,7 +40,7 @@ class Epochs:
     Args:
         adapter: of Keras; its hooks at the ends of epochs are called on the caller's thread.
         plan: the steps of an epoch.
-        ends_partial: the last batch of the data may have fewer rows.
+        ends_partial: the last batch of an epoch may have fewer rows.
 
     Raises:
         ValueError: the last batch is known to be partial, and its step is among those planned.
@@ -77,6 +77,7 @@ class Epochs:
         self._adapter.on_epoch_begin()
         if self._current is None or not self.plan.goes_on:
             self._begin()
+        self._form.begin()
         self._ended = None
         infeed = Infeed(self._groups(), depth)
         try:
@@ -93,7 +94,6 @@ class Epochs:
 
     def _begin(self) -> None:
         self._current, self._seen = source_of(self._adapter), 0
-        self._form.begin()
 
     def _groups(self) -> Iterator[list[Batch]]:
         """The epoch's batches, as many at once as an execution takes; for the infeed's thread."""
