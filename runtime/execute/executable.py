@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -30,12 +32,39 @@ from ipu_dynamo.runtime.execute.memory.storage import Storage, Values
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer, joined
 from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
-from ipu_dynamo.runtime.execute.step_form import StepForm
 from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
 Sent = Callable[[int, dict[str, Tensor]], None]  # a device iteration, and its results by stream
+
+
+class StepForm(Protocol):
+    """A way to run steps: a loop of micro-batches, a fused function, a replayed recording.
+
+    A form opens each step, votes and writes by `commit`, or rebinds variables by it. It leaves a
+    failed step to the executable, which settles it.
+
+    Attributes:
+        commit: what makes each step complete or undone.
+    """
+
+    commit: Commit
+
+    def prepare(self, hyperparameters: Hyperparameters) -> object:
+        """Choose what runs with these hyperparameters, or make it."""
+
+    def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
+        """Run the steps of a call with the hyperparameters that were prepared last.
+
+        Raises:
+            ExecutionError: an operator failed. Complete steps before it last.
+            UpdateError: an update failed, after it had begun to write variables.
+        """
+
+    def plan(self) -> HostPlan:
+        """Say what a step does, for the printed host program."""
 
 
 class Iterations(Observer):

@@ -102,6 +102,7 @@ class LoopedStep:
         program = host.runs
         self.program, self.another = program, cannot_trace
         self.host: HostStepper = no_optimizer
+        self._hyperparameters: Hyperparameters = ()
         self._host, self._engine, self._schedule = host, engine, schedule
         self._devices, self._memory = devices, memory
         self._runs = UpdateRuns(engine, host.threads, update_recipe)

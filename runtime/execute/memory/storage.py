@@ -17,11 +17,10 @@ Values = Mapping[str, Tensor | Sequence[Tensor]]
 class Storage:
     """The variables of all replicas.
 
-    A variable has a home, the tensor that it was given, and on each replica a current tensor, which
-    may be another one within a call of a fused step. Replicated variables are shared by the
-    replicas of all groups, or of theirs; the others are copied for each.
-
-    Invariant: after `write_home` a variable's home holds its value.
+    A variable has a home, the tensor that it was given, and on each replica a tensor of its own or
+    a part of the home. Replicated variables are shared by the replicas of all groups, or of theirs;
+    the others are copied for each. Within a call of a fused step the newest values are elsewhere:
+    `Commit.current` finds them, and `Commit.settle` writes them home.
 
     Args:
         tensors: for every variable its home; with a leading dimension over groups of replicas,
