@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _Place = tuple[int, int]  # micro-batch, replica
 _Done = tuple[int, int]  # worker, and how many actions it has done then
-_ORDER = "sums and buffers need the micro-batches in their order: let each wait for the one before"
+_ORDER = "sums and buffers need the order of micro-batches: let each wait for the one before"
 
 
 def check(schedule: "Schedule", program: Program, *, adds: bool) -> None:
@@ -64,6 +64,7 @@ class _Follower:
             self._maker |= dict.fromkeys(call.results, index)
         self._clocks = [[0] * count for _ in range(count)]
         self._held: list[set[tuple[str | None, int, int]]] = [set() for _ in range(count)]
+        self._reached: dict[tuple[int, int, int], int] = {}  # micro-batch, of worker, pass, replica
         self._ran: dict[tuple[int, int, int], _Done] = {}  # by pass and place
         self._added: dict[_Place, _Done] = {}
         self._sent: dict[tuple[int, int, int], list[int]] = {}  # clocks, by transfer and place
@@ -175,16 +176,31 @@ class _Follower:
                 self._expect_value(worker, action, name)
         for needed in self._needed[index]:
             self._expect(worker, action, needed)
-        before = (index, micro_batch - 1, replica)
-        if index in self._changing and micro_batch and not self._knows(worker, self._ran.get(before)):
+        self._expect_order(worker, action)
+        self._ran[index, *place] = worker, self._clocks[worker][worker] + 1
+        self._held[worker].update((name, *place) for name in call.results)
+
+    def _expect_order(self, worker: int, action: RunPass) -> None:
+        """Check that a pass takes micro-batches in order.
+
+        A worker runs none after a later one. If the pass writes variables, the one before is done.
+        """
+        index, micro_batch, replica = action.index, action.micro_batch, action.replica
+        reached = self._reached.get((worker, index, replica), -1)
+        self._reached[worker, index, replica] = micro_batch
+        before = self._ran.get((index, micro_batch - 1, replica))
+        unsure = index in self._changing and micro_batch and not self._knows(worker, before)
+        if unsure or reached > micro_batch:
+            call = self._calls[index]
+            other = f"after micro-batch {reached}" if reached > micro_batch else (
+                f"before micro-batch {micro_batch - 1}"
+            )
             raise CompileError(
-                f"stage {call.stage} runs @{call.function} on micro-batch {micro_batch} before "
-                f"micro-batch {micro_batch - 1} ({self._text(action)} of worker {worker})",
+                f"stage {call.stage} runs @{call.function} on micro-batch {micro_batch} {other} "
+                f"({self._text(action)} of worker {worker})",
                 where=call.source,
                 hint=_ORDER,
             )
-        self._ran[index, *place] = worker, self._clocks[worker][worker] + 1
-        self._held[worker].update((name, *place) for name in call.results)
 
     def _add(self, worker: int, action: AddGradients) -> None:
         place, text = (action.micro_batch, action.replica), self._text(action)

@@ -31,11 +31,12 @@ LETTERS = {direction: letters for letters, direction in _DIRECTIONS.items()}
 _ORDER = "order only"  # of a transfer without values
 _NAME = r"\d+(?:FB|F|B|W)b*"  # of a pass
 _HEAD = "schedule of {} passes on {} workers"
-_PASS = re.compile(rf"({_NAME}): @(.+?) on ipu(\d+)  #(?: (.*))?", re.ASCII)
+_WORD = r'(?:[\w.]+|"(?:[^"\\]|\\.)*")'  # what the program calls a function or a value
+_PASS = re.compile(rf"({_NAME}): @({_WORD}) on ipu(\d+)  #(?: (.*))?", re.ASCII)
 _TRANSFER = re.compile(rf"({_NAME})>({_NAME}): (.+)", re.ASCII)
 _WORKER = re.compile(r"worker (\d+):(.*)", re.ASCII)
-_VALUES = re.compile(r'%(?:[\w.]+|"(?:[^"\\]|\\.)*")(?:, %(?:[\w.]+|"(?:[^"\\]|\\.)*"))*', re.ASCII)
-_VALUE = re.compile(r'%([\w.]+|"(?:[^"\\]|\\.)*")', re.ASCII)
+_VALUES = re.compile(rf"%{_WORD}(?:, %{_WORD})*", re.ASCII)
+_VALUE = re.compile(rf"%({_WORD})", re.ASCII)
 _ACTION = re.compile(
     rf"(?:r(?P<replica>\d+):)?"
     rf"(?:add(?P<added>\d+)"
@@ -50,9 +51,9 @@ def write_schedule(schedule: "Schedule") -> str:
     names = schedule.names
     lines = [_HEAD.format(len(names), len(schedule.workers))]
     for name, of in zip(names, schedule.passes, strict=True):
-        lines.append(f"  {name}: @{of.function} on ipu{of.ipu}  # {of.source}".rstrip())
+        lines.append(f"  {name}: @{_word(of.function)} on ipu{of.ipu}  # {of.source}".rstrip())
     for transfer in schedule.transfers:
-        values = ", ".join(map(_value, transfer.values)) or _ORDER
+        values = ", ".join(f"%{_word(value)}" for value in transfer.values) or _ORDER
         lines.append(f"  {names[transfer.source]}>{names[transfer.target]}: {values}")
     for number, actions in enumerate(schedule.workers):
         cells = _cells(actions, names, schedule.transfers)
@@ -60,8 +61,16 @@ def write_schedule(schedule: "Schedule") -> str:
     return "\n".join(lines)
 
 
-def _value(name: str) -> str:
-    return f"%{name}" if re.fullmatch(r"[\w.]+", name, re.ASCII) else f"%{json.dumps(name)}"
+def _word(name: str) -> str:
+    return name if re.fullmatch(r"[\w.]+", name, re.ASCII) else json.dumps(name)
+
+
+def _name(word: str) -> str:
+    """Inverse of `_word`."""
+    try:
+        return str(json.loads(word)) if word[0] == '"' else word
+    except ValueError:
+        raise ValueError(f"expected a string of JSON in quotes, not {shortened(word)}") from None
 
 
 def action_text(action: Action, names: Sequence[str], transfers: Sequence[Transfer]) -> str:
@@ -107,16 +116,15 @@ def read_schedule(text: str, kind: "type[Schedule]") -> "Schedule":
     Raises:
         ValueError: the number of the line, and what was expected there.
     """
-    head, *others = outline(text.strip())
+    head, *others = [line for line in outline(text) if line.text or line.below] or [Line(1, "")]
+    for line in (*others, *(below for line in head.below for below in line.below)):
+        with in_line(line):
+            raise ValueError("expected one schedule, with all lines but the first two spaces inside")
+    reader = _Reader()
+    for line in head.below:
+        with in_line(line):
+            reader.read(line)
     with in_line(head):
-        if others:
-            raise ValueError("expected one schedule, with all other lines indented")
-        reader = _Reader()
-        for line in head.below:
-            with in_line(line):
-                if line.below:
-                    raise ValueError("expected no line below this one")
-                reader.read(line)
         workers = tuple(reader.workers)
         schedule = kind(tuple(reader.passes), workers, tuple(reader.transfers))
         if head.text != (wanted := _HEAD.format(len(reader.passes), len(workers))):
@@ -160,7 +168,7 @@ class _Reader:
             stage, letters = re.findall(r"[0-9]+|[A-Z]+", name)
             direction = _DIRECTIONS[letters]
             self.passes.append(
-                StagePass(function, int(ipu), int(stage), direction, source_line or "")
+                StagePass(_name(function), int(ipu), int(stage), direction, source_line or "")
             )
         else:
             raise ValueError("expected 'PASS: @FUNCTION on ipuNUMBER  # SOURCE', as '0F: @forward0'")
@@ -215,7 +223,4 @@ def _read_values(text: str) -> tuple[str, ...]:
         return ()
     if _VALUES.fullmatch(text) is None:
         raise ValueError(f"expected names as %h, with commas between them, or {_ORDER!r}")
-    try:
-        return tuple(json.loads(v) if v[0] == '"' else v for v in _VALUE.findall(text))
-    except ValueError:
-        raise ValueError("expected a name in quotes to be a string of JSON") from None
+    return tuple(map(_name, _VALUE.findall(text)))
