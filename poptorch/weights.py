@@ -196,8 +196,9 @@ class DeviceWeights:
 
     def _send(self, core: CompiledModel) -> None:
         """Copy what is newer on the host to the device."""
-        with core_errors("copying weights to the device", self._options):
-            self._weights.send(core)
+        if self._weights.newer_on_host:
+            with core_errors("copying weights to the device", self._options):
+                self._weights.send(core)
 
     def _ready(self) -> CompiledModel:
         if self._core is None:

@@ -151,19 +151,15 @@ class Compilation(DeviceWeights, Inspection):
             raise
 
     def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The tensors without gradient; a warning where the caller's have one, or gaps."""
+        """The tensors without gradient; a warning where the caller's have one."""
         prepared = []
         for tensor in tensors:
             if tensor.requires_grad:
-                if not self.isCompiled():
-                    logger.warning(
-                        "Input tensor has requires_grad=True set. This tensor will be detached "
-                        "because backward pass via inputs is not supported."
-                    )
+                logger.warning(
+                    "Input tensor has requires_grad=True set. This tensor will be detached "
+                    "because backward pass via inputs is not supported."
+                )
                 tensor = tensor.detach()
-            if not tensor.is_contiguous() and not self._warned_about_layout:
-                logger.warning("An input is not contiguous: it is copied at every call")
-                self._warned_about_layout = True
             prepared.append(tensor)
         return prepared
 

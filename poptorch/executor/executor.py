@@ -22,7 +22,6 @@ from poptorch.executor.executable import Executable, ExecutableInputs
 from poptorch.executor.members import ModelMembers
 from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.executor.optimizer_setting import OptimizerSetting
-from poptorch.executor.outputs import refuse_backward
 from poptorch.executor.perf_counters import PerfCounters
 from poptorch.executor.program_export import program_json
 from poptorch.executor.random_state import DeviceRandomState
@@ -118,11 +117,12 @@ class PoplarExecutor(
         Returns:
             what forward returned while it was traced, with the tensors of this call.
         """
-        require(
-            self._options.connection_type != ConnectionType.Never,
-            "Trying to run a model on an offline device (ConnectionType.Never): use "
-            "model.compile(inputs) instead of model(inputs)",
-        )
+        if not self._attached:
+            require(
+                self._options.connection_type != ConnectionType.Never,
+                "Trying to run a model on an offline device (ConnectionType.Never): use "
+                "model.compile(inputs) instead of model(inputs)",
+            )
         self._follow()
 
         def run() -> Any:
@@ -172,22 +172,26 @@ class PoplarExecutor(
         assert self._adapter is not None
         assert self._anchors is not None
         assert self._expected is not None
-        inputs = self._prepared(self._expected.tensors(call))
-        self._say_changed_mode(self._core)
+        inputs = self._expected.tensors(call)
+        if not (self._warned_about_layout or all(map(Tensor.is_contiguous, inputs))):
+            self._warned_about_layout = True
+            logger.warning("An input is not contiguous: it is copied at every call")
+        self._warn_about_mode(self._core)
         self._send(self._core)
         if self._update is not None:
             self._update.upload()
             self._weights.steps_begin()  # first: a call that fails may have made some of its steps
             self._update.steps_begin()
-        with core_errors(f"running {self._name()}", self._options):
+        try:
             leaves = self._core.run(inputs)
-            self._anchors.follow(self._core, self._state)
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                refuse_backward(leaf)
+            if self._anchors.asked:
+                self._anchors.follow(self._core, self._state)
+        except Exception:
+            with core_errors(f"running {self._name()}", self._options):
+                raise
         return self._adapter.restore(leaves)
 
-    def _say_changed_mode(self, core: CompiledModel) -> None:
+    def _warn_about_mode(self, core: CompiledModel) -> None:
         """Warn once where train() or eval() was called since: PopTorch takes no notice."""
         if not self._warned_about_mode and (change := core.changed_mode) is not None:
             self._warned_about_mode = True

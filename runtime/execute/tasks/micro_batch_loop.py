@@ -1,6 +1,7 @@
 """Run the micro-batches of a step by a schedule."""
 
 from collections.abc import Sequence, Set
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -121,7 +122,7 @@ class MicroBatchLoop:
         if observer.iteration_ended is not None and not self._trains:
             reports = Reports(partial(observer.iteration_ended, streams), len(calls) * replicas)
         try:
-            with intra_op_threads(self._threads):
+            with nullcontext() if self._threads is None else intra_op_threads(self._threads):
                 run_side_by_side(
                     self._schedule,
                     work,
