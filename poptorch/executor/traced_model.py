@@ -74,7 +74,7 @@ class TracedModel(nn.Module):
         return leaves
 
     def restore(self, leaves: Sequence[Any]) -> Any:
-        """The model's return value with these leaves, which nobody can differentiate by hand.
+        """The model's return value with these leaves, whose `backward` raises.
 
         Saved or copied by pickle, a tensor is as if it had come from elsewhere.
         """
@@ -105,7 +105,10 @@ _OURS = ("backward", "__getstate__")
 
 
 def _rebuilding(returned: Any) -> Callable[[Sequence[Any]], Any]:
-    """What makes a structure like `returned` of its leaves; without Python for the plain ones."""
+    """Return a function that makes a structure like `returned` of leaves.
+
+    For a tensor, and for a flat list or tuple of tensors, it is a C function.
+    """
     kind = type(returned)
     if _is_leaf(returned):
         return itemgetter(0)
