@@ -91,7 +91,8 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
         else:
             positional += parameter.kind in _POSITIONAL
             if rest and parameter.kind in _POSITIONAL:
-                require(name not in named, f"The parameter {name} is passed more than once")
+                if name in named:
+                    raise AssertionError(f"The parameter {name} is passed more than once")
                 values[name] = rest.pop(0)
             elif name in named:
                 values[name] = named.pop(name)
@@ -99,8 +100,12 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
                 values[name] = parameter.default
             else:
                 raise createPoptorchError(f"Mandatory parameter {name} missing", id="input")
-    require(not rest, f"Too many arguments provided: {len(args)} for {', '.join(parameters)}")
-    require(not named, f"Unknown arguments: {', '.join(named)} (known: {', '.join(parameters)})")
+    if rest:
+        known = ", ".join(parameters)
+        raise AssertionError(f"Too many arguments provided: {len(args)} for {known}")
+    if named:
+        known = ", ".join(parameters)
+        raise AssertionError(f"Unknown arguments: {', '.join(named)} (known: {known})")
     return Call(values, positional, tuple(by_position))
 
 

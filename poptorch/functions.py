@@ -91,7 +91,7 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
         executor = trainingModel(exported.model, options, exported.optimizer)
     else:
         executor = inferenceModel(exported.model, options)
-    executor._weights.alone(lambda: executor._install(call, opened, whole=True), long=True)
+    executor._weights.lock.run(lambda: executor._install(call, opened, whole=True))
     return executor
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.private.locks import QueueLock
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
+from poptorch.host_weights import ReplicaSlices, first_of_groups
 from poptorch.optim import GroupReading, Reading
 from poptorch.optimizer_table import has_accumulator, numbers_of, states_of, zeros_of
-from poptorch.ownership import WeightsOnDevice
-from poptorch.replica_slices import first_of_groups
 from poptorch.tensor_names import LOSS_SCALING, SPECIFIC, UPDATE_FACTOR
 
 
@@ -26,11 +26,14 @@ class StateOnDevice:
     Args:
         core: the compiled model.
         reading: the optimizer's numbers that are in force.
-        weights: of the executor, which says when no step runs.
+        lock: of the executor, which orders reads and calls.
+        slices: the parameters that come back with a slice for each replica.
     """
 
-    def __init__(self, core: CompiledModel, reading: Reading, weights: WeightsOnDevice) -> None:
-        self._core, self.reading, self._weights = core, reading, weights
+    def __init__(
+        self, core: CompiledModel, reading: Reading, lock: QueueLock, slices: ReplicaSlices
+    ) -> None:
+        self._core, self.reading, self._lock, self._of_replicas = core, reading, lock, slices
 
     def follow(self, reading: Reading, factor: float) -> None:
         """Take over new numbers; multiply the loss scale, which may be automatic, by `factor`."""
@@ -46,7 +49,7 @@ class StateOnDevice:
             tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
             return {"ipu_state": tensors, "ipu_param": self.numbers_now()}
 
-        return self._weights.alone(read)
+        return self._lock.run(read)
 
     def write(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite the device's state; what is missing keeps its value, with a warning."""
@@ -115,7 +118,7 @@ class StateOnDevice:
         groups = {v.name: v.groups for v in self._core.program.variables}[name]
         if groups is None:
             return ()
-        rows = self._weights.slices.rows(self._core.weights()[name])
+        rows = self._of_replicas.rows(self._core.weights()[name])
         return rows or tuple(range(groups.count(self._core.options.replicas)))
 
     def _of_slices(self, value: Tensor, name: str) -> Tensor:

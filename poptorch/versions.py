@@ -1,4 +1,8 @@
-"""Count what has happened to two copies of the same values: the host's and the device's."""
+"""Count the changes of two copies of the same values: the host's and the device's.
+
+Files of users have these counts, pickled with their optimizers. A `DualView` of the core has a lock
+and a program, and cannot be pickled.
+"""
 
 
 class Versions:

@@ -1,17 +1,33 @@
-"""Exchange weights between a model on the host and its program on the device."""
+"""Exchange weights between a model on the host and its program on the device.
 
+An executor follows the others that train the same tensors on devices of their own.
+"""
+
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
+from ipu_dynamo.capture.own_tensors import own_slots
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.weights.dual_view import DualView, NoSync
 from poptorch.core_errors import core_errors
 from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
-from poptorch.errors import createPoptorchError, require
+from poptorch.errors import Error, createPoptorchError, require
+from poptorch.host_weights import ReplicaSlices
 from poptorch.options import Options
-from poptorch.ownership import WeightsOnDevice
-from poptorch.trainers import Trainers
+from poptorch.wrapping import WrappedTensor, Wrapping
+
+
+def _deadlock() -> Error:
+    return createPoptorchError(
+        "two executors wait for each other: a Python operator in a call of each reads a weight "
+        "that the other one trains. Read it between the calls",
+        id="device",
+    )
 
 
 class DeviceWeights:
@@ -28,7 +44,7 @@ class DeviceWeights:
         self._options = options
         self._core: CompiledModel | None = None
         self._attached = False
-        self._weights = WeightsOnDevice(self)
+        self._weights, self._slices = DualView(self, _deadlock), ReplicaSlices()
         self._trainers = Trainers(model, own=self._weights)
 
     def isCompiled(self) -> bool:
@@ -57,28 +73,19 @@ class DeviceWeights:
         self._follow()
 
         def copy() -> None:
-            core = self._ready()
-            self._send(core)
-            self._weights.device_wins()
-            self._weights.fetch(core)
+            self._ready()
+            self._send()
+            self._weights.modify_all_on_device()
+            self._weights.sync_host(required=True)
 
-        self._weights.alone(copy)
+        self._weights.lock.run(copy)
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Copy those of them that are newer on the device; say whether any was.
 
         After an update that failed half-way, the host keeps what it has.
         """
-
-        def copy() -> bool:
-            if self._core is None or not self._weights.newer_on_device:
-                return False
-            if not self._core.has_weights():
-                return False
-            self._weights.fetch(self._core)
-            return True
-
-        return self._weights.alone(copy)
+        return self._weights.lock.run(self._weights.sync_host)
 
     def copyWeightsToDevice(self) -> None:
         """Copy the model's parameters and buffers to the device; the host's values win."""
@@ -87,9 +94,9 @@ class DeviceWeights:
 
         def copy() -> None:
             self._upload()
-            self._weights.uploaded()
+            self._weights.publish()
 
-        self._weights.alone(copy)
+        self._weights.lock.run(copy)
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that `Options.updatableNamedBuffers` names to the device."""
@@ -103,10 +110,11 @@ class DeviceWeights:
             )
 
         def copy() -> None:
-            self._weights.host_wins(names)
-            self._send(self._ready())
+            self._ready()
+            self._weights.modify_host(names)
+            self._send()
 
-        self._weights.alone(copy)
+        self._weights.lock.run(copy)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load weights into the model, and on to the device if there is a program on it."""
@@ -125,7 +133,7 @@ class DeviceWeights:
         if self._attached:
             raise createPoptorchError("Device is already attached", id="device")
         self._follow()
-        self._weights.alone(self._attach)
+        self._weights.lock.run(self._attach)
 
     def detachFromDevice(self) -> None:
         """Copy what has changed of weights and optimizer to the host, and release the IPUs."""
@@ -138,7 +146,7 @@ class DeviceWeights:
             self._read_optimizer_state()
             self._detach()
 
-        self._weights.alone(detach)
+        self._weights.lock.run(detach)
 
     def _read_optimizer_state(self) -> None:
         """Copy the optimizer's state to the host if it has changed."""
@@ -173,31 +181,29 @@ class DeviceWeights:
 
     def _follow(self) -> None:
         """Note what other executors have trained since, for the device to get before it runs."""
-        if self._weights.is_mine():
+        if self._weights.lock.is_mine():
             return  # what is going on began with it
         news = self._trainers.fetch()
         if not news:
             return
 
         def follow() -> None:
-            if self._core is not None:
-                changed = self._trainers.changed(news)
-                tensors = self._core.weights()
-                names = {name for name, tensor in tensors.items() if id(tensor) in changed}
-                self._weights.host_wins(names - self._weights.newer_on_device)
+            self._weights.follow(self._trainers.changed(news))
             self._trainers.follow(news)
 
-        self._weights.alone(follow)
+        self._weights.lock.run(follow)
 
     def _upload(self) -> None:
         """Copy all weights of the host to the device."""
-        self._weights.host_wins()
-        self._send(self._ready())
+        self._ready()
+        self._weights.modify_host()
+        self._send()
 
-    def _send(self, core: CompiledModel) -> None:
-        """Copy what is newer on the host to the device."""
-        with core_errors("copying weights to the device", self._options):
-            self._weights.send(core)
+    def _send(self) -> None:
+        """Copy weights that are newer on the host to the device."""
+        if self._weights.newer_on_host:
+            with core_errors("copying weights to the device", self._options):
+                self._weights.sync_device()
 
     def _ready(self) -> CompiledModel:
         if self._core is None:
@@ -205,3 +211,89 @@ class DeviceWeights:
                 "Model has not been compiled or has been destroyed.", id="call"
             )
         return self._core
+
+
+class Trainers:
+    """The executors that train the tensors of a model, or of modules around or inside it.
+
+    Invariant: `_followed` has a version of each trainer's weights. Changes up to that version are
+    on this executor's device, or marked to be copied to it.
+
+    Args:
+        model: the module, or one that shares its tensors; any other callable has no trainers.
+        own: the weights of the executor that asks.
+    """
+
+    def __init__(self, model: Any, own: DualView) -> None:
+        self._model, self._own = model, own
+        self._followed: dict[DualView, int] = {}
+        self._wrappings = -1
+        _all[id(self)] = self
+
+    def fetch(self) -> dict[DualView, int]:
+        """Bring the host's weights up to date; for each trainer with news, its version.
+
+        No lock of the executor that asks may be held: two that follow each other would wait for
+        each other.
+        """
+        if self._wrappings != (installed := Wrapping.installed):
+            self.look()
+            self._wrappings = installed  # last: an interrupted look is repeated
+        for weights, seen in list(self._followed.items()):
+            if weights.owner is None and weights.version == seen:
+                self._followed.pop(weights, None)  # it trains no more
+        news = {w: w.version for w, seen in list(self._followed.items()) if w.version != seen}
+        for weights in news:
+            weights.fetch()
+        return news
+
+    def look(self) -> None:
+        """Note who trains tensors of the model."""
+        for weights in trainers_of(self._model):
+            if weights is not self._own:
+                self._followed.setdefault(weights, 0)
+
+    def changed(self, news: dict[DualView, int]) -> frozenset[int]:
+        """The ids of the host's tensors that have got new values by that which is news."""
+        followed = self._followed  # one that another thread has taken out has nothing new
+        changed = (w.changed_since(followed.get(w, w.version)) for w in news)
+        return frozenset().union(*changed)
+
+    def followed(self) -> NoSync:
+        """Return the block for a compilation, which must not wait for those who train.
+
+        Under the lock of compiling nobody else begins to train.
+        """
+        self.look()
+        return NoSync(list(self._followed))
+
+    def follow(self, news: dict[DualView, int]) -> None:
+        """Note that news have been taken over."""
+        self._followed.update(news)
+
+
+_all: "weakref.WeakValueDictionary[int, Trainers]" = weakref.WeakValueDictionary()
+
+
+def note_trainers() -> None:
+    """Let everybody note who trains, before somebody stops and cannot be found any more."""
+    for reference in _all.valuerefs():  # a list made at once, whatever other threads add
+        if (trainers := reference()) is not None:
+            trainers.look()
+
+
+def trainers_of(model: Any) -> list[DualView]:
+    """The weights of those who train parameters or buffers of a model, each once.
+
+    Tensors show it and not modules: one inside a wrapped module is not wrapped itself.
+    """
+    if not isinstance(model, nn.Module):
+        return []
+    # read past the modules' hooks: their classes are looked at, and no weight has to be fetched,
+    # which could wait for another executor
+    kinds = ("_parameters", "_buffers")
+    held = (own_slots(module, kind) for module in model.modules() for kind in kinds)
+    tensors = [tensor for of in held for tensor in of.values()]  # TorchScript's are not wrapped
+    kinds_of = map(type, tensors)
+    wrapped = [kind for kind in kinds_of if issubclass(kind, WrappedTensor)]
+    return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))

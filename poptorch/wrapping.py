@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.own_tensors import own_slots
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
-from poptorch import ownership
+from ipu_dynamo.whole_step.weights.dual_view import DualView
 from poptorch.errors import createPoptorchError
-from poptorch.ownership import WeightsOnDevice
+from poptorch.host_weights import host_lock
 
 _READ_WEIGHTS = frozenset({"_parameters", "_buffers", "forward"})
 
@@ -22,7 +22,7 @@ class WrappedTensor:
     Several executors may train modules that share a tensor: its class has a layer of each.
     """
 
-    _device: ClassVar[WeightsOnDevice]  # of the executor that a layer belongs to
+    _device: ClassVar[DualView]  # of the executor that a layer belongs to
     _layers: "ClassVar[tuple[type[WrappedTensor], ...]]"  # in the order of wrapping
     _plain: ClassVar[type[Tensor]]
 
@@ -66,11 +66,11 @@ class _WrappedBuffer(WrappedTensor, Tensor):
 class WrappedModule:
     """Marks the class of a wrapped module."""
 
-    _poptorch_device: ClassVar[WeightsOnDevice]
+    _poptorch_device: ClassVar[DualView]
     _poptorch_plain: ClassVar[type[nn.Module]]
 
 
-def _methods(device: WeightsOnDevice, plain: type[nn.Module]) -> dict[str, Any]:
+def _methods(device: DualView, plain: type[nn.Module]) -> dict[str, Any]:
     """What the class of a wrapped module has itself.
 
     Its first base is the user's class, as libraries expect: a mixin behind it would come too late.
@@ -84,8 +84,7 @@ def _methods(device: WeightsOnDevice, plain: type[nn.Module]) -> dict[str, Any]:
 
     def copyWeightsToHostIfNeeded(self: Any) -> bool:
         """Fetch the weights if the device has newer ones; say whether they were fetched."""
-        owner = device.owner
-        return owner is not None and owner.copyWeightsToHostIfNeeded()
+        return device.fetch()
 
     def destroy(self: Any) -> None:
         """Destroy the executor that trains this module."""
@@ -137,7 +136,7 @@ class Wrapping:
 
     installed: ClassVar[int] = 0
 
-    def __init__(self, module: nn.Module, device: WeightsOnDevice) -> None:
+    def __init__(self, module: nn.Module, device: DualView) -> None:
         self._module, self._device = module, device
         self._plain: type[nn.Module] = type(module)
         self._changed: list[Tensor] = []
@@ -162,7 +161,7 @@ class Wrapping:
                     f"{name})",
                     id="model",
                 )
-        with ownership.host_tensors():
+        with host_lock():
             _refuse_wrapped(module)  # by another thread, meanwhile
             self._plain = type(module)
             for parameter in parameters.values():
@@ -183,7 +182,7 @@ class Wrapping:
 
     def remove(self) -> None:
         """Give every object the class back that it has without this change."""
-        with ownership.host_tensors():
+        with host_lock():
             self.complete = False
             module = self._module
             if isinstance(module, WrappedModule) and module._poptorch_device is self._device:
@@ -233,7 +232,7 @@ def plain_copy(module: Any) -> Any:
     return twin
 
 
-def _layer(name: str, base: type[Any], device: WeightsOnDevice) -> type[Any]:
+def _layer(name: str, base: type[Any], device: DualView) -> type[Any]:
     """The class of tensors that only the executor with this device has wrapped."""
     plain = nn.Parameter if issubclass(base, nn.Parameter) else Tensor
     layer: Any = _new_class(name, (base,), _device=device, _plain=plain)

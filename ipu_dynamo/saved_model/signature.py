@@ -1,6 +1,7 @@
 """Hold a signature of a saved program as an object that is called with tensors by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ipu_dynamo.ops.private.locks import QueueLock
 from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
 from ipu_dynamo.saved_model.exported.node_names import Group, groups
 from ipu_dynamo.saved_model.exported.program_interface import (
@@ -17,7 +19,6 @@ from ipu_dynamo.saved_model.exported.program_interface import (
     user_output_nodes,
 )
 from ipu_dynamo.saved_model.exported.size_check import SizeCheck, least_sizes
-from ipu_dynamo.saved_model.fair_lock import FairLock
 from ipu_dynamo.saved_model.files.index import SignatureEntry
 from ipu_dynamo.saved_model.files.tensor_spec import DTYPES, TensorSpec
 
@@ -41,7 +42,8 @@ class Signature:
     """A program with named inputs and outputs.
 
     One call runs at a time; other threads wait in the order in which they came. Arguments are not
-    changed, and results are new tensors. A call that raises leaves the object usable.
+    changed, and results are new tensors. A call that raises leaves the object usable. The state has
+    one copy, so that a call takes the lock of a `DualView` and compares no versions.
 
     Attributes:
         inputs: name to type and shape, as in the index.
@@ -80,7 +82,7 @@ class Signature:
         self._flat = [None if isinstance(v, Tensor) else v for _, v in user_inputs(program)]
         self._make_runner = make_runner or (lambda signature: FlatProgram(signature.program))
         self._runner: Runner | None = None
-        self._lock = FairLock()
+        self._lock = QueueLock()
 
     def __call__(self, **tensors: Tensor) -> dict[str, Tensor]:
         """Compute the outputs.
@@ -108,10 +110,12 @@ class Signature:
 
     def close(self) -> None:
         """Wait for a running call, and free the memory. Later calls raise."""
-        with self._lock:
-            if self._runner is not None:
-                self._runner.close()
-            self._program = self._runner = None
+        self._lock.run(self._close)
+
+    def _close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        self._program = self._runner = None
 
     def __enter__(self) -> Self:
         return self
@@ -156,19 +160,21 @@ class Signature:
             raise ValueError(f"unknown input {unknown!r}; valid are {valid}")
         if self.defaults:
             tensors = self._with_defaults(tensors)
-        with self._lock:
-            self._open()
-            flat: list[Any] = list(self._flat)
-            for name, spec in self.inputs.items():
-                if name not in tensors:
-                    raise ValueError(f"no value for input {name!r}")
-                value = spec.fitted(name, tensors[name])
-                flat[spec.position] = value.detach() if value.requires_grad else value
-            self._sizes.check(flat)
-            if self._runner is None:
-                self._runner = self._make_runner(self)
-            results = self._runner.run(flat, watch)
-            return {name: results[spec.position] for name, spec in self.outputs.items()}
+        return self._lock.run(partial(self._run_alone, tensors, watch))
+
+    def _run_alone(self, tensors: Mapping[str, Tensor], watch: Watch | None) -> dict[str, Tensor]:
+        self._open()
+        flat: list[Any] = list(self._flat)
+        for name, spec in self.inputs.items():
+            if name not in tensors:
+                raise ValueError(f"no value for input {name!r}")
+            value = spec.fitted(name, tensors[name])
+            flat[spec.position] = value.detach() if value.requires_grad else value
+        self._sizes.check(flat)
+        if self._runner is None:
+            self._runner = self._make_runner(self)
+        results = self._runner.run(flat, watch)
+        return {name: results[spec.position] for name, spec in self.outputs.items()}
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""

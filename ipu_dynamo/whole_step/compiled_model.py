@@ -18,6 +18,7 @@ from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
@@ -32,6 +33,7 @@ from ipu_dynamo.whole_step.calls.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
+from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
@@ -192,38 +194,37 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             tensors: those of the arguments, in the order in which flattening finds them.
             on_send: as in a call.
         """
-        compiled, executable = self._ready()
+        inputs, compiled, executable = self._inputs, self._compiled, self._executable
+        if inputs is None or compiled is None or executable is None:
+            raise not_compiled()
         self._check_model()
         if self.newest_state is not None:
             self.newest_state.give(self)
         if self._state_to_write:
             self.write_optimizer_state()
-        if self._link is not None:
-            self._link.before_step()
-        assert self._inputs is not None
-        fed = self._inputs.of(tensors, executable)
+        hyperparameters = self._next_hyperparameters()
+        fed = inputs.of(tensors, executable)
         with recorded_casts_only():
             sent = None if on_send is None else partial(self._sent, on_send)
-            results = executable(fed, [group.values for group in self.groups], sent)
+            results = executable(fed, hyperparameters, sent)
         if self.options.synthetic_data:
             results = without_contents(results)
         else:
-            self._inputs.give_back(tensors, results)
+            inputs.give_back(tensors, results)
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
             self._anchored |= executable.records.last
-        return self._returned(results)
+        return _returned(compiled, results)
+
+    def _next_hyperparameters(self) -> Hyperparameters:
+        """The hyperparameters of the steps that are about to run, for each group."""
+        return self._link.before_step() if self._link is not None else ()
 
     def _sent(self, on_send: OnSend, iteration: int, results: dict[str, Tensor]) -> None:
         """Tell of an iteration."""
         results = without_contents(results) if self.options.synthetic_data else results
-        on_send(iteration, self._returned(results))
-
-    def _returned(self, results: Mapping[str, Tensor]) -> Any:
-        """What forward returns, of the tensors of the output streams."""
         compiled, _ = self._ready()
-        positions = range(len(compiled.structure.tensors))
-        return compiled.structure.rebuild([results[str(i)] for i in positions])
+        on_send(iteration, _returned(compiled, results))
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of `optimizer` from the next call on, without compiling again.
@@ -376,6 +377,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         with KeptGradMode(), unrecorded():
             for tensor, value in compiled.host_changes:
                 tensor.copy_(value)
+
+
+def _returned(compiled: Compiled, results: Mapping[str, Tensor]) -> Any:
+    """What forward returns, of the tensors of the output streams."""
+    positions = map(str, range(len(compiled.structure.tensors)))
+    return compiled.structure.rebuild([*map(results.__getitem__, positions)])
 
 
 def _name(model: Model) -> str:

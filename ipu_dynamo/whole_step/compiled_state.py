@@ -40,5 +40,10 @@ class CompiledState:
 
     def _ready(self) -> tuple[Compiled, Executable]:
         if self._compiled is None or self._executable is None:
-            raise IpuError("the model is not compiled yet: call it, or its `compile`, first")
+            raise not_compiled()
         return self._compiled, self._executable
+
+
+def not_compiled() -> IpuError:
+    """The error of a question that only a program answers."""
+    return IpuError("the model is not compiled yet: call it, or its `compile`, first")

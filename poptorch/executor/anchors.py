@@ -50,6 +50,7 @@ class Anchors:
         loss_scale: what the core calls a loss scale that follows the gradients; None: none does.
 
     Attributes:
+        asked: the tensors that are asked for, by short name.
         of_core: those that the core knows, by short name.
 
     Raises:
@@ -66,7 +67,7 @@ class Anchors:
         asked = {
             short: _asked(options, *wanted) for short, wanted in options.anchored_tensors.items()
         }
-        self._asked, self._last = asked, dict[str, Tensor]()
+        self.asked, self._last = asked, dict[str, Tensor]()
         values = {**input_names(arguments), **states}
         if loss_scale is not None:
             values[FINAL_LOSS_SCALE] = loss_scale
@@ -92,7 +93,7 @@ class Anchors:
         """
         numbers = state.numbers_now() if state is not None else {}
         tensors = state.tensors_now() if state is not None else {}
-        for short, one in self._asked.items():
+        for short, one in self.asked.items():
             if short in self._of_optimizer and one.name not in {**numbers, **tensors}:
                 raise createPoptorchError(
                     f"anchorTensor {short}: the program has no tensor {one.name}; getTensorNames() "
@@ -113,9 +114,7 @@ class Anchors:
         if self._of_optimizer and state is not None:
             tensors = {**state.numbers_now(), **state.tensors_now()}
             for short in self._of_optimizer:
-                values[short] = _repeated(
-                    tensors[self._asked[short].name], self._asked[short], core
-                )
+                values[short] = _repeated(tensors[self.asked[short].name], self.asked[short], core)
         self._last = values
 
     def value(self, short: str) -> Tensor:

@@ -23,6 +23,7 @@ from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.executor.program_export import export_program, log_program
 from poptorch.executor.replica_grouping import Grouping, groups_of_model, slices_of_model
 from poptorch.executor.traced_model import TracedModel
+from poptorch.host_weights import HostWeights
 from poptorch.options import check_session
 from poptorch.progress import compilation_bar
 from poptorch.tracebacks import ShortTracebacks
@@ -73,7 +74,7 @@ class Compilation(DeviceWeights, Inspection):
             ):
                 anchors = self._read_anchors(self._options, adapter, named)
                 core = self._new_core(adapter, anchors, ready)
-                with self._weights.slices.one_for_each_group():
+                with self._slices.one_for_each_group():
                     core.compile(**dict(zip(named, inputs, strict=True)))
                 core.executable.transfers = TransferTimes()
                 buffers = [name for name, _ in adapter.named_buffers()]
@@ -81,8 +82,8 @@ class Compilation(DeviceWeights, Inspection):
                 anchors.check(self._state_of(core))
             self._compile_seconds = time.perf_counter() - started
             if self._update is not None and self._options.connection_type != ConnectionType.Never:
-                self._update.connect(core, self._weights)
-            self._weights.compiled(core)
+                self._update.connect(self._state_of(core))
+            self._weights.connect(HostWeights(core, self._slices))
             self._adapter, self._expected, self._anchors = adapter, ExpectedCall(call), anchors
             self._executable = Executable(
                 self._name(), core.program, self._training, self._options.replication_factor
@@ -108,7 +109,7 @@ class Compilation(DeviceWeights, Inspection):
             combined_accumulator=update is not None and update.combined_accumulator,
         )
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
-        self._weights.slices = slices_of_model(adapter, self.per_replica_params, options.replicas)
+        self._slices = slices_of_model(adapter, self.per_replica_params, options.replicas)
         options = replace(options, replica_groups=groups, anchors=anchors.of_core)
         if update is None:
             return CompiledModel(
@@ -151,19 +152,15 @@ class Compilation(DeviceWeights, Inspection):
             raise
 
     def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The tensors without gradient; a warning where the caller's have one, or gaps."""
+        """The tensors without gradient; a warning where the caller's have one."""
         prepared = []
         for tensor in tensors:
             if tensor.requires_grad:
-                if not self.isCompiled():
-                    logger.warning(
-                        "Input tensor has requires_grad=True set. This tensor will be detached "
-                        "because backward pass via inputs is not supported."
-                    )
+                logger.warning(
+                    "Input tensor has requires_grad=True set. This tensor will be detached "
+                    "because backward pass via inputs is not supported."
+                )
                 tensor = tensor.detach()
-            if not tensor.is_contiguous() and not self._warned_about_layout:
-                logger.warning("An input is not contiguous: it is copied at every call")
-                self._warned_about_layout = True
             prepared.append(tensor)
         return prepared
 

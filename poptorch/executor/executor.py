@@ -22,7 +22,6 @@ from poptorch.executor.executable import Executable, ExecutableInputs
 from poptorch.executor.members import ModelMembers
 from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.executor.optimizer_setting import OptimizerSetting
-from poptorch.executor.outputs import refuse_backward
 from poptorch.executor.perf_counters import PerfCounters
 from poptorch.executor.program_export import program_json
 from poptorch.executor.random_state import DeviceRandomState
@@ -30,9 +29,9 @@ from poptorch.executor.replica_grouping import Grouping
 from poptorch.executor.traced_model import TracedModel
 from poptorch.options import Options, adopt
 from poptorch.saving.executor_part import SavedPrograms
-from poptorch.trainers import note_trainers
 from poptorch.translate import automatic_loss_scaling
 from poptorch.unwrapping import rewrap_model
+from poptorch.weights import note_trainers
 from poptorch.wrapping import Wrapping
 
 
@@ -106,7 +105,7 @@ class PoplarExecutor(
             logger.warning("The model is compiled already: call destroy() to compile it again")
             return
         self._follow()
-        self._weights.alone(lambda: self._compile(bind(self._parameters, args, kwargs)), long=True)
+        self._weights.lock.run(lambda: self._compile(bind(self._parameters, args, kwargs)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, compiling it first if needed.
@@ -118,11 +117,12 @@ class PoplarExecutor(
         Returns:
             what forward returned while it was traced, with the tensors of this call.
         """
-        require(
-            self._options.connection_type != ConnectionType.Never,
-            "Trying to run a model on an offline device (ConnectionType.Never): use "
-            "model.compile(inputs) instead of model(inputs)",
-        )
+        if not self._attached:
+            require(
+                self._options.connection_type != ConnectionType.Never,
+                "Trying to run a model on an offline device (ConnectionType.Never): use "
+                "model.compile(inputs) instead of model(inputs)",
+            )
         self._follow()
 
         def run() -> Any:
@@ -133,7 +133,7 @@ class PoplarExecutor(
                 self._attach()
             return self._run(call)
 
-        return self._weights.alone(run, long=True)
+        return self._weights.lock.run(run)
 
     def _debugGetPopartIR(self) -> str:
         """What was compiled, as JSON: see `program_json`."""
@@ -148,6 +148,7 @@ class PoplarExecutor(
                 self._update.connect(None)
             self._core = self._adapter = self._expected = self._executable = None
             self._anchors = None
+            self._weights.disconnect()
             self._compile_seconds = None
             self._detach()
             if self._wrapping is not None:
@@ -157,7 +158,7 @@ class PoplarExecutor(
         if self._wrapping is not None:
             rewrap_model(self._made_from)  # what is removed is there
             note_trainers()  # the classes will not show any more that this one has trained
-        self._weights.alone(drop)
+        self._weights.lock.run(drop)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # bound here: when the interpreter ends, the names of modules go before the last objects
@@ -172,22 +173,26 @@ class PoplarExecutor(
         assert self._adapter is not None
         assert self._anchors is not None
         assert self._expected is not None
-        inputs = self._prepared(self._expected.tensors(call))
-        self._say_changed_mode(self._core)
-        self._send(self._core)
+        inputs = self._expected.tensors(call)
+        if not (self._warned_about_layout or all(map(Tensor.is_contiguous, inputs))):
+            self._warned_about_layout = True
+            logger.warning("An input is not contiguous: it is copied at every call")
+        self._warn_about_mode(self._core)
+        self._send()
         if self._update is not None:
             self._update.upload()
-            self._weights.steps_begin()  # first: a call that fails may have made some of its steps
+            self._weights.modify_device()  # first: a call that fails may have made some steps
             self._update.steps_begin()
-        with core_errors(f"running {self._name()}", self._options):
+        try:
             leaves = self._core.run(inputs)
-            self._anchors.follow(self._core, self._state)
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                refuse_backward(leaf)
+            if self._anchors.asked:
+                self._anchors.follow(self._core, self._state)
+        except Exception:
+            with core_errors(f"running {self._name()}", self._options):
+                raise
         return self._adapter.restore(leaves)
 
-    def _say_changed_mode(self, core: CompiledModel) -> None:
+    def _warn_about_mode(self, core: CompiledModel) -> None:
         """Warn once where train() or eval() was called since: PopTorch takes no notice."""
         if not self._warned_about_mode and (change := core.changed_mode) is not None:
             self._warned_about_mode = True

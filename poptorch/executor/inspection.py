@@ -7,13 +7,14 @@ from torch import Tensor
 
 from ipu_dynamo.capture.capture import Placeholder, unused
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.weights.dual_view import DualView
 from poptorch.errors import require
 from poptorch.executor.anchors import Anchors
 from poptorch.executor.optimizer_in_use import OptimizerInUse
+from poptorch.host_weights import ReplicaSlices
 from poptorch.optimizer_state import StateOnDevice
 from poptorch.optimizer_table import states_as_in_core
 from poptorch.options import Options
-from poptorch.ownership import WeightsOnDevice
 from poptorch.tensor_names import tensor_names
 from poptorch.translate import automatic_loss_scaling
 
@@ -24,7 +25,8 @@ class Inspection:
     _core: CompiledModel | None
     _anchors: Anchors | None
     _update: OptimizerInUse | None
-    _weights: WeightsOnDevice
+    _slices: ReplicaSlices
+    _weights: DualView
 
     def getTensorNames(self) -> list[str]:
         """The names of all tensors of the program, sorted."""
@@ -44,7 +46,7 @@ class Inspection:
         """The optimizer's state in a program that is not in use yet, if it trains."""
         if self._update is None:
             return None
-        return StateOnDevice(core, self._update.reading, self._weights)
+        return StateOnDevice(core, self._update.reading, self._weights.lock, self._slices)
 
     @property
     def _state(self) -> StateOnDevice | None:

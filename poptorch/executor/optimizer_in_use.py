@@ -6,12 +6,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 from poptorch._logging import logger
 from poptorch.optim import Optimizer, Reading, read_optimizer
 from poptorch.optimizer_state import StateOnDevice
-from poptorch.ownership import WeightsOnDevice
 from poptorch.unexpected import ExpectedAttributes
 from poptorch.updates import check_replacement, groups_of
 
@@ -72,19 +70,15 @@ class OptimizerInUse:
         """The update of every group, with the numbers that are in force."""
         return groups_of(self.reading, parameters)
 
-    def connect(self, core: CompiledModel | None, weights: WeightsOnDevice | None = None) -> None:
+    def connect(self, device: StateOnDevice | None) -> None:
         """Let the optimizer's state be that of a compiled model, or of none any more.
 
         A state that the optimizer has from a program before goes on in the new one.
-
-        Args:
-            weights: of the executor that compiled it, which says when the state may be read.
         """
         self._disconnect()
-        if core is None:
+        if device is None:
             return
-        assert weights is not None
-        device, own = StateOnDevice(core, self.reading, weights), self.optimizer
+        own = self.optimizer
         if isinstance(own, Optimizer):
             own.connect(device)
             if own.has_state():

@@ -31,7 +31,7 @@ class OptimizerSetting(DeviceWeights):
                 with core_errors("setting the optimizer", self._options):
                     self._core.set_optimizer(optimizer)
 
-        self._weights.alone(use, long=True)
+        self._weights.lock.run(use)
 
     def _read_optimizer_state(self) -> None:
         if self._update is not None and isinstance(own := self._update.optimizer, Optimizer):

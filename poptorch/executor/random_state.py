@@ -19,13 +19,13 @@ class DeviceRandomState(DeviceWeights):
             poptorch.Error: the model is not compiled, or these are not one or two integers.
         """
         core = self._ready()
-        return list(self._weights.alone(lambda: core.random_state))
+        return list(self._weights.lock.run(lambda: core.random_state))
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
         core = self._ready()
         seed, step = _seed_and_step(state)
-        self._weights.alone(lambda: core.set_random_state(seed, step))
+        self._weights.lock.run(lambda: core.set_random_state(seed, step))
 
 
 def _seed_and_step(state: Sequence[int]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ipu_dynamo.program import ReplicaGroups
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 from poptorch.errors import createPoptorchError
-from poptorch.replica_slices import ReplicaSlices
+from poptorch.host_weights import ReplicaSlices
 
 Grouping = tuple[CommGroupType, int, VariableRetrievalMode]
 _OWN = frozenset(  # of the object that stands for a parameter, and not of the parameter

@@ -1,16 +1,19 @@
 """Present a user's model to the core as a module that takes and returns flat lists of tensors."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.layers.dynamic_slices import SliceRules, slicing_by
 from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch._logging import logger
-from poptorch.arg_parsers import rebuilt, tensors_of
+from poptorch.arg_parsers import custom_parser, rebuilt, tensors_of
 from poptorch.arguments import Call
 from poptorch.compile_hooks import compile_hooks
+from poptorch.errors import createPoptorchError
 from poptorch.slicing import dynamic_slice
 from poptorch.substitutions import substitutions
 from poptorch.tracing import tracing
@@ -36,7 +39,7 @@ class TracedModel(nn.Module):
 
     _model: Callable[..., Any]
     _call: Call
-    _returned: Any
+    _rebuild: Callable[[Sequence[Any]], Any]
     _training: bool
     _shown: str
 
@@ -45,7 +48,7 @@ class TracedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
-        self.__dict__.update(_returned=None, _training=training, _shown=shown)
+        self.__dict__.update(_rebuild=tuple, _training=training, _shown=shown)
 
     @property
     def call(self) -> Call:
@@ -60,7 +63,7 @@ class TracedModel(nn.Module):
         traced = tracing(device, training=self._training, shown=self._shown)
         with traced, compile_hooks(), substitutions(), slicing_by(_SLICES):
             result = self._model(*args, **kwargs)
-        self.__dict__["_returned"] = result
+        self.__dict__["_rebuild"] = _rebuilding(result)
         leaves = list(tensors_of(result))
         for leaf in leaves:
             if isinstance(leaf, Tensor) and not is_fake(leaf):
@@ -70,9 +73,17 @@ class TracedModel(nn.Module):
                 )
         return leaves
 
-    def restore(self, leaves: list[Any]) -> Any:
-        """The model's return value with these leaves."""
-        return rebuilt(self._returned, iter(leaves))
+    def restore(self, leaves: Sequence[Any]) -> Any:
+        """The model's return value with these leaves, whose `backward` raises.
+
+        Saved or copied by pickle, a tensor is as if it had come from elsewhere.
+        """
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                attributes: dict[str, Any] = leaf.__dict__
+                attributes["backward"] = _no_backward
+                attributes["__getstate__"] = partial(_attributes_of_others, attributes)
+        return self._rebuild(leaves)
 
     def _get_name(self) -> str:
         return str(getattr(self._model, "__name__", type(self._model).__name__))
@@ -88,3 +99,37 @@ class TracedModel(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         if isinstance(self._model, nn.Module):
             yield from self._model.named_buffers(*args, **kwargs)
+
+
+_OURS = ("backward", "__getstate__")
+
+
+def _rebuilding(returned: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that makes a structure like `returned` of leaves.
+
+    For a tensor, and for a flat list or tuple of tensors, it is a C function.
+    """
+    kind = type(returned)
+    if _is_leaf(returned):
+        return itemgetter(0)
+    if kind in (list, tuple) and custom_parser(kind) is None and all(map(_is_leaf, returned)):
+        return tuple if kind is tuple else list
+    return lambda leaves: rebuilt(returned, iter(leaves))
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) and custom_parser(type(value)) is None
+
+
+def _attributes_of_others(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a tensor that are not from here."""
+    return {name: value for name, value in attributes.items() if name not in _OURS}
+
+
+def _no_backward(*args: Any, **kwargs: Any) -> NoReturn:
+    raise createPoptorchError(
+        "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a "
+        "trainingModel, the backwards pass is performed automatically when invoking the model. If "
+        "you're using an inferenceModel, you should use a trainingModel instead.",
+        id="call",
+    )

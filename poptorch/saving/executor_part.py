@@ -53,7 +53,7 @@ class SavedPrograms(DeviceWeights):
 
         def write() -> None:
             assert self._adapter is not None
-            self._send(core)
+            self._send()
             if self._update is not None:
                 self._update.upload()
             self.copyWeightsToHostIfNeeded()
@@ -69,7 +69,7 @@ class SavedPrograms(DeviceWeights):
                     exported=(self.model, optimizer) if export_model else None,
                 )
 
-        self._weights.alone(write, long=True)
+        self._weights.lock.run(write)
 
     def compileAndExport(
         self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any
@@ -100,7 +100,7 @@ class SavedPrograms(DeviceWeights):
             raise createPoptorchError(f"Invalid file {filename}: {problem}", id="saved-program")
         if self.isCompiled():
             self.destroy()
-        self._weights.alone(lambda: self._install(call, opened), long=True)
+        self._weights.lock.run(lambda: self._install(call, opened))
 
     def _install(self, call: Call, opened: Opened, *, whole: bool = False) -> None:
         """Compile with the program of a file.

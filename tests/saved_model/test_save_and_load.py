@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import nn
 from torch.export import Dim
 
 from ipu_dynamo.saved_model import available_tag_sets, load, save
-from ipu_dynamo.saved_model.fair_lock import FairLock
 from tests.saved_model.programs import Pair, archive, branches, exported
 
 BATCH = Dim("batch", min=1, max=64)
@@ -257,61 +255,6 @@ def test_each_example_argument_is_an_input_of_its_own(tmp_path, kind):
     save(tmp_path / "p", {"s": (model, (x, x if kind == "one tensor twice" else model.centre))})
     result = load(tmp_path / "p")["s"](left=left, right=right)["output_0"]
     torch.testing.assert_close(result, model(left, right))
-
-
-def test_threads_take_turns_in_their_order():
-    lock, order, threads = FairLock(), [], []
-    with lock:
-        for index in range(8):
-            thread = threading.Thread(target=lambda i=index: _append(lock, order, i))
-            thread.start()
-            while len(lock._waiting) <= index:
-                pass
-            threads.append(thread)
-    for thread in threads:
-        thread.join()
-    assert order == list(range(8))
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_an_interrupt_after_any_call_of_waiting_leaves_the_lock_to_others(waits):
-    """Python looks for signals after calls: there, and not between taking and leaving a guard."""
-    for place in range(20):
-        lock, left = FairLock(), [place]
-        code = FairLock.__enter__.__code__
-
-        def interrupt(frame, event, _, left=left, code=code):
-            if frame.f_code is code and event == "c_return":
-                left[0] -= 1
-                if left[0] < 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-
-        entered = False
-        if waits:
-            lock.__enter__()
-            threading.Timer(0.01, lock.__exit__, (None, None, None)).start()
-        sys.setprofile(interrupt)
-        try:
-            with lock:
-                entered = True
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-        other = threading.Thread(target=_append, args=(lock, [], 0), daemon=True)
-        other.start()
-        other.join(5)
-        assert not other.is_alive(), f"after an interrupt at call {place}"
-        if entered:
-            break
-    assert entered
-    assert place > 0
-
-
-def _append(lock, order, index):
-    with lock:
-        order.append(index)
 
 
 def test_threads_share_an_object(folder):

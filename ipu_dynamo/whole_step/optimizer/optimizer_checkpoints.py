@@ -26,7 +26,7 @@ class NewestState:
     """Which of its compiled steps has the newest state of an optimiser.
 
     The optimiser's hooks hold this object. It holds the step, whose state would else be lost with
-    it.
+    it. A `DualView` compares two copies; here each step has one, and the optimiser has another.
 
     Attributes:
         step: has the newest state; None: the optimiser has it.

@@ -12,6 +12,7 @@ from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.program.retrace_update import with_trace
 from ipu_dynamo.program import JointUpdate, Program, UpdateFactors
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.optimizer.host_step import HostOptimizer
@@ -102,13 +103,18 @@ class OptimizerLink:
         self.optimizer = optimizer
         self._reading = Reading(groups, self._numbers_now(optimizer))
 
-    def before_step(self) -> None:
-        """Take over new numbers, as after a scheduler's step, and let schedulers know of a step."""
+    def before_step(self) -> Hyperparameters:
+        """Take over new numbers, as after a scheduler's step, and let schedulers know of a step.
+
+        Returns:
+            The hyperparameters of each group.
+        """
         if self.live:
             if self._numbers_now(self.optimizer) != self._reading.numbers:
                 self.set(self.optimizer)
             mark_stepped(self.optimizer)
             self._steps += 1
+        return [group.values for group in self._reading.groups]
 
     def known(self, reading: Reading) -> tuple[States, dict[str, Tensor]]:
         """What a new program goes on from: states of the optimiser, and of its loss scale."""

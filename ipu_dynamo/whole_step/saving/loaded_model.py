@@ -10,6 +10,7 @@ from torch import Tensor
 from ipu_dynamo.capture.trace import Arguments
 from ipu_dynamo.errors import InputError, IpuError
 from ipu_dynamo.options import Options
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.tune.figures import Figures
@@ -67,6 +68,9 @@ class LoadedModel(CompiledModel):
     def groups(self) -> tuple[Group, ...]:
         """The optimiser's groups, with the numbers that are in force."""
         return self._groups
+
+    def _next_hyperparameters(self) -> Hyperparameters:
+        return [group.values for group in self._groups]
 
     @property
     def hyperparameters(self) -> tuple[dict[str, float], ...]:

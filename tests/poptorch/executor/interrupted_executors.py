@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import poptorch
+from ipu_dynamo.ops.private import locks as locks_module
 from ipu_dynamo.ops.private.locks import compile_lock
-from poptorch import ownership
+from poptorch.host_weights import host_lock
 from poptorch.unwrapping import is_wrapped
 from tests.poptorch.executor.models import Layer
 
@@ -43,7 +44,6 @@ class Trainer:
         return [self.executor(part) for part in data.split(self.steps * ROWS)][-1]
 
     def locks(self) -> Iterator[object]:
-        yield from (self.executor._weights._lock, self.executor._weights._queue)
         if self.executor.isCompiled():
             yield self.executor._core.executable._one_call
 
@@ -151,7 +151,8 @@ class ExecutorSubject:
     def check_free(self) -> None:
         """Check that another thread gets each lock, and that this one counts for none as holder."""
         locks = [lock for trainer in self.trainers for lock in trainer.locks()]
-        locks += [ownership.host_tensors(), ownership._looking, compile_lock()]
+        locks += [host_lock(), locks_module._looking, compile_lock()]
+        queues = [trainer.executor._weights.lock for trainer in self.trainers]
         taken = []
 
         def take() -> None:
@@ -159,14 +160,15 @@ class ExecutorSubject:
                 if not lock.acquire(timeout=SECONDS):
                     return
                 lock.release()
-            taken.append(len(locks))
+            taken.extend(queue.run(lambda: True) for queue in queues)
 
-        thread = threading.Thread(target=take)
+        thread = threading.Thread(target=take, daemon=True)
         thread.start()
-        thread.join()
-        assert taken == [len(locks)]
-        assert threading.get_ident() not in ownership._waiting
-        assert not any(trainer.executor._weights.is_mine() for trainer in self.trainers)
+        thread.join(SECONDS)
+        assert taken == [True] * len(queues)
+        me = threading.get_ident()
+        assert not any(turn.thread == me for turn in tuple(locks_module._waiting))
+        assert not any(queue.is_mine() for queue in queues)
 
 
 class TrainingBesideAnother(ExecutorSubject):

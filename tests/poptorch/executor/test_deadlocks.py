@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import poptorch
+from ipu_dynamo.ops.private.locks import QueueLock
 from ipu_dynamo.whole_step import compiled_model
-from poptorch import devices, ownership
+from poptorch import devices, host_weights
 from poptorch.executor import compilation
 from poptorch.unwrapping import is_wrapped
 from tests.poptorch.executor.models import Layer
@@ -39,15 +40,12 @@ class LockOrder:
 
 
 class RecordedLock:
-    """A lock; nobody waits for it once what it belongs to is being freed."""
-
     def __init__(self, order, lock):
         self._order, self._lock = order, lock
-        self.is_freed = False
 
     def __enter__(self):
         held = self._order.held
-        if self not in held and not self.is_freed:
+        if self not in held:
             self._order.before.setdefault(self, set()).update(held)
         self._lock.acquire()
         held.append(self)
@@ -59,23 +57,29 @@ class RecordedLock:
 
 @pytest.fixture
 def order(monkeypatch):
-    order = LockOrder()
-    make = ownership.WeightsOnDevice._make_locks
+    order, freed, run, free = LockOrder(), set(), QueueLock.run, poptorch.PoplarExecutor.__del__
 
-    def recorded(weights):
-        make(weights)
-        weights._lock, weights._queue = map(order.recorded, (weights._lock, weights._queue))
+    def recorded(lock, action):
+        held = order.held
+        if lock not in held and lock not in freed:
+            order.before.setdefault(lock, set()).update(held)
 
-    monkeypatch.setattr(ownership.WeightsOnDevice, "_make_locks", recorded)
-    free = poptorch.PoplarExecutor.__del__
+        def noted():
+            held.append(lock)
+            try:
+                return action()
+            finally:
+                held.remove(lock)
 
-    def freed(executor):
-        weights = executor._weights
-        weights._lock.is_freed = weights._queue.is_freed = True
+        return run(lock, noted)
+
+    def free_recorded(executor):
+        freed.add(executor._weights.lock)  # nobody waits for it any more
         free(executor)
 
-    monkeypatch.setattr(poptorch.PoplarExecutor, "__del__", freed)
-    monkeypatch.setattr(ownership, "_locks", [order.recorded(threading.RLock())])
+    monkeypatch.setattr(QueueLock, "run", recorded)
+    monkeypatch.setattr(poptorch.PoplarExecutor, "__del__", free_recorded)
+    monkeypatch.setattr(host_weights, "_host_lock", order.recorded(threading.RLock()))
     compiling = order.recorded(compiled_model.compile_lock())
     for module in (compiled_model, compilation):
         monkeypatch.setattr(module, "compile_lock", lambda: compiling)

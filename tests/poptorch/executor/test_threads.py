@@ -15,8 +15,7 @@ from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.whole_step import compiled_model
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch import wrapping
-from poptorch.ownership import WeightsOnDevice
-from poptorch.trainers import note_trainers, trainers_of
+from poptorch.weights import note_trainers, trainers_of
 from tests.poptorch.executor.models import Weighted
 
 ONE = torch.ones(1)
@@ -129,7 +128,7 @@ def test_a_compilation_waits_for_no_thread_that_waits_for_it():
 
     def train_and_compile():
         inner(ONE)
-        return inner._weights.alone(compile_another)
+        return inner._weights.lock.run(compile_another)
 
     def compile_another():
         inside.set()
@@ -221,17 +220,17 @@ def test_a_look_during_a_call_waits_for_its_end(look, monkeypatch):
 
 def test_who_waits_for_weights_goes_before_the_next_call():
     executor = trainer(Weighted())
-    weights, order = executor._weights, []
+    lock, order = executor._weights.lock, []
     waits = []
 
     def call():
-        waits.append(in_thread(lambda: weights.alone(lambda: order.append("look"))))
+        waits.append(in_thread(lambda: lock.run(lambda: order.append("look"))))
         until = time.monotonic() + SECONDS
-        while not weights._queue.locked() and time.monotonic() < until:
+        while len(lock._turns) < 2 and time.monotonic() < until:
             time.sleep(0.001)
 
-    weights.alone(call, long=True)
-    weights.alone(lambda: order.append("call"), long=True)
+    lock.run(call)
+    lock.run(lambda: order.append("call"))
     waits[0]()
     assert order == ["look", "call"]
 
@@ -299,14 +298,14 @@ def test_hooks_of_a_compilation_may_look_at_weights():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_child_that_is_forked_during_a_call_does_not_wait_for_it():
-    weights = WeightsOnDevice(trainer(Weighted()))
+    lock = trainer(Weighted())._weights.lock
     inside, go = threading.Event(), threading.Event()
-    wait = in_thread(lambda: weights.alone(lambda: (inside.set(), go.wait(SECONDS)), long=True))
+    wait = in_thread(lambda: lock.run(lambda: (inside.set(), go.wait(SECONDS))))
     assert inside.wait(SECONDS)
     child = os.fork()
     if child == 0:
         signal.alarm(10)  # ends a child that waits
-        os._exit(weights.alone(lambda: 7))
+        os._exit(lock.run(lambda: 7))
     go.set()
     wait()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -13,8 +13,9 @@ from torch import nn
 
 import poptorch
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from poptorch import trainers, wrapping
-from poptorch.ownership import WeightsOnDevice
+from ipu_dynamo.whole_step.weights.dual_view import DualView
+from poptorch import weights as weights_module
+from poptorch import wrapping
 from tests.poptorch.executor.models import Classifier, Layer, Weighted, batch
 
 ONE = torch.ones(1)
@@ -195,7 +196,7 @@ def test_an_interrupted_look_for_who_trains_is_made_again(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainers, "trainers_of", interrupted)
+        patch.setattr(weights_module, "trainers_of", interrupted)
         with pytest.raises(KeyboardInterrupt):
             follower(ONE)
     assert follower(ONE) == 0
@@ -230,18 +231,19 @@ def test_a_signal_while_an_executor_is_freed_loses_no_weights(monkeypatch):
     def tell(number, frame):
         raise KeyboardInterrupt
 
-    def fetch(weights, core):
-        os.kill(os.getpid(), signal.SIGUSR1)
+    def sync_host(weights):
+        if weights.newer_on_device:
+            os.kill(os.getpid(), signal.SIGUSR1)
         for _ in range(100):  # in which the handler would run
             pass
-        return real(weights, core)
+        return real(weights)
 
-    model, real, dropped = Weighted(), WeightsOnDevice.fetch, []
+    model, real, dropped = Weighted(), DualView.sync_host, []
     training = poptorch.trainingModel(model, None, poptorch.optim.SGD(model.parameters(), lr=1.0))
     training(ONE)
     before = signal.signal(signal.SIGUSR1, tell)
     try:
-        monkeypatch.setattr(WeightsOnDevice, "fetch", fetch)
+        monkeypatch.setattr(DualView, "sync_host", sync_host)
         monkeypatch.setattr(sys, "unraisablehook", lambda error: dropped.append(error.exc_type))
         del training
         gc.collect()

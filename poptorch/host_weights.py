@@ -1,9 +1,25 @@
-"""Let parameters of groups of replicas come back to the host with a slice for each replica."""
+"""Copy weights between the host's tensors and a program, with the slices that a user asks for."""
 
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
+
+from ipu_dynamo.ops.private.locks import nested_lock
+from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+
+_host_lock = nested_lock()
+
+
+def host_lock() -> threading.RLock:
+    """The lock to hold while weights of the host are copied, or change their class.
+
+    It is taken last: who holds it touches no module or tensor that another executor trains, since
+    that may wait for the executor's lock.
+    """
+    return _host_lock
 
 
 class ReplicaSlices:
@@ -49,6 +65,47 @@ class ReplicaSlices:
         finally:
             for key, (parameter, _) in self._parameters.items():
                 parameter.data = before[key]
+
+
+class HostWeights:
+    """The weights of a program and the host's tensors, for a `DualView`.
+
+    Args:
+        core: the compiled program.
+        slices: the parameters that come back with a slice for each replica.
+    """
+
+    def __init__(self, core: CompiledModel, slices: ReplicaSlices) -> None:
+        self._core, self._slices = core, slices
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The weights that a call may change."""
+        return self._core.written
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The host's tensors by name."""
+        return self._core.weights()
+
+    def has_weights(self) -> bool:
+        """Whether the program's weights are those of a complete step."""
+        return self._core.has_weights()
+
+    def read_weights(self, names: Collection[str]) -> None:
+        """Copy weights to the host's tensors."""
+        tensors = self._core.weights()
+        fetched = {id(tensors[name]) for name in names}
+        with (
+            host_lock(),
+            DisableTorchFunctionSubclass(),
+            self._slices.one_for_each_group(fetched),
+        ):
+            self._core.read_weights(names)
+
+    def write_weights(self, names: Collection[str]) -> None:
+        """Copy weights to the program."""
+        with host_lock(), DisableTorchFunctionSubclass(), self._slices.one_for_each_group():
+            self._core.write_weights(names)
 
 
 def first_of_groups(group_of: tuple[int, ...]) -> list[int]:
