@@ -25,6 +25,7 @@ from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.classes import draws, result_classes
 from ipu_dynamo.runtime.engines.check.copies import copies_of
 from ipu_dynamo.runtime.engines.check.judge import Verdict, judge
+from ipu_dynamo.runtime.engines.check.needed_memory import bytes_needed
 from ipu_dynamo.runtime.engines.check.runs import Runs
 from ipu_dynamo.runtime.engines.stage import Stage
 
@@ -212,7 +213,8 @@ class CheckedStage:
         uniform = " on uniform values" if self.state == "uniform" else ""
         largest = max(self.spreads.values(), default=0.0)
         moved = f"; roundings move it by {largest:.2g} of its size" if largest else ""
-        return Decision(BY, f"checked{uniform}", f"{1e3 * self.seconds:.1f} ms{moved}", name)
+        took = f"{1e3 * self.seconds:.1f} ms, {bytes_needed(self.function) / 2**20:.1f} MB"
+        return Decision(BY, f"checked{uniform}", took + moved, name)
 
     def _words(self, function: Function, verdict: Verdict) -> str:
         failure = verdict.failures[0]

@@ -159,6 +159,14 @@ def test_results_of_one_value_are_compared_in_the_next_calls_alone():
     assert "uniform values" in str(stage.decision())
 
 
+def test_the_plan_gives_the_memory_of_a_check():
+    x = torch.linspace(-2.0, 3.0, 1 << 18)
+    function = function_of(add_sine, x, x)
+    stage = checked(function, by_operators(function))
+    stage([x.clone(), x])
+    assert " ms, 4.0 MB" in str(stage.decision())  # two copies of `total`, its sine, the sum
+
+
 def test_one_thread_checks_and_the_others_wait():
     function = function_of(add_sine, X, X)
     stage = checked(function, faulty(function, {"sin": lambda r: r * 2}))
