@@ -1,9 +1,9 @@
 """Define the actions of workers: run a pass, send values, receive them, add gradients.
 
-A worker sends values to the worker of a pass that waits for them, which receives them. Values
-between passes of one worker need no action: the worker has them in its registers. Within a process
-a send marks that the values are there, and a receive waits for the mark. Nothing is copied: a copy
-to another device is part of the pass that makes the value.
+A worker sends values to another worker, which receives them before the pass that waits for them.
+Passes of one worker share its registers and need no transfer. Within a process a send only marks
+that the values are there, and a receive waits for the mark. A copy to another device is part of
+the pass that makes the value.
 """
 
 from dataclasses import dataclass
@@ -54,11 +54,11 @@ Action = RunPass | SendValues | ReceiveValues | AddGradients
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What the pass `source` leaves for the pass `target` on another worker.
+    """The values that the pass `source` leaves for the pass `target` on another worker.
 
     Args:
-        values: their names. None: the target only waits for the source. A source that comes after
-            its target allows it a further micro-batch.
+        values: their names. Without a value the target only waits for the source. A source after
+            its target in the program allows the target another micro-batch.
     """
 
     source: int

@@ -1,8 +1,8 @@
-"""Check that workers can follow a schedule, and that its program then computes what it says.
+"""Check that workers can follow a schedule, and that they then run its program.
 
-The check follows all workers without computing. Each worker has a clock: of every worker, how many
-actions are done surely before its own next one. A send keeps the clock of its worker, and the
-receive takes it over.
+The check follows all workers without computing. Each worker has a vector clock: for every worker,
+the number of its actions that surely happen before the next action here. A message carries the
+clock of its sender.
 """
 
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ def check(schedule: "Schedule", program: Program, *, adds: bool) -> None:
         place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(theirs)))
         ours, other = (str(of[place]) if place < len(of) else "none" for of in (own, theirs))
         raise CompileError(
-            f"the schedule is of another program: its pass {place} is {ours}, the program's {other}",
+            f"the schedule is of another program: its pass {place} is {ours}, and not {other}",
             hint="start from the printed schedule of this program",
         )
     follower = _Follower(schedule, program, adds=adds)
@@ -192,8 +192,10 @@ class _Follower:
         unsure = index in self._changing and micro_batch and not self._knows(worker, before)
         if unsure or reached > micro_batch:
             call = self._calls[index]
-            other = f"after micro-batch {reached}" if reached > micro_batch else (
-                f"before micro-batch {micro_batch - 1}"
+            other = (
+                f"after micro-batch {reached}"
+                if reached > micro_batch
+                else (f"before micro-batch {micro_batch - 1}")
             )
             raise CompileError(
                 f"stage {call.stage} runs @{call.function} on micro-batch {micro_batch} {other} "
@@ -205,7 +207,9 @@ class _Follower:
     def _add(self, worker: int, action: AddGradients) -> None:
         place, text = (action.micro_batch, action.replica), self._text(action)
         if not self._adds:
-            raise CompileError(f"{text} of worker {worker}: the passes of this program add gradients")
+            raise CompileError(
+                f"{text} of worker {worker}: the passes of this program add gradients"
+            )
         if place in self._added:
             raise CompileError(f"{text} of worker {worker} adds gradients twice")
         for index in range(len(self._calls)):
@@ -230,8 +234,8 @@ class _Follower:
             call = self._calls[index]
             first = self._text(RunPass(0, index, action.micro_batch, action.replica))
             raise CompileError(
-                f"{self._text(action)} of worker {worker} does not wait for {first}, @{call.function} "
-                f"of stage {call.stage}",
+                f"{self._text(action)} of worker {worker} does not wait for {first}, "
+                f"@{call.function} of stage {call.stage}",
                 where=call.source,
                 hint=f"let {first} come before it, on the same worker or before what it receives",
             )

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from ipu_dynamo.program import Accumulate, Call, Load, Plain, Program, Store, WriteBuffer
+from ipu_dynamo.program import Accumulate, Call, Plain, Program, WriteBuffer
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import (
     instructions_of_passes,
-    is_fetch,
+    reads_and_makes,
     stage_passes,
 )
 
@@ -85,22 +85,7 @@ def _uses(program: Program) -> dict[int, list[int]]:
     uses: dict[int, dict[int, None]] = {}
     for number, instructions in enumerate(instructions_of_passes(sections(program).loop)):
         for instruction in instructions:
-            for name in _names(instruction):
+            reads, makes = reads_and_makes(instruction)
+            for name in (*reads, *makes):
                 uses.setdefault(registers[name], {})[number] = None
     return {register: list(users) for register, users in uses.items()}
-
-
-def _names(instruction: Plain) -> tuple[str, ...]:
-    """What a call or a write names, or what brings a value to streaming memory and back."""
-    match instruction:
-        case Call(arguments=arguments, results=results):
-            return (*arguments, *(name for name in results if name))
-        case Accumulate(accumulators=names, weight=weight):
-            return (*names, weight) if weight else names
-        case WriteBuffer(variables=names):
-            return names
-        case Load(value=value, result=result) if not is_fetch(instruction):
-            return value, result
-        case Store(value=value, result=result):
-            return value, result
-    return ()

@@ -69,9 +69,7 @@ def schedule_of(
         return schedule
     if not alone and program.order == "sequential":
         return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-    schedule = pipelined(
-        calls, micro_batches=micro_batches, replicas=replicas, workers=workers
-    )
+    schedule = pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
     schedule.check(program)
     return schedule
 
@@ -139,9 +137,7 @@ def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedu
     return Schedule(tuple(map(StagePass.of, calls)), tuple(runs))
 
 
-def side_by_side(
-    call: Call, sums: Sequence[str], *, micro_batches: int, workers: int
-) -> Schedule:
+def side_by_side(call: Call, sums: Sequence[str], *, micro_batches: int, workers: int) -> Schedule:
     """Each worker takes every `workers`-th micro-batch, the whole of it.
 
     Actions add the gradients of each micro-batch after those of the one before.
@@ -219,8 +215,8 @@ def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 
 
 def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """For each call, the next one on another IPU, which has to be done with the micro-batch two
-    before: where no backward pass follows, nothing else would stop it."""
+    """For each call, the next one on another IPU. Without backward passes, nothing else keeps a
+    call from running ahead of its readers."""
     readers = []
     for index, call in enumerate(calls):
         later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]

@@ -1,10 +1,8 @@
-"""Say which worker does what, in which order: a plan that can be read, drawn and checked before
-anything runs."""
+"""Plan the actions of workers. A schedule is printed, parsed, drawn and checked before it runs."""
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.actions import Action, RunPass, Transfer
@@ -99,25 +97,29 @@ class Schedule:
         check(self, program, adds=adds)
 
     def __str__(self) -> str:
-        """A line for each pass, transfer and worker, which `parse` reads:
+        """Write a line for each pass, transfer and worker. `parse` reads them.
 
-        schedule of 3 passes on 2 workers
-          0F: @forward0 on ipu0  # model.py:12 in forward: h = self.a(x)
-          ...
-          0F>1FB: %h..on1
-          worker 0: 0F0 0F0>1FB | 0F1 0F1>1FB 0B<1FB0 0B0
-          worker 1: | 1FB<0F0 1FB0 1FB0>0B
+            schedule of 3 passes on 2 workers
+              0F: @forward0 on ipu0  # model.py:12 in forward: h = self.a(x)
+              1FB: @step1 on ipu1  # model.py:13 in forward: return self.b(h).sum()
+              0B: @backward0 on ipu0  # model.py:12 in forward: h = self.a(x)
+              0F>1FB: %h..on1
+              1FB>0B: %dh..on0
+              worker 0: 0F0 0F0>1FB | 0F1 0F1>1FB | 0B<1FB0 0B0 | 0B<1FB1 0B1
+              worker 1:  | 1FB<0F0 1FB0 1FB0>0B | 1FB<0F1 1FB1 1FB1>0B
 
-        `0F1` runs the forward pass of stage 0 of micro-batch 1, `0F1>1FB` sends its values to the
-        pass 1FB, which receives them by `1FB<0F1`. `add1` adds the gradients of micro-batch 1. `|`
-        begins the next pipeline cycle, `-` goes on with the pass before. Replicas after the first
-        are named in front: `r1:0F1`.
+        `0F1` runs the forward pass of stage 0 on micro-batch 1. `0F1>1FB` sends its values to the
+        pass 1FB, and `1FB<0F1` receives them there. `add1` adds the gradients of micro-batch 1.
+        `|` begins the next pipeline cycle, and `-` continues the pass before it. `r1:0F1` is an
+        action of replica 1.
         """
         return write_schedule(self)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` writes. Cycles change no order, and may be left out.
+    def parse(cls, text: str) -> "Schedule":
+        """Read the text that `str` writes.
+
+        Cycles change no order. A text may leave them out.
 
         Raises:
             ValueError: the number of the line, and what was expected there.

@@ -117,9 +117,10 @@ def read_schedule(text: str, kind: "type[Schedule]") -> "Schedule":
         ValueError: the number of the line, and what was expected there.
     """
     head, *others = [line for line in outline(text) if line.text or line.below] or [Line(1, "")]
-    for line in (*others, *(below for line in head.below for below in line.below)):
-        with in_line(line):
-            raise ValueError("expected one schedule, with all lines but the first two spaces inside")
+    others += [below for line in head.below for below in line.below]
+    if others:
+        with in_line(others[0]):
+            raise ValueError("expected one schedule, with all lines but the first two spaces in")
     reader = _Reader()
     for line in head.below:
         with in_line(line):
@@ -171,7 +172,9 @@ class _Reader:
                 StagePass(_name(function), int(ipu), int(stage), direction, source_line or "")
             )
         else:
-            raise ValueError("expected 'PASS: @FUNCTION on ipuNUMBER  # SOURCE', as '0F: @forward0'")
+            raise ValueError(
+                "expected 'PASS: @FUNCTION on ipuNUMBER  # SOURCE', as '0F: @forward0'"
+            )
 
     def _pass(self, name: str) -> int:
         if name not in self.names:

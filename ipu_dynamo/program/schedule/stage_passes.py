@@ -73,20 +73,36 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
     calls = []
     for instructions in instructions_of_passes(loop):
         call = as_call([i for i in instructions if isinstance(i, Call)])
-        reads, makes = dict.fromkeys(call.arguments), dict.fromkeys(call.results)
-        for instruction in instructions:
-            match instruction:
-                case Receive(result=result):
-                    makes[result] = None
-                case Copy(value=value, result=result) | Store(value=value, result=result):
-                    reads[value] = makes[result] = None
-                case Load(value=value, result=result) if not is_fetch(instruction):
-                    reads[value] = makes[result] = None
-                case Send(value=value):
-                    reads[value] = None
-        arguments = tuple(name for name in reads if name not in makes)
-        calls.append(replace(call, arguments=arguments, results=tuple(filter(None, makes))))
+        names = [reads_and_makes(instruction) for instruction in instructions]
+        makes = dict.fromkeys(name for _, made in names for name in made)
+        reads = dict.fromkeys(name for read, _ in names for name in read if name not in makes)
+        calls.append(replace(call, arguments=tuple(reads), results=tuple(makes)))
     return calls
+
+
+def reads_and_makes(instruction: Plain) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The values and variables that an instruction reads or writes over, and values that it makes.
+
+    Variables that come from off the chip are left out, and the values that are added to sums.
+    """
+    match instruction:
+        case Call(arguments=arguments, results=results):
+            return arguments, tuple(name for name in results if name)
+        case Accumulate(accumulators=names, weight=weight):
+            return (*names, weight) if weight else names, ()
+        case WriteBuffer(variables=names):
+            return names, ()
+        case Load() if is_fetch(instruction):
+            return (), ()
+        case Load(value=value, result=result) | Store(value=value, result=result):
+            return (value,), (result,)
+        case Copy(value=value, result=result):
+            return (value,), (result,)
+        case Receive(result=result):
+            return (), (result,)
+        case Send(value=value):
+            return (value,), ()
+    return (), ()
 
 
 def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:

@@ -1,4 +1,4 @@
-"""Add to the passes that workers run what these send each other."""
+"""Plan transfers: add sends and receives to the passes that workers run."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ def with_transfers(
     waits: Sequence[Sequence[int]],
     readers: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """The schedule of these passes: a worker sends right after a pass, and receives right before.
+    """Make a schedule of runs. A worker sends right after a pass, and receives right before one.
 
     Args:
-        calls: of one micro-batch, in program order, with all that they read and make.
-        runs: for each worker, what it runs. All passes of an IPU and replica have one worker.
-        waits: for each call, the earlier ones that must be done before it.
-        readers: for each call, the later ones that must have done the micro-batch two before, so
-            that they do not fall behind; empty where none have to.
+        calls: the passes of one micro-batch as calls, in program order.
+        runs: the runs of each worker. All passes of an IPU and replica have one worker.
+        waits: for each call, the earlier calls that must be done before it.
+        readers: for each call, the later calls that must have done the micro-batch two before. So
+            they are at most two micro-batches behind. Empty: no call waits for its readers.
     """
-    worker_of = {
-        (run.index, run.replica): worker for worker, of in enumerate(runs) for run in of
-    }
+    worker_of = {(run.index, run.replica): worker for worker, of in enumerate(runs) for run in of}
     values = _values(calls, waits)
-    sources: list[list[tuple[int, int]]] = [[] for _ in calls]  # each with how long ago it ran
+    sources: list[list[tuple[int, int]]] = [
+        [] for _ in calls
+    ]  # of each target, and how many micro-batches before
     for source, target in values:
         sources[target].append((source, 0))
     for target, later in enumerate(readers):
         sources[target] += [(source, _ROOM) for source in later]
-    needed: list[tuple[RunPass, int, int]] = []  # what a run waits for: a pass, a micro-batch
+    needed: list[tuple[RunPass, int, int]] = []  # run, source, micro-batch of the source
     for worker, of in enumerate(runs):
         for run in of:
             for source, ago in sources[run.index]:
@@ -70,9 +70,10 @@ def with_transfers(
 def _values(
     calls: Sequence[Call], waits: Sequence[Sequence[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """What each call leaves for those that wait for it, but for waits that follow from others.
+    """Give the values of each transfer, by source and target.
 
-    A value is handed over once to an IPU whose calls read it: to the first that waits for it.
+    An IPU gets a value once: with the first of its calls that waits for the IPU of the value. Waits
+    without a value are left out if other waits imply them.
     """
     wanted: dict[int, set[str]] = defaultdict(set)
     for call in calls:

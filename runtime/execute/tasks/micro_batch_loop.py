@@ -136,7 +136,7 @@ class MicroBatchLoop:
                     work, threads_each=torch.get_num_threads(), add=add, reports=reports
                 )
         finally:
-            in_flight.clear()  # an error that is kept would keep what a failed step has left
+            in_flight.clear()  # else an error keeps the values of its step alive
 
 
 class _Gradients:

@@ -236,10 +236,10 @@ def _caller(threads_each: int) -> _Caller:
 
 
 class Workers:
-    """The workers of a schedule, bound to what they do step by step.
+    """The workers of a schedule.
 
     Args:
-        schedule: one that was checked: a worker waits for ever for values that nobody sends.
+        schedule: a checked one. In an unchecked one a worker may wait for ever.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -258,7 +258,7 @@ class Workers:
         add: Add | None = None,
         reports: Reports | None = None,
     ) -> None:
-        """Do all actions, each worker's in its order, after what they wait for.
+        """Do all actions. Each worker does its own in their order.
 
         The calling thread is the first worker.
 
@@ -360,9 +360,9 @@ def _run_worker(
     reports = all_reports if index == 0 else None  # of the calling thread
     for step in steps[index]:
         news = reports is not None and reports.waiting
-        if news or progress.error is not None or not step.needed <= progress.sent:
-            if not progress.wait(step.needed, reports):
-                return
+        ready = progress.error is None and step.needed <= progress.sent
+        if (news or not ready) and not progress.wait(step.needed, reports):
+            return
         action = step.action
         if isinstance(action, RunPass):
             work(index, action)

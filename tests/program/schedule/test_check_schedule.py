@@ -103,7 +103,11 @@ def refusal(kind, *edits, **settings):
             "the stash of stage 0 on IPU 0 is too shallow: it holds %x of 3 micro-batches, and the "
             "schedule needs 4",
         ),
-        ("training", [("0B: @backward0", "0B: @other")], "is of another program: its pass 2 is.*ot"),
+        (
+            "training",
+            [("0B: @backward0", "0B: @other")],
+            "is of another program: its pass 2 is.*ot",
+        ),
         ("inference", [("0F<1F0 ", "")], "no worker receives 1F0>0F"),
         (
             "inference",
@@ -137,5 +141,7 @@ def test_passes_that_write_variables_take_micro_batches_in_order_on_any_worker()
         (first, second[:half] + second[cut:], second[half:cut]),
         schedule.transfers,
     )
-    with pytest.raises(CompileError, match="stage 1 runs @.* on micro-batch 2 before micro-batch 1"):
+    with pytest.raises(
+        CompileError, match=r"stage 1 runs @.* on micro-batch 2 before micro-batch 1"
+    ):
         moved.check(program)

@@ -105,7 +105,9 @@ def test_a_value_is_sent_once_to_each_ipu_that_reads_it():
         call("d", 1, 3, "forward", reads=["j", "h"], makes=["k"]),
         call("e", 2, 4, "forward", reads=["k", "skip"]),
     ]
-    schedule = with_transfers(calls, pipelined(calls, micro_batches=2).runs, [(), (0,), (0, 1), (0, 2), (0, 3)])
+    schedule = with_transfers(
+        calls, pipelined(calls, micro_batches=2).runs, [(), (0,), (0, 1), (0, 2), (0, 3)]
+    )
     names = [(t.source, t.target, t.values) for t in schedule.transfers]
     assert names == [
         (0, 1, ("h",)),

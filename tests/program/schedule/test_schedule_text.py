@@ -79,9 +79,14 @@ def test_cycles_may_be_left_out():
         ("0F0>1FB", "0F0>0B", 7, "expected one of the transfers above, not 0F>0B"),
         (" 0F0 ", " - 0F0 ", 7, "expected a pass before '-'"),
         ("  worker 0", "    worker 0", 7, "expected one schedule"),
-        ("\n  worker 1", "\nworker 1", 8, "expected one schedule, with all lines but the first two"),
+        (
+            "\n  worker 1",
+            "\nworker 1",
+            8,
+            "expected one schedule, with all lines but the first two",
+        ),
         ("\n  worker 1", "\n   worker 1", 8, "the indentation is not that of a line here"),
-        ('0F>1FB: %h1', r'0F>1FB: %"\q"', 5, "expected a string of JSON in quotes"),
+        ("0F>1FB: %h1", r'0F>1FB: %"\q"', 5, "expected a string of JSON in quotes"),
     ],
 )
 def test_a_mistake_is_shown_with_its_line(old, new, line, expected):

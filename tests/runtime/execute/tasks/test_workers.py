@@ -1,5 +1,6 @@
 """Check that workers run side by side, and what they hold in memory."""
 
+import sys
 import threading
 import time
 
@@ -277,3 +278,26 @@ def test_no_other_thread_gets_the_number_of_a_worker(workers):
     thread.start()
     thread.join()
     assert set(found) == set(alone)
+
+
+def test_a_worker_that_waits_for_nothing_makes_no_calls_to_wait():
+    """Workers that share micro-batches neither send nor receive."""
+    made: set[str] = set()
+
+    def profile(frame, event, _):
+        path = frame.f_code.co_filename
+        if event == "call" and path.endswith(("tasks/workers.py", "tasks/changes.py")):
+            made.add(frame.f_code.co_name)
+
+    options = Options(engine="eager", device_iterations=8, workers=2)
+    run, data = compile_inference(nn.Linear(8, 8), options), torch.randn(8, 8)
+    run(data)
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        run(data)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert "_run_worker" in made
+    assert not made & {"wait", "wait_for", "_until", "finish", "make"}
