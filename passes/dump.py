@@ -1,16 +1,27 @@
 """Write what each pass leaves to a folder: one for each graph, one file for each pass."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.capture.update.trace_step import RecordedStep
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.passes.levels import Directions, Model, Partitioned
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.passes.levels import (
+    JOINT,
+    Directions,
+    Model,
+    Partitioned,
+    UpdateFunctions,
+    UpdateGraphs,
+    UpdatePlan,
+    UpdateStep,
+)
+from ipu_dynamo.program import HostProgram, graph_outputs
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
@@ -25,6 +36,10 @@ def text_of(model: Model) -> str:
         return "\n".join(_directions_lines(model))
     if isinstance(model, Partitioned):
         return "\n".join(_parts_lines(model))
+    if isinstance(model, RecordedUpdate | UpdateGraphs):
+        return "\n".join(_update_lines(model))
+    if isinstance(model, UpdateFunctions):
+        return "\n".join(_functions_lines(model))
     if isinstance(model, HostProgram):
         model = model.inlined
     functions = [f"{function}\n{function.listing()}" for function in model.functions]
@@ -39,6 +54,11 @@ def operators_in(model: Model) -> int:
         return _count(model.forward) + _count(model.backward)
     if isinstance(model, Partitioned):
         return sum(_count(part.graph) for part in model.parts)
+    if isinstance(model, RecordedUpdate | UpdateGraphs):
+        return sum(_count(step.graph) for step in model.steps)
+    if isinstance(model, UpdateFunctions):
+        functions = [f for step in model.steps for f in (step.factors, *step.pieces.values())]
+        return sum(len(function.operators) for function in functions)
     if isinstance(model, HostProgram):
         model = model.inlined
     return sum(len(function.operators) for function in model.functions)
@@ -113,6 +133,69 @@ def _parts_lines(partitioned: Partitioned) -> Iterator[str]:
         for node in part.graph.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 yield f"  {_line(node)}"
+
+
+def _update_lines(update: RecordedUpdate | UpdateGraphs) -> Iterator[str]:
+    steps: Sequence[RecordedStep | UpdateStep] = update.steps
+    for number, step in enumerate(steps):
+        recorded = step.recorded if isinstance(step, UpdateStep) else step
+        names = recorded.world.names
+        yield f"step {number} of {len(steps)}"
+        roles = [*names, *(f"gradient of {name}" for name in names)]
+        roles += [leaf.path for leaf in recorded.taken]
+        for node, role in zip(step.graph.graph.find_nodes(op="placeholder"), roles, strict=True):
+            yield f"{f'  input {value_text(node)}':<{_COLUMN}}  # {role}"
+        for node in step.graph.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                text = f"  {operator_text(node)}"
+                owner = _owner_text(step, node) if isinstance(step, UpdateStep) else ""
+                yield f"{text:<{_COLUMN}}  # {owner}" if owner else text
+        nodes = iter(graph_outputs(step.graph))
+        for result in recorded.results:
+            value = f"%{next(nodes).name}" if result.in_graph else repr(result.constant)
+            yield f"  return {result.path} = {value}"
+        if isinstance(step, UpdateStep):
+            yield from (f"  holds if %{node.name}  # {line}" for node, line in step.conditions)
+        else:
+            yield from (
+                f"  holds if {expression}  # {line}" for expression, line in step.conditions
+            )
+    if isinstance(update, UpdateGraphs) and update.plan is not None:
+        yield from _plan_lines(update.plan, update.steps[-1].world.names)
+
+
+def _owner_text(step: UpdateStep, node: fx.Node) -> str:
+    if node not in step.places:
+        return ""
+    place = step.places[node]
+    owner = "joint" if place.owner == JOINT else step.world.names[place.owner]
+    return f"{owner}, round {place.round}"
+
+
+def _plan_lines(plan: UpdatePlan, names: Sequence[str]) -> Iterator[str]:
+    for path, counter in plan.counters.items():
+        yield f"counter {counter.name}: {counter.type} = {counter.initial}  # {path}"
+    for path in plan.hyperparameters:
+        yield f"hyperparameter {path}"
+    for name, states in zip(names, plan.states, strict=True):
+        yield from (f"state {s.key} of {name}: {s.type}  # {s.path}" for s in states)
+    for state in plan.shared:
+        yield f"state {state.key}: {state.type}  # {state.path}"
+
+
+def _functions_lines(update: UpdateFunctions) -> Iterator[str]:
+    for number, step in enumerate(update.steps):
+        yield f"step {number} of {len(update.steps)}"
+        yield f"  ({', '.join(step.results)}) = {step.factors.name}"
+        for turn in step.rounds:
+            for name, part in turn.parts.items():
+                yield f"  ({', '.join(part.results)}) = {part.function} of {name}"
+            yield f"  ({', '.join(turn.results)}) = {turn.function}({', '.join(turn.arguments)})"
+        for name, piece in step.functions.items():
+            yield f"  update {name} by {piece}({', '.join(step.arguments[name])})"
+        for function in (step.factors, *step.pieces.values()):
+            yield f"{function}\n{function.listing()}"
+    yield from _plan_lines(update.plan, update.traced.names)
 
 
 def _line(node: fx.Node) -> str:

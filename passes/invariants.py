@@ -11,6 +11,8 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.marks.markers import (
     begin_block,
@@ -21,7 +23,7 @@ from ipu_dynamo.ops.marks.markers import (
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
-from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.levels import Level, Partitioned, UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import graph_outputs
 
 Problems = Iterator[str]
@@ -151,6 +153,62 @@ def _complete(partitioned: Partitioned) -> Problems:
                 yield f"%{node.name} in {part.function_name} has no value"
 
 
+def _pure(update: RecordedUpdate | UpdateGraphs) -> Problems:
+    for step in update.steps:
+        for node in step.graph.graph.nodes:
+            if writes(node):
+                yield f"%{node.name} = {node.target} writes an argument"
+
+
+def _of_tensors(update: UpdateGraphs) -> Problems:
+    """Each step is a valid graph of tensors, and has the inputs and outputs that it says."""
+    for step in update.steps:
+        step.graph.graph.lint()
+        inputs = 2 * len(step.parameters) + len(step.recorded.taken)
+        if len(list(step.graph.graph.find_nodes(op="placeholder"))) != inputs:
+            yield "an input without a role"
+        results = [result for result in step.recorded.results if result.in_graph]
+        if len(graph_outputs(step.graph)) != len(results) + len(step.recorded.kept_conditions):
+            yield "a result without a role"
+        for node in step.graph.graph.nodes:
+            if node.op != "output" and not isinstance(node.meta.get("val"), _VALUES):
+                yield f"%{node.name} is no tensor"
+
+
+_VALUES = (torch.Tensor, list, tuple)  # of tensors
+
+
+def _without_tensors(update: UpdateGraphs) -> Problems:
+    for step in update.steps:
+        for node in step.graph.graph.find_nodes(op="get_attr"):
+            yield f"%{node.name} is a tensor of the graph"
+
+
+def _planned(update: UpdateGraphs) -> Problems:
+    if update.plan is None:
+        yield "the update has no plan"
+    elif len(update.plan.states) != len(update.steps[-1].parameters):
+        yield "a parameter without a plan"
+
+
+def _owned(update: UpdateGraphs) -> Problems:
+    for step in update.steps:
+        for node in (*step.parameters, *step.gradients, *step.weights):
+            if node not in step.places:
+                yield f"%{node.name} has no owner"
+
+
+def _callable(update: UpdateFunctions) -> Problems:
+    """Every function that a step names is there, and has a parameter's own arguments."""
+    for step in update.steps:
+        named = {*step.functions.values(), *(r.function for r in step.rounds)}
+        named |= {part.function for r in step.rounds for part in r.parts.values()}
+        for name in named - step.pieces.keys():
+            yield f"there is no function {name}"
+        if step.functions.keys() != set(update.traced.names):
+            yield "a parameter without a function"
+
+
 def _operators(capture: Capture) -> Iterator[fx.Node]:
     return (n for n in capture.graph.graph.nodes if n.op not in ("placeholder", "output"))
 
@@ -191,5 +249,11 @@ INVARIANTS = (
     ),
     Invariant("complete parts", ("parts",), (), _complete),
     Invariant("in the order of the data", ("parts",), (), _ordered),
+    Invariant("without writes", ("recorded", "update"), ("RemoveWrites",), _pure),
+    Invariant("graphs of tensors", ("update",), ("TensorifyScalars",), _of_tensors),
+    Invariant("without tensors of its own", ("update",), ("FillConstants",), _without_tensors),
+    Invariant("planned", ("update",), ("PlanUpdate",), _planned),
+    Invariant("all owners known", ("update",), ("AssignOwners",), _owned),
+    Invariant("complete functions", ("functions",), (), _callable),
 )
 ESTABLISHING = frozenset(name for one in INVARIANTS for name in one.since)

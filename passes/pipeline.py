@@ -9,12 +9,14 @@ torch.compile(backend="ipu")           captured_passes, placement_passes, then A
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
                                        numeric_passes, host_passes
+an optimiser's step that is traced     update_passes, before the model is compiled
 """
 
 from collections.abc import Sequence
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.aot import Cutting
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import OptionError, Options
 from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
@@ -77,7 +79,7 @@ from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
-from ipu_dynamo.passes.levels import Pass
+from ipu_dynamo.passes.levels import Pass, UpdateFunctions, UpdatePlan
 from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
@@ -109,6 +111,16 @@ from ipu_dynamo.passes.traced.tag_convolution_groups import TagConvolutionGroups
 from ipu_dynamo.passes.traced.title_prints import TitlePrints
 from ipu_dynamo.passes.traced.writes.defer_writes import DeferWrites
 from ipu_dynamo.passes.traced.writes.write_under_mask import WriteUnderMask
+from ipu_dynamo.passes.update.assign_owners import AssignOwners
+from ipu_dynamo.passes.update.cut_update import CutUpdate
+from ipu_dynamo.passes.update.drop_copies import DropCopies
+from ipu_dynamo.passes.update.expand_representatives import ExpandRepresentatives
+from ipu_dynamo.passes.update.fill_constants import FillConstants
+from ipu_dynamo.passes.update.join_equal import JoinEqual
+from ipu_dynamo.passes.update.plan_update import PlanUpdate
+from ipu_dynamo.passes.update.remove_writes import RemoveWrites
+from ipu_dynamo.passes.update.share_counters import ShareCounters
+from ipu_dynamo.passes.update.tensorify_scalars import TensorifyScalars
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import Recipe
 
@@ -236,6 +248,30 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
         OwnResults(),
         *([CheckPipelineHazards()] if several else []),
         Emit(options, tuple(groups)),
+    ]
+
+
+def update_passes(options: Options, known: UpdatePlan | None = None) -> list[Pass]:
+    """From the recorded steps of an optimiser to functions that a program calls.
+
+    Args:
+        known: the plan of steps that the program has already.
+    """
+    return left_out(_update_passes(known), options)
+
+
+def _update_passes(known: UpdatePlan | None = None) -> list[Pass]:
+    return [
+        RemoveWrites(),
+        TensorifyScalars(),
+        ShareCounters(),
+        FillConstants(),
+        DropCopies(),
+        JoinEqual(),
+        PlanUpdate(known),
+        AssignOwners(),
+        CutUpdate(),
+        ExpandRepresentatives(),
     ]
 
 
@@ -439,6 +475,14 @@ def lower(model: Capture, passes: Passes, manager: PassManager | None = None) ->
     return program
 
 
+def lower_update(update: RecordedUpdate, passes: Passes, manager: PassManager) -> UpdateFunctions:
+    """The functions that `passes`, as `update_passes` has them, make of recorded steps."""
+    with compile_lock():
+        functions = manager.run(passes, update)
+    assert isinstance(functions, UpdateFunctions), "CutUpdate makes functions"
+    return functions
+
+
 def run_host_passes(
     program: Program | HostProgram,
     passes: Passes | None = None,
@@ -463,6 +507,7 @@ def all_passes() -> list[Pass]:
         *program_passes(options),
         *_writing_passes(ANY_MACHINE),
         *_form_passes(options, ANY_MACHINE),
+        *_update_passes(),
         SortByStage(),
         SplitWeightGradients(),
         CheckPipelineHazards(),

@@ -39,7 +39,8 @@ import ipu_dynamo.ops.recurrent.onednn_lstm
 import ipu_dynamo.ops.recurrent.pairs
 import ipu_dynamo.ops.right_decompositions
 import ipu_dynamo.ops.serialized_loss
-import ipu_dynamo.ops.unread_values  # noqa: F401
+import ipu_dynamo.ops.unread_values
+import ipu_dynamo.ops.updates.update_operators  # noqa: F401
 from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
 
 _PYTHON: dict[str, Callable[..., Any]] = {"getitem": operator.getitem}

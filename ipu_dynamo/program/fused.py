@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.ops.updates.update_functions import LEFT_OUT
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.update_rules import Rule, Traced
 
 Hyperparameters = Sequence[Sequence[float]]  # of each update group, in its rule's order
 Zeros = frozenset[tuple[int, str]]  # the hyperparameters that are zero and left out: group and name
-# Zeros that need no operator. PyTorch's optimisers branch on the first two; with the others nothing
-# changes: g * (1 - 0) and x + 0 are g and x, also where these are infinite. No other may be:
-# w - 0 * g is not w where g is infinite, nor is 0 * m + g then g.
-LEFT_OUT = frozenset({"weight_decay", "momentum", "dampening", "eps"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def compile_training(
             'guard_updates keeps variables of the program, and an optimiser with update="host" has'
             " states of its own; leave guard_updates out, or train without update"
         )
-    traced = None if on_host or has_rule(optimizer) else TracedOptimizer()
+    traced = None if on_host or has_rule(optimizer) else TracedOptimizer(Options.read(options))
 
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
         known = describe_host if on_host else describe

@@ -1,6 +1,7 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -312,6 +313,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             reading = link.read()
             groups = reading.groups
             compiled = compiling(groups)
+        if link is not None and link.traced is not None:
+            compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)

@@ -14,12 +14,11 @@ from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
-from ipu_dynamo.program.schedule.planning import schedule_of
+from ipu_dynamo.program.schedule.planning import schedule_of, side_by_side
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.side_by_side import side_by_side
-from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
+from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
@@ -149,10 +148,10 @@ class Executable:
         self._rounds, self._per_round = cut.steps, cut.micro_batches
         self.schedule = self.schedule_for(workers)
         if host.deferred:
-            (calls,) = stage_passes(program.calls)
-            self.schedule = side_by_side(
-                as_call(calls), micro_batches=self._per_round, workers=workers or 1
-            )
+            (call,) = calls_of_passes(cut.loop)
+            sums, count = host.deferred.accumulators, self._per_round
+            self.schedule = side_by_side(call, sums, micro_batches=count, workers=workers or 1)
+            self.schedule.check(program, adds=True)
         self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
         self._looped: LoopedStep | None = None

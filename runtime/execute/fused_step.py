@@ -12,8 +12,9 @@ from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
 from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
 from ipu_dynamo.program.host_plan import HostPlan
-from ipu_dynamo.program.schedule.schedule import Task as ScheduledTask
+from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
@@ -26,7 +27,7 @@ from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit, NothingKept
 
 FuseAgain = Callable[[Hyperparameters], HostProgram]
-_STEP = ScheduledTask(0, 0, 0)  # a fused step is one task
+_STEP = RunPass(0, 0, 0)  # a fused step is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class FusedFunction:
     fused: Fused
     stage: Stage
     call: Call
+    stage_pass: StagePass
     task: Task
     first_new: int
     homes: list[Tensor]
@@ -190,14 +192,14 @@ class FusedStep:
                 unchecked = False
             commit.rebind(homes, values)
             if observed:
-                self._report(observer, now.call, step, (start, perf_counter()), streams)
+                self._report(observer, now.stage_pass, step, (start, perf_counter()), streams)
             if self._storage.waiting:
                 commit.settle()
                 self._storage.write_waiting()
                 frame[:size] = homes
 
     def _report(
-        self, observer: Observer, call: Call, step: int, time: Interval, streams: HostStreams
+        self, observer: Observer, of: StagePass, step: int, time: Interval, streams: HostStreams
     ) -> None:
         """Report the events of a complete step."""
         start, end = time
@@ -206,7 +208,7 @@ class FusedStep:
         if observer.sent is not None:
             observer.sent(step, (end, end))
         if observer.task_ended is not None:
-            observer.task_ended(0, call, _STEP, time)
+            observer.task_ended(0, of, _STEP, time)
         if observer.step_ended is not None:
             observer.step_ended(step, self.commit.current)
         if observer.iteration_ended is not None:
@@ -260,8 +262,8 @@ class FusedStep:
         blank = [None] * (len(registers) - first)
         places = [binding.received[name] for name in fused.received]
         return FusedFunction(
-            host, fused, stage, whole, task, first, homes, constants, blank, instructions, binding,
-            places,
+            host, fused, stage, whole, StagePass.of(whole), task, first, homes, constants, blank,
+            instructions, binding, places,
         )  # fmt: skip
 
     def _failure(

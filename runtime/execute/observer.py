@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.program import Call
-from ipu_dynamo.program.schedule.schedule import Task
+from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
+from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 
 Interval = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
@@ -39,7 +39,8 @@ class Observer:
         sent: after an IPU has left all outputs of a micro-batch to the host. Gets the same.
         printed: for each value that a model prints. Gets the number of the stream among those
             that print, the micro-batch, and the value.
-        task_ended: after each task. Gets the worker, the instruction, the task and its time.
+        task_ended: after each run of a pass, and after gradients that passes return are added. Gets
+            the worker, the pass, the action and its time.
         update_began: after the micro-batches of a step, before its update writes a variable; in a
             fused step before both. Gets the step's number in the call, and a function that reads
             variables.
@@ -54,7 +55,7 @@ class Observer:
     received: Callable[[int, Interval], None] | None = None
     sent: Callable[[int, Interval], None] | None = None
     printed: Callable[[int, int, Tensor], None] | None = None
-    task_ended: Callable[[int, Call, Task, Interval], None] | None = None
+    task_ended: Callable[[int, StagePass, RunPass | AddGradients, Interval], None] | None = None
     update_began: Callable[[int, Read], None] | None = None
     step_ended: Callable[[int, Read], None] | None = None
     iteration_ended: Callable[[HostStreams, int], None] | None = None

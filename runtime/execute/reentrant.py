@@ -9,11 +9,12 @@ from torch import Tensor
 from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.program import HostProgram, Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
+from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, sequential
 from ipu_dynamo.program.schedule.registers import number_registers
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
+from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.host_io.joined_outputs import JoinedOutput
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
@@ -23,7 +24,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     stages_of,
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
-from ipu_dynamo.runtime.execute.tasks.workers import run_side_by_side
+from ipu_dynamo.runtime.execute.tasks.workers import Workers
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 Boxed = Callable[[list[Any]], tuple[Any, ...]]
@@ -101,7 +102,8 @@ def bind_loop(
         received={i.result: places[i.stream] for i in loop if isinstance(i, Receive)},
         sent={output.name: (place, False) for place, output in enumerate(program.outputs)},
     )
-    tasks, schedule = bind_passes(binding), _schedule(micro_batches, workers, program)
+    tasks = bind_passes(binding)
+    together = Workers(_schedule(micro_batches, workers, program))
     blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))
     inputs = [(registers[s.name], s.dim, s.outer) for s in program.inputs]
 
@@ -115,14 +117,14 @@ def bind_loop(
                 for pair in zip(program.outputs, joined, strict=True)
             ]
 
-        def work(_: int, task: Task) -> None:
-            m = task.micro_batch
-            if task.call == 0:
+        def work(_: int, run: RunPass) -> None:
+            m = run.micro_batch
+            if run.index == 0:
                 frames[m] = whole.copy()
-            tasks[task.call](frames[m], m, received, sent)
+            tasks[run.index](frames[m], m, received, sent)
 
         with intra_op_threads(threads):
-            run_side_by_side(schedule, work, threads_each=threads or torch.get_num_threads())
+            together.run(work, threads_each=threads or torch.get_num_threads())
         return tuple(output.value for output in sent)
 
     return run
@@ -131,7 +133,9 @@ def bind_loop(
 def _schedule(n: int, workers: int, program: Program) -> Schedule:
     """A pipeline; in turn for one worker, and for a program that draws from torch's generator or
     prints, which would depend on which worker comes first."""
-    calls = [as_call(of) for of in stage_passes(program.calls)]
+    calls = calls_of_passes(sections(program).loop)
     if workers == 1 or draws(program) or prints(program):
         return sequential(calls, micro_batches=n)
-    return pipelined(calls, micro_batches=n, workers=workers)
+    schedule = pipelined(calls, micro_batches=n, workers=workers)
+    schedule.check(program)
+    return schedule

@@ -92,7 +92,7 @@ class ReplayedStep(FusedStep):
             if observed:
                 for number in range(step, steps_made.steps):
                     end = began + ends[number]
-                    self._report(observer, now.call, first + number, (start, end), streams)
+                    self._report(observer, now.stage_pass, first + number, (start, end), streams)
                     start = end
             if self._storage.waiting:
                 commit.settle()

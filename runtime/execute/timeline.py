@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipu_dynamo.program import Call
-from ipu_dynamo.program.schedule.schedule import Task
+from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
+from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.execute.observer import Interval, Observer
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One task: from `start` to `end`, in seconds of a common clock."""
+    """One action: from `start` to `end`, in seconds of a common clock."""
 
     worker: int
     name: str
@@ -32,18 +32,12 @@ class Timeline(Observer):
 
     spans: list[Span] = field(default_factory=list)
 
-    def task_ended(self, worker: int, call: Call, task: Task, time: Interval) -> None:
-        self.spans.append(
-            Span(
-                worker,
-                f"{call.function} {task.micro_batch}",
-                call.stage,
-                call.ipu,
-                task.micro_batch,
-                task.replica,
-                *time,
-            )
-        )
+    def task_ended(
+        self, worker: int, of: StagePass, action: RunPass | AddGradients, time: Interval
+    ) -> None:
+        what = "add gradients" if isinstance(action, AddGradients) else of.function
+        name, place = f"{what} {action.micro_batch}", (action.micro_batch, action.replica)
+        self.spans.append(Span(worker, name, of.stage, of.ipu, *place, *time))
 
     def busy(self) -> dict[int, float]:
         """Share of the time from the first to the last span in which each worker had a task."""

@@ -5,16 +5,15 @@ they divide by anyway. So it costs the norm, and no pass over the gradients of i
 """
 
 from collections.abc import Callable, Sequence
-from math import inf
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import NonFiniteNorm
+from ipu_dynamo.ops.updates.update_functions import norm
 from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 
-_WIDTH = 4096  # a sum of so many elements is never split
 _TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
 
 
@@ -95,20 +94,4 @@ def clip_values(
 def norm_of_norms(norms: Tensor, p: float) -> Tensor:
     """The p-norm of what the elements of `norms` are p-norms of."""
     total: Tensor = torch.linalg.vector_norm(norms, p)
-    return total
-
-
-def norm(tensor: Tensor, dtype: torch.dtype, p: float = 2.0) -> Tensor:
-    """The p-norm of `tensor`, summed in an order that does not depend on the number of threads.
-
-    Torch splits one long sum between threads, but many short ones only from row to row.
-    """
-    flat = tensor.reshape(-1)
-    while flat.numel() > _WIDTH:
-        whole = flat.numel() // _WIDTH * _WIDTH
-        rows = torch.linalg.vector_norm(flat[:whole].view(-1, _WIDTH), p, dim=1, dtype=dtype)
-        flat = torch.cat([rows, flat[whole:].to(dtype)])
-    if p == inf and not flat.numel():
-        return torch.zeros((), dtype=dtype, device=tensor.device)
-    total: Tensor = torch.linalg.vector_norm(flat, p, dtype=dtype)
     return total

@@ -7,14 +7,11 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_
-from ipu_dynamo.program.ir.update_rules import LAMB, SGD, Adam, RMSprop, Rule
-from ipu_dynamo.runtime.update.adam_update import AdamUpdate
+from ipu_dynamo.ops.updates.update_kernels import KERNELS
+from ipu_dynamo.program.ir.update_rules import Rule
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
-from ipu_dynamo.runtime.update.lamb_update import LAMBUpdate
-from ipu_dynamo.runtime.update.rmsprop_update import RMSpropUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
-from ipu_dynamo.runtime.update.sgd_update import SGDUpdate
-from ipu_dynamo.runtime.update.update_tensors import Batch, batches, distinct
+from ipu_dynamo.runtime.update.update_tensors import batches, distinct
 
 
 class ParameterUpdate:
@@ -24,7 +21,7 @@ class ParameterUpdate:
     Calls need no `torch.no_grad`, and one at a time may run.
 
     Args:
-        rule: the equations.
+        rule: the equations, one of those with a kernel.
         parameters, gradients: aligned lists. A parameter whose gradient is None is left alone,
             and so are its states. A call overwrites the gradients.
         states: for every state of the rule, by its name, a list aligned with `parameters`;
@@ -50,7 +47,16 @@ class ParameterUpdate:
         self._batches = batches(
             rule, parameters, gradients, states, rounding, divided=divisor is not None
         )
-        self._parts = tuple(_implement(rule, batch, divisor) for batch in self._batches)
+        self._kernels = tuple(
+            KERNELS[rule.kind](
+                rule.flags,
+                batch.parameters,
+                batch.gradients,
+                batch.states,
+                batch.scale_by(divisor),
+            )
+            for batch in self._batches
+        )
         steps = [step for batch in self._batches for step in batch.states.get("step", [])]
         self._count = _counting(distinct(steps))
         self._values: list[float] = []
@@ -65,21 +71,21 @@ class ParameterUpdate:
 
     def prepare(self, values: Sequence[float]) -> None:
         """Do what a step can do before it writes parameters or states."""
-        self._values = [float(value) for value in values]
+        self._values = list(map(float, values))
         for batch in self._batches:
             batch.load()
 
     def write(self) -> None:
         """Write parameters and states, as `prepare` has left the gradients."""
         self._count()
-        for part, batch in zip(self._parts, self._batches, strict=True):
-            part(*self._values)
+        for kernel, batch in zip(self._kernels, self._batches, strict=True):
+            kernel(*self._values)
             batch.store()
 
     def reload(self) -> None:
         """Take notice that the states were overwritten, by a checkpoint for instance."""
-        for part in self._parts:
-            part.reload()
+        for kernel in self._kernels:
+            kernel.reload()
 
 
 def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
@@ -90,18 +96,3 @@ def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
     if len(counters) == 1:
         return partial(counters[0].add_, one)
     return partial(foreach_add_, counters, one, alpha=1.0)
-
-
-def _implement(
-    rule: Rule, batch: Batch, scale: Tensor | None
-) -> SGDUpdate | AdamUpdate | RMSpropUpdate | LAMBUpdate:
-    match rule:
-        case SGD():
-            return SGDUpdate(rule, batch, scale)
-        case Adam():
-            return AdamUpdate(rule, batch, scale)
-        case RMSprop():
-            return RMSpropUpdate(rule, batch, scale)
-        case LAMB():
-            return LAMBUpdate(rule, batch, scale)
-    raise NotImplementedError(f"the runtime has no update for {rule}")

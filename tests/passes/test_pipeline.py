@@ -21,10 +21,11 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes import pipeline
 from ipu_dynamo.passes.dump import DUMP, text_of
-from ipu_dynamo.passes.levels import Partitioned, level_of
+from ipu_dynamo.passes.levels import Partitioned, UpdateFunctions, UpdateGraphs, level_of
 from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
 from ipu_dynamo.passes.pipeline import (
     all_passes,
@@ -38,6 +39,7 @@ from ipu_dynamo.program import HostProgram, Program
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
 LEVELS = ("traced", "joint", "directions", "parts", "program", "host")
+UPDATE_LEVELS = ("recorded", "update", "functions")
 HOST = [step.name for step in host_passes(Options())]
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
 
@@ -83,11 +85,11 @@ def captured(model, *, training=True):
     return trace(model, read_arguments(model, batch(), {}), training=training)
 
 
-def trained(options=None, kind=Net):
+def trained(options=None, kind=Net, optimizer=torch.optim.SGD):
     torch.manual_seed(0)
     model = kind()
     chosen = {"engine": "eager", "seed": 1, **(options or {})}
-    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), chosen)
+    step = compile_training(model, optimizer(model.parameters(), lr=0.1), chosen)
     step(*batch())
     return step
 
@@ -109,6 +111,11 @@ def balanced(options=None):
 def kept(options=None):
     """Stages stay as they are listed."""
     return trained({**KEPT, **(options or {})})
+
+
+def by_traced_update(options=None):
+    """The optimiser's Python is traced."""
+    return trained(options, optimizer=torch.optim.Adamax)
 
 
 def in_micro_batches(options=None):
@@ -136,7 +143,7 @@ def dumped(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", STEPS, ids=NAMES)
 def test_a_step_has_a_name_a_level_and_says_what_it_does(step):
     assert step.name == type(step).__name__
-    assert step.level in LEVELS
+    assert step.level in (*LEVELS, *UPDATE_LEVELS)
     text = inspect.getdoc(sys.modules[type(step).__module__])
     for word in ("Before   ", "After    ", "Keeps    ", "Source   "):
         assert f"\n{word}" in text
@@ -150,6 +157,10 @@ def test_names_are_unique():
 
 def training_steps(options):
     return [*whole_step(options, training=True), *host_passes(options)]
+
+
+def update_steps():
+    return names_of(pipeline.update_passes(Options()))
 
 
 def names_of(steps):
@@ -175,6 +186,7 @@ RUNS = {  # ways to compile that have every pass between them
     balanced: names_of(training_steps(Options(**BALANCED))),
     kept: names_of(training_steps(Options(**KEPT))),
     through_dynamo: names_of(dynamo_steps()),
+    by_traced_update: [*update_steps(), *names_of(training_steps(Options()))],
     in_micro_batches: names_of([*dynamo_steps(micro_batches=True), *pipeline.split_passes()]),
 }
 
@@ -191,17 +203,20 @@ def test_every_step_is_dumped_under_its_name(dumped):
         "004_joint",
         "005_forward",
         "006_backward",
-        "007_captured",
-        "008_joint",
-        "009_forward",
-        "010_forward_before",
-        "011_forward_loop",
-        "012_backward",
-        "013_backward_loop",
+        "007_update",
+        "008_training",
+        "009_captured",
+        "010_joint",
+        "011_forward",
+        "012_forward_before",
+        "013_forward_loop",
+        "014_backward",
+        "015_backward_loop",
     ]
     assert graphs["000_training"] == ["traced", *RUNS[trained]]
     assert graphs["001_training"] == ["traced", *RUNS[balanced]]
     assert graphs["002_training"] == ["traced", *RUNS[kept]]
+    assert graphs["007_update"] == ["recorded", *update_steps()]
     seen = {name for names in graphs.values() for name in names}
     assert set(NAMES) <= seen
 
@@ -243,7 +258,7 @@ def test_a_step_can_be_left_out_or_says_why_not(step):
         return
     for run in runs_with(step.name):
         found, expected = run(options), result_of(run)
-        if run in (trained, balanced, kept):
+        if run in (trained, balanced, kept, by_traced_update):
             assert step.name not in names_of(found.explain().passes)
             found, expected = found.model, expected.model
         for one, other in zip(found.parameters(), expected.parameters(), strict=True):
@@ -274,7 +289,7 @@ def test_the_environment_leaves_out(monkeypatch, dumped):
 # --- What is said of a change -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("front_end", [trained, through_dynamo])
+@pytest.mark.parametrize("front_end", [trained, through_dynamo, by_traced_update])
 def test_a_step_that_says_so_has_changed_nothing(front_end, monkeypatch):
     original = PassManager._run
     silent = []
@@ -302,6 +317,10 @@ def everything(model):
             graphs = [model.graph]
         case Program():
             graphs = [function.graph for function in model.functions]
+        case RecordedUpdate() | UpdateGraphs():
+            graphs = [step.graph for step in model.steps]
+        case UpdateFunctions():
+            graphs = []
         case HostProgram():
             graphs = [function.graph for function in model.inlined.functions]
             graphs += [recipe.lowered.graph for recipe in model.recipes.values()]
@@ -421,6 +440,7 @@ def test_explanations_of_both_front_ends_list_every_step():
     assert explained == step.explain()
     assert names_of(explained.passes) == names_of(training_steps(Options()))
     assert "Differentiate: 7 -> " in str(explained)
+    assert names_of(by_traced_update().explain().passes) == RUNS[by_traced_update]
     torch._dynamo.reset()
     (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs
     kinds = dict(graph.passes)

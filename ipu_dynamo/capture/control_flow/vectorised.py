@@ -4,8 +4,8 @@ A trace records operators above the place where `vmap` adds the dimension, and w
 one row. So what is vectorised is traced by itself, below that place, and its operators are called
 again in the trace of the model.
 
-Before   torch.vmap(lambda row: row @ self.weight)(%x)
-After    %y = aten.mm(%x, %weight), and so on
+Call     torch.vmap(lambda row: row @ self.weight)(%x)
+Recorded %y = aten.mm(%x, %weight), and so on
 Keeps    values; gradients, which are those of the recorded operators; the line of the call.
 """
 

@@ -5,8 +5,8 @@ model's. So it knows which gradients there are. Each call becomes an operator of
 `ops/marks/inner_gradients.py`, and `Differentiate`, where autograd runs for the program, computes
 what it stands for: gradients of gradients are right.
 
-Before   torch.autograd.grad(energy, positions, create_graph=True)
-After    %g = ipu.take_gradients([%energy], [%positions], [], [%one], True, True)
+Call     torch.autograd.grad(energy, positions, create_graph=True)
+Recorded %g = ipu.take_gradients([%energy], [%positions], [], [%one], True, True)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Let a traced model cut windows at values: `t[s : s + n]` with a tensor `s`.
 
-Before   x[i * 4 : (i + 1) * 4]                      i is a tensor of the trace
-After    aten.index_select(x, 0, i * 4 + aten.arange(4))
+Call     x[i * 4 : (i + 1) * 4]                      i is a tensor of the trace
+Recorded aten.index_select(x, 0, i * 4 + aten.arange(4))
 
 Shapes are static, so the length of a window has to follow from the operators that compute its ends:
 both are the same sum of integer tensors times numbers, and differ by a number. All else is refused.

@@ -1,7 +1,7 @@
 """Call recurrent layers as one operator for each layer and direction, not step by step.
 
-Before   %y, %h = torch.gru(%x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
-After    %y1, %h1, _ = ipu.gru(%x, %h0[0], ...)
+Call     %y, %h = torch.gru(%x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
+Recorded %y1, %h1, _ = ipu.gru(%x, %h0[0], ...)
          %y, %h2, _ = ipu.gru(torch.dropout(%y1, p, True), %h0[1], ...)
          %h = torch.stack([%h1, %h2])
 Keeps    values, and random numbers as eager PyTorch computes and draws them; source lines.

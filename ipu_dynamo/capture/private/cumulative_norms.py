@@ -3,8 +3,8 @@
 PyTorch reads the count of batches in Python, for the share of the newest one in the average. In a
 program the count is a tensor, and so is the share.
 
-Before   F.batch_norm(%x, %mean, %var, ..., training=True, momentum=1 / float(%count))
-After    %y = F.batch_norm(%x, %m, %v, ..., training=True, momentum=1)     %m, %v: of this batch
+Call     F.batch_norm(%x, %mean, %var, ..., training=True, momentum=1 / float(%count))
+Recorded %y = F.batch_norm(%x, %m, %v, ..., training=True, momentum=1)     %m, %v: of this batch
          %mean.mul_(1 - 1 / %count).add_(%m / %count)                      %var alike
 Keeps    values up to rounding; buffers; source lines.
 """

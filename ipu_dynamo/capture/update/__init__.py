@@ -1,2 +1,2 @@
-"""From an optimiser's Python to graphs: what one step does to parameters and states, traced once,
-with its numbers as inputs and what it decided by them as a condition."""
+"""Record what one step of an optimiser does to parameters and states: a graph with its numbers as
+inputs, and what Python decided by them as conditions. `passes/update/` rewrites it."""

@@ -7,7 +7,6 @@ takes tensors of several parameters, or where the step cannot run that way, all 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.private.operator_log import NotSeparableError, OperatorLog
 from ipu_dynamo.capture.private.update_symbols import inside
-from ipu_dynamo.capture.update.plan_step import Plan
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
-from ipu_dynamo.program.ir.traced_update import TracedStep
 
 _APART = 2.0**-20  # equal numbers are moved apart by so much, to see which of them is taken
 
@@ -62,44 +59,10 @@ def reduced(world: World, stands: Sequence[int]) -> World:
     return world_of(small, names, own_foreach=world.own_foreach)
 
 
-def plan_of(common: Plan, source: World, target: World, of: Sequence[int]) -> Plan:
-    """The plan of `source` for another world, whose parameters stand to it as `of` says: for each
-    the index there."""
-    if source is target:
-        return common
-    key = {leaf.path: leaf.key for leaf in source.leaves}
-    path = {(leaf.parameter, leaf.key): leaf.path for leaf in source.leaves}
-    own_path = {(leaf.parameter, leaf.key): leaf.path for leaf in target.leaves}
-    states = tuple(
-        tuple(replace(s, path=own_path[place, key[s.path]]) for s in common.states[there])
-        for place, there in enumerate(of)
-    )
-    counters = {}
-    for leaf in target.leaves:
-        there = None if leaf.parameter is None else of[leaf.parameter]
-        counter = common.counters.get(path.get((there, leaf.key), ""))
-        if leaf.parameter is None:
-            counter = common.counters.get(leaf.path)
-        if counter is not None:
-            counters[leaf.path] = counter
-    return replace(common, states=states, counters=counters)
-
-
 def places(stands: Sequence[int]) -> list[int]:
     """For each parameter, the index of its representative among the representatives."""
     place = {traced: number for number, traced in enumerate(dict.fromkeys(stands))}
     return [place[traced] for traced in stands]
-
-
-def step_for_all(step: TracedStep, world: World, stands: Sequence[int]) -> TracedStep:
-    """The step of representatives for all that they stand for."""
-    of = {name: world.names[traced] for name, traced in zip(world.names, stands, strict=True)}
-    return replace(
-        step,
-        functions={name: step.functions[traced] for name, traced in of.items()},
-        states={name: step.states[traced] for name, traced in of.items()},
-        arguments={name: step.arguments[traced] for name, traced in of.items()},
-    )
 
 
 def _is_separable(world: World) -> bool:

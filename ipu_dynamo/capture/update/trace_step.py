@@ -1,4 +1,4 @@
-"""Trace one step of an optimiser into a graph without writes, with the condition that it holds by.
+"""Trace one step of an optimiser into a graph, with the condition that it holds by.
 
 Detection of what a trace would lose or bake, in this order: an exception says that Python asked for
 the value of a tensor; a second trace differs; random states have moved; a tensor from outside is in
@@ -7,7 +7,7 @@ the graph; a number was read as a value.
 
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,21 +19,19 @@ from ipu_dynamo.capture.private.update_symbols import (
     DATA_DEPENDENT,
     Stand,
     Symbol,
+    free_symbols,
     inside,
     record,
     recording,
     symbol_of,
-    without_writes,
 )
 from ipu_dynamo.capture.private.whole_numbers import SizesOfFunctions, SizesOfOperators
 from ipu_dynamo.capture.random_states import random_states
-from ipu_dynamo.capture.update.number_tensors import OPERATORS_OF_NUMBERS
 from ipu_dynamo.capture.update.world import Leaf, World
 from ipu_dynamo.errors import CompileError, IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 
 aten = torch.ops.aten
-_TRACED = object()  # what stands for a value that the graph makes
 HOST = 'compile_training(..., update="host") runs its step in Python, after the program'
 
 
@@ -45,45 +43,70 @@ class UntraceableUpdate(CompileError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a step leaves.
+    """A value after a step.
 
     Args:
         path: of the leaf; or `parameter N`.
-        node: in the graph; None: it is a constant.
-        constant: then its value.
+        in_graph: whether the graph returns it. Else it is `constant`.
     """
 
     path: str
-    node: fx.Node | None
+    in_graph: bool
     constant: Any = None
 
+    def __str__(self) -> str:
+        return f"{self.path} {'traced' if self.in_graph else repr(self.constant)}"
 
-@dataclass(frozen=True)
-class TracedGraph:
-    """One step as a graph.
+
+@dataclass
+class RecordedStep:
+    """One step as a graph of operators on tensors and on Python's numbers.
 
     Args:
         graph: its placeholders are parameters, gradients, and the leaves `taken`, in this order.
+            It returns those of `results` that are in the graph.
         world: that it was traced in.
+        stand: what made the stand-ins.
+        values: the stand-ins of the placeholders.
         taken: leaves that are inputs: tensors and numbers.
         results: of parameters, in order, and of the leaves afterwards.
         conditions: expressions over the symbols that `symbols` has, and the lines behind them.
         symbols: places of the placeholders that expressions speak of, by symbol; below 0 those of
             the numbers that were read of tensors, counted from -1 down.
-        spec: how the leaves are nested afterwards.
     """
 
     graph: fx.GraphModule
     world: World
+    stand: Stand
+    values: list[Any]
     taken: tuple[Leaf, ...]
     results: tuple[Result, ...]
     conditions: tuple[tuple[Any, str], ...]
     symbols: Mapping[str, int]
-    spec: Any
+
+    @property
+    def text(self) -> list[str]:
+        """All of it, in lines."""
+        lines = [str(node.format_node()) for node in self.graph.graph.nodes]
+        tensors = _attributes(self.graph)
+        constants = [f"{name} {value.tolist()}" for name, value in tensors.items()]
+        return [*lines, *constants, *map(str, self.results)]
+
+    @property
+    def kept_conditions(self) -> list[tuple[Any, str]]:
+        """The conditions of which every symbol is known."""
+        return [
+            (expression, line)
+            for expression, line in self.conditions
+            if free_symbols(expression) and free_symbols(expression) <= self.symbols.keys()
+        ]
 
 
-def trace_step(world: World) -> TracedGraph:
+def trace_step(world: World, number_operators: Collection[str]) -> RecordedStep:
     """Trace a step from `world`, twice, to find what differs from time to time.
+
+    Args:
+        number_operators: names of the operators whose number may change from step to step.
 
     Raises:
         UntraceableUpdate: with the line of the optimiser.
@@ -91,7 +114,7 @@ def trace_step(world: World) -> TracedGraph:
     if not world.parameters:
         raise UntraceableUpdate("the optimizer has no parameter to train", hint="give it some")
     with compile_lock(), _random_states_stay(world):
-        first, second = _record(world), _record(world)
+        first, second = (_record(world, number_operators) for _ in range(2))
         if (one := first.text) != (other := second.text):
             line = next((a for a, b in zip(one, other, strict=False) if a != b), "its length")
             raise UntraceableUpdate(
@@ -99,30 +122,7 @@ def trace_step(world: World) -> TracedGraph:
                 hint=f"keep what changes from step to step in its groups or its state, or: {HOST}",
             )
         _refuse_captured(first, second)
-        return _described(first)
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """A step as it was recorded, with writes."""
-
-    world: World
-    raw: fx.GraphModule
-    stand: Stand
-    values: list[Any]
-    taken: list[Leaf]
-    after: list[tuple[str, Any]]
-    spec: Any
-
-    @property
-    def text(self) -> list[str]:
-        """All of it, in lines."""
-        graph = self.raw
-        lines = [str(node.format_node()) for node in graph.graph.nodes]
-        tensors = _attributes(graph)
-        constants = [f"{name} {value.tolist()}" for name, value in tensors.items()]
-        results = [f"{p} {'traced' if v is _TRACED else repr(v)}" for p, v in self.after]
-        return [*lines, *constants, *results]
+        return first
 
 
 def _attributes(graph: fx.GraphModule) -> dict[str, Tensor]:
@@ -132,11 +132,11 @@ def _attributes(graph: fx.GraphModule) -> dict[str, Tensor]:
     return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
 
-def _refuse_captured(first: _Recorded, second: _Recorded) -> None:
+def _refuse_captured(first: RecordedStep, second: RecordedStep) -> None:
     """Refuse a tensor that is the same object in both traces: it comes from outside, and what it
     is later would be lost. One that a step makes is a new one each time."""
-    other = _attributes(second.raw)
-    for name, tensor in _attributes(first.raw).items():
+    other = _attributes(second.graph)
+    for name, tensor in _attributes(first.graph).items():
         if other.get(name) is tensor:
             raise UntraceableUpdate(
                 f"{_name(first.world)} reads a tensor of shape {list(tensor.shape)} that is in no "
@@ -145,10 +145,10 @@ def _refuse_captured(first: _Recorded, second: _Recorded) -> None:
             )
 
 
-def _record(world: World) -> _Recorded:
+def _record(world: World, number_operators: Collection[str]) -> RecordedStep:
     stand = Stand()
     taken = [leaf for leaf in world.leaves if leaf.is_tensor or leaf.is_number]
-    found: dict[str, Any] = {}
+    results: list[Result] = []
     parameters = [stand.tensor(p, known=False) for p in world.parameters]
     gradients = [stand.tensor(p, known=False) for p in world.parameters]
     stands = [
@@ -174,17 +174,18 @@ def _record(world: World) -> _Recorded:
             else leaf.value
             for leaf in world.leaves
         ]
-        sizes = SizesOfFunctions(settings), SizesOfOperators(settings, OPERATORS_OF_NUMBERS)
+        sizes = SizesOfFunctions(settings), SizesOfOperators(settings, number_operators)
         with inside(), sizes[0], sizes[1]:
             shadow = world.shadow(leaves, own, grads)
             type(world.optimizer).step(shadow)
-        after, found["spec"] = world.of_shadow(shadow, own)
+        after = world.of_shadow(shadow, own)
         traced = [isinstance(value, (Tensor, *Symbol)) for _, value in after]
-        found["after"] = [
-            (path, _TRACED if is_traced else value)
-            for (path, value), is_traced in zip(after, traced, strict=True)
-        ]
-        return [*own, *(v for (_, v), is_traced in zip(after, traced, strict=True) if is_traced)]
+        results[:] = [Result(f"parameter {i}", True) for i in range(count)]
+        results.extend(
+            Result(path, True) if in_graph else Result(path, False, value)
+            for (path, value), in_graph in zip(after, traced, strict=True)
+        )
+        return [*own, *(v for (_, v), in_graph in zip(after, traced, strict=True) if in_graph)]
 
     values = [*parameters, *gradients, *stands]
     with recording(stand):
@@ -192,34 +193,9 @@ def _record(world: World) -> _Recorded:
             raw = record(run, values)
         except Exception as error:
             raise explained(error, world) from error
-    return _Recorded(world, raw, stand, values, taken, found["after"], found["spec"])
-
-
-def _described(recorded: _Recorded) -> TracedGraph:
-    """The recorded step without writes, with what its placeholders and results are."""
-    conditions = tuple(recorded.stand.conditions())
-    with recording(recorded.stand):
-        try:
-            graph = without_writes(recorded.raw, recorded.values)
-        except Exception as error:
-            raise explained(error, recorded.world) from error
-    (output,) = graph.graph.find_nodes(op="output")
-    nodes = iter(output.args[0])
-    count = len(recorded.world.parameters)
-    results = [Result(f"parameter {i}", next(nodes)) for i in range(count)]
-    for path, constant in recorded.after:
-        results.append(
-            Result(path, next(nodes)) if constant is _TRACED else Result(path, None, constant)
-        )
-    return TracedGraph(
-        graph,
-        recorded.world,
-        tuple(recorded.taken),
-        tuple(results),
-        conditions,
-        _symbols(recorded.raw),
-        recorded.spec,
-    )
+    conditions = tuple(stand.conditions())
+    found = _symbols(raw)
+    return RecordedStep(raw, world, stand, values, tuple(taken), tuple(results), conditions, found)
 
 
 def _symbols(raw: fx.GraphModule) -> dict[str, int]:

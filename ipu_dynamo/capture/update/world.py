@@ -128,10 +128,8 @@ class World:
         vars(own)["state"] = defaultdict(dict, state)
         return own
 
-    def of_shadow(
-        self, shadow: Any, parameters: Sequence[Tensor]
-    ) -> tuple[list[tuple[str, Any]], Any]:
-        """What a shadow holds after its step: paths and values, and how they are nested."""
+    def of_shadow(self, shadow: Any, parameters: Sequence[Tensor]) -> list[tuple[str, Any]]:
+        """Return paths and values of a shadow after its step."""
         index = {id(parameter): i for i, parameter in enumerate(parameters)}
         originals = [
             {key: value for key, value in group.items() if key not in _PARAMETERS}
@@ -146,8 +144,7 @@ class World:
             for group, original in zip(shadow.param_groups, originals, strict=True)
         ]
         tree = _tree(shadow.state, groups, _attributes(shadow), index)
-        leaves, spec = flatten_with_path(tree)
-        return [(key_text(path), value) for path, value in leaves], spec
+        return [(key_text(path), value) for path, value in flatten_with_path(tree)[0]]
 
     def _plain(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """How torch is to compute: tensor by tensor, which is what a trace shows."""

@@ -69,6 +69,7 @@ foreach_div_: Callable[..., None] = torch._foreach_div_
 foreach_lerp_: Callable[..., None] = torch._foreach_lerp_
 foreach_neg_: Callable[..., None] = torch._foreach_neg_
 foreach_sqrt_: Callable[..., None] = torch._foreach_sqrt_
+foreach_sub_: Callable[..., None] = torch._foreach_sub_
 foreach_zero_: Callable[..., None] = torch._foreach_zero_
 
 

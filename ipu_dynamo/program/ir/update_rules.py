@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
+from ipu_dynamo.ops.updates.update_functions import HYPERPARAMETERS
 from ipu_dynamo.program.ir.types import DTYPES
 
 _CALL = re.compile(r"(\w+)\((.*)\)")
@@ -42,6 +43,11 @@ class Rule:
 
     kind: ClassVar[str]
     hyperparameters: ClassVar[tuple[str, ...]]  # numbers per group, new at every call if wanted
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags that are set."""
+        return frozenset(f.name for f in fields(self) if getattr(self, f.name) is True)
 
     def state_names(self) -> tuple[StateSpec, ...]:
         """The states of one parameter."""
@@ -93,7 +99,7 @@ class SGD(Rule):
     momentum_dtype: torch.dtype | None = None
 
     kind: ClassVar[str] = "sgd"
-    hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "momentum", "dampening", "weight_decay")
+    hyperparameters: ClassVar[tuple[str, ...]] = HYPERPARAMETERS["sgd"]
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
@@ -126,7 +132,7 @@ class Adam(Rule):
     exp_avg_sq_dtype: torch.dtype | None = None
 
     kind: ClassVar[str] = "adam"
-    hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "beta1", "beta2", "eps", "weight_decay")
+    hyperparameters: ClassVar[tuple[str, ...]] = HYPERPARAMETERS["adam"]
 
     def state_names(self) -> tuple[StateSpec, ...]:
         """`step`, the two averages, and with amsgrad the largest second one so far."""
@@ -163,7 +169,7 @@ class RMSprop(Rule):
     momentum_dtype: torch.dtype | None = None
 
     kind: ClassVar[str] = "rmsprop"
-    hyperparameters: ClassVar[tuple[str, ...]] = ("lr", "alpha", "eps", "weight_decay", "momentum")
+    hyperparameters: ClassVar[tuple[str, ...]] = HYPERPARAMETERS["rmsprop"]
 
     def state_names(self) -> tuple[StateSpec, ...]:
         """`step` (torch counts it, no equation reads it), the averages and the momentum."""
@@ -198,14 +204,7 @@ class LAMB(Rule):
     exp_avg_sq_dtype: torch.dtype | None = None
 
     kind: ClassVar[str] = "lamb"
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        "lr",
-        "beta1",
-        "beta2",
-        "eps",
-        "weight_decay",
-        "max_weight_norm",
-    )
+    hyperparameters: ClassVar[tuple[str, ...]] = HYPERPARAMETERS["lamb"]
 
     def state_names(self) -> tuple[StateSpec, ...]:
         """`step` and the two averages."""

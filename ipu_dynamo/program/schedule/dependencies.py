@@ -1,6 +1,6 @@
 """Find which passes of a micro-batch must be done before which, from what they read and write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ipu_dynamo.program import Accumulate, Call, Load, Plain, Program, Store, WriteBuffer
 from ipu_dynamo.program.schedule.registers import number_registers
@@ -16,14 +16,13 @@ def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
     """For each pass the earlier ones that must be done before it.
 
     They made what it reads; or also read what is forgotten after it; or use a variable before it
-    that the micro-batch changes. The first pass begins a micro-batch, and the last one ends it.
+    that the micro-batch changes. The first pass begins a micro-batch.
     """
     uses, registers = _uses(program), number_registers(program)
     changed = {registers[name] for name in changed_variables(program)}
     kept = {registers[variable.name] for variable in program.variables}
     count = len(stage_passes(calls_of(program)))
     needed: list[set[int]] = [{0} if index else set() for index in range(count)]
-    needed[-1] = set(range(count - 1))
     for register, users in uses.items():
         if register in changed:
             for position, user in enumerate(users):
@@ -45,15 +44,34 @@ def changes_between_calls(program: Program) -> bool:
 def changed_variables(program: Program) -> frozenset[str]:
     """The variables that micro-batches write: by instructions, or where these have become a part
     of functions, by calls."""
-    written = {function.name: function.written for function in program.functions}
-    changed: set[str] = set()
-    for instruction in sections(program).loop:
-        match instruction:
-            case Call(function=name, arguments=arguments):
-                changed.update(arguments[position] for position in written[name])
-            case Accumulate(accumulators=names) | WriteBuffer(variables=names):
-                changed.update(names)
-    return frozenset(changed)
+    written = _written(program)
+    return frozenset(name for i in sections(program).loop for name in _changed(i, written))
+
+
+def changing_passes(program: Program) -> frozenset[int]:
+    """The passes that write variables."""
+    passes = instructions_of_passes(sections(program).loop)
+    written = _written(program)
+    return frozenset(
+        number
+        for number, instructions in enumerate(passes)
+        if any(_changed(instruction, written) for instruction in instructions)
+    )
+
+
+def _written(program: Program) -> dict[str, tuple[int, ...]]:
+    """The arguments that each function writes."""
+    return {function.name: function.written for function in program.functions}
+
+
+def _changed(instruction: Plain, written: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The variables that an instruction writes."""
+    match instruction:
+        case Call(function=name, arguments=arguments):
+            return tuple(arguments[position] for position in written[name])
+        case Accumulate(accumulators=names) | WriteBuffer(variables=names):
+            return names
+    return ()
 
 
 def calls_of(program: Program) -> Sequence[Call]:

@@ -4,10 +4,12 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ipu_dynamo.program import Call, Direction
+from ipu_dynamo.program import Direction
+from ipu_dynamo.program.schedule.actions import AddGradients, ReceiveValues, RunPass
+from ipu_dynamo.program.schedule.stage_passes import StagePass
 
 if TYPE_CHECKING:
-    from ipu_dynamo.program.schedule.schedule import Schedule, Task
+    from ipu_dynamo.program.schedule.schedule import Schedule
 
 _BOX, _GAP, _MARGIN, _LINE = 26, 4, 12, 22  # pixels
 _CHARACTER = 8  # width of a character of the row names
@@ -20,16 +22,18 @@ _HUES: dict[Direction, tuple[str, int]] = {
 
 
 def draw(schedule: "Schedule") -> str:
-    """A row per worker, a column per cycle, a box per task with the number of its micro-batch.
+    """A row per worker, a column per cycle, a box per pass with the number of its micro-batch.
 
-    A box's hue is its direction, its lightness the stage; pointing at it shows the call.
+    A box's hue is its direction, its lightness the stage; pointing at it shows the call, what it
+    waits for, and whether gradients are added behind it.
     """
-    cells: dict[tuple[int, int], list[Task]] = {}
+    cells: dict[tuple[int, int], list[RunPass]] = {}
     taken: set[tuple[int, int]] = set()
-    for worker, tasks in enumerate(schedule.workers):
-        for task in tasks:
-            cells.setdefault((worker, task.cycle), []).append(task)
-            taken |= {(worker, task.cycle + i) for i in range(task.length)}
+    for worker, runs in enumerate(schedule.runs):
+        for run in runs:
+            cells.setdefault((worker, run.cycle), []).append(run)
+            taken |= {(worker, run.cycle + i) for i in range(run.length)}
+    notes = _notes(schedule)
     wide = [1] * schedule.cycles  # boxes side by side in a column
     for (_, cycle), here in cells.items():
         wide[cycle] = max(wide[cycle], len(here))
@@ -44,8 +48,8 @@ def draw(schedule: "Schedule") -> str:
         for cycle, start in enumerate(starts):
             here = cells.get((row, cycle), [])
             parts += [
-                _task(start + i * _BOX, y, schedule.calls[task.call], task)
-                for i, task in enumerate(here)
+                _box(start + i * _BOX, y, schedule.passes[run.index], run, notes[run])
+                for i, run in enumerate(here)
             ]
             if (row, cycle) not in taken:
                 width = wide[cycle] * _BOX
@@ -72,36 +76,58 @@ def draw(schedule: "Schedule") -> str:
 
 
 def _title(schedule: "Schedule") -> str:
-    tasks = sum(len(tasks) for tasks in schedule.workers)
-    return f"{tasks} calls on {len(schedule.workers)} workers in {schedule.cycles} cycles"
+    passes = sum(map(len, schedule.runs))
+    return f"{passes} passes on {len(schedule.workers)} workers in {schedule.cycles} cycles"
 
 
-def _task(x: int, y: int, call: Call, task: "Task") -> str:
-    width = task.length * (_BOX + _GAP) - _GAP
+def _notes(schedule: "Schedule") -> dict[RunPass, str]:
+    """What each pass waits for, and what is done with its gradients."""
+    notes: dict[RunPass, str] = {}
+    for actions in schedule.workers:
+        waits: list[str] = []
+        last: RunPass | None = None
+        for action in actions:
+            match action:
+                case ReceiveValues(transfer=number):
+                    transfer = schedule.transfers[number]
+                    values = [f"%{name}" for name in transfer.values]
+                    what = ", ".join(values[:3]) + (", ..." if values[3:] else "")
+                    source = f"{schedule.names[transfer.source]}{action.micro_batch}"
+                    waits.append(f"; waits for {what} of {source}" if what else f"; after {source}")
+                case RunPass():
+                    notes[action], waits, last = "".join(waits), [], action
+                case AddGradients() if last is not None:
+                    notes[last] += "".join([*waits, "; then adds its gradients"])
+                    waits = []
+    return notes
+
+
+def _box(x: int, y: int, of: StagePass, run: RunPass, note: str) -> str:
+    width = run.length * (_BOX + _GAP) - _GAP
     title = (
-        f"@{call.function} on ipu{call.ipu}, stage {call.stage}, micro-batch {task.micro_batch}, "
-        f"replica {task.replica}, cycle {task.cycle}: {call.source}"
+        f"@{of.function} on ipu{of.ipu}, stage {of.stage}, micro-batch {run.micro_batch}, "
+        f"replica {run.replica}, cycle {run.cycle}{note}: {of.source}"
     )
     return (
         f'<g><title>{escape(title)}</title><rect x="{x}" y="{y}" width="{width}" height="{_BOX}" '
-        f'fill="{_colour(call)}" stroke="white"/>'
-        f"{_text(x + width // 2, y + _BOX - 8, str(task.micro_batch), 'middle')}</g>"
+        f'fill="{_colour(of)}" stroke="white"/>'
+        f"{_text(x + width // 2, y + _BOX - 8, str(run.micro_batch), 'middle')}</g>"
     )
 
 
-def _colour(call: Call) -> str:
+def _colour(of: StagePass) -> str:
     """The direction's hue; neighbouring stages alternate in lightness."""
-    return f"hsl({_HUES[call.direction][1]},70%,{82 - 14 * (call.stage % 3)}%)"
+    return f"hsl({_HUES[of.direction][1]},70%,{82 - 14 * (of.stage % 3)}%)"
 
 
 def _legend(schedule: "Schedule", top: int) -> list[str]:
-    """A line per call, with its colour, and one that explains the grey cells."""
+    """A line per pass, with its colour, and one that explains the grey cells."""
     lines = [
         (
-            _colour(call),
-            f"stage {call.stage} on ipu{call.ipu}: {_HUES[call.direction][0]}, @{call.function}",
+            _colour(of),
+            f"stage {of.stage} on ipu{of.ipu}: {_HUES[of.direction][0]}, @{of.function}",
         )
-        for call in schedule.calls
+        for of in schedule.passes
     ]
     lines.append(("#eee", "nothing to do; columns are cycles, numbers are micro-batches"))
     return [

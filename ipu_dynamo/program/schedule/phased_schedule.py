@@ -8,7 +8,9 @@ b + p + 1, where b is the cycle in which the pair begins.
 from collections.abc import Sequence
 
 from ipu_dynamo.program import Call
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.actions import RunPass
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program.schedule.transfers import with_transfers
 
 
 def alternating(
@@ -23,7 +25,8 @@ def alternating(
 
     Args:
         calls: of one micro-batch, in program order, with their phases.
-        waits: for each call, the earlier ones that must be done before it.
+        waits: for each call, the earlier ones that must be done before it. The last call waits
+            for all others, so that no more micro-batches are on their way than two.
         micro_batches: per replica and step.
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.
@@ -33,17 +36,16 @@ def alternating(
     worker_of = {place: index % count for index, place in enumerate(places)}
     length = 1 + max(_phase(call) for call in calls)
     period = length + length % 2  # even, so that the next pair finds each group at its own phases
-    tasks: list[list[Task]] = [[] for _ in range(count)]
+    runs: list[list[RunPass]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):
             pair, second = divmod(micro_batch, 2)
             for index, call in enumerate(calls):
                 cycle = pair * period + second + _phase(call)
-                task = Task(cycle, index, micro_batch, replica)
-                tasks[worker_of[replica, call.ipu]].append(task)
-    schedule = Schedule(tuple(calls), tuple(tuple(sorted(of)) for of in tasks), tuple(waits))
-    schedule.check()
-    return schedule
+                run = RunPass(cycle, index, micro_batch, replica)
+                runs[worker_of[replica, call.ipu]].append(run)
+    waits = [*waits[:-1], tuple(range(len(calls) - 1))]
+    return with_transfers(calls, [sorted(of) for of in runs], waits)
 
 
 def _phase(call: Call) -> int:

@@ -12,7 +12,15 @@ from torch import fx
 
 from ipu_dynamo.ops.library.host_call import calls_host
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
-from ipu_dynamo.program import Call, Program, Stash
+from ipu_dynamo.program import Call, Program
+from ipu_dynamo.program.schedule.actions import (
+    Action,
+    AddGradients,
+    ReceiveValues,
+    RunPass,
+    SendValues,
+    Transfer,
+)
 from ipu_dynamo.program.schedule.dependencies import (
     changed_variables,
     changes_between_calls,
@@ -21,9 +29,10 @@ from ipu_dynamo.program.schedule.dependencies import (
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
+from ipu_dynamo.program.schedule.stage_passes import StagePass, calls_of_passes
+from ipu_dynamo.program.schedule.transfers import with_transfers
 
 
 def schedule_of(
@@ -36,8 +45,11 @@ def schedule_of(
         workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
             program of several IPUs that is no pipeline. An IPU that is alone shares its
             micro-batches between the workers when they are `independent`.
+
+    Raises:
+        CompileError: workers could not follow the schedule.
     """
-    calls = [as_call(calls) for calls in stage_passes(program.calls)]
+    calls = calls_of_passes(sections(program).loop)
     alone = len({call.ipu for call in calls}) == 1
     if alone and replicas == 1 and workers is not None and independent(program):
         return spread(calls, micro_batches=micro_batches, workers=workers)
@@ -46,33 +58,33 @@ def schedule_of(
     if any(call.phase is not None for call in calls):
         if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
             return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-        return alternating(
+        schedule = alternating(
             calls,
             dependencies(program),
             micro_batches=micro_batches,
             replicas=replicas,
             workers=workers,
         )
+        schedule.check(program)
+        return schedule
     if not alone and program.order == "sequential":
         return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-    return pipelined(
-        calls,
-        micro_batches=micro_batches,
-        replicas=replicas,
-        workers=workers,
-        stashes=program.stash,
+    schedule = pipelined(
+        calls, micro_batches=micro_batches, replicas=replicas, workers=workers
     )
+    schedule.check(program)
+    return schedule
 
 
 def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
     """One worker runs all calls of a micro-batch, then the next micro-batch."""
-    tasks, cycle = [], 0
+    runs, cycle = [], 0
     for micro_batch in range(micro_batches):
         for replica in range(replicas):
             for index in range(len(calls)):
-                tasks.append(Task(cycle, index, micro_batch, replica))
+                runs.append(RunPass(cycle, index, micro_batch, replica))
                 cycle += 1
-    return Schedule(tuple(calls), (tuple(tasks),), ((),) * len(calls))
+    return Schedule(tuple(map(StagePass.of, calls)), (tuple(runs),))
 
 
 def independent(program: Program) -> bool:
@@ -120,20 +132,40 @@ def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedu
     """Each worker runs all calls of some consecutive micro-batches, and waits for nobody."""
     count = min(workers, micro_batches)
     ends = [micro_batches * (worker + 1) // count for worker in range(count)]
-    tasks = []
+    runs = []
     for start, end in pairwise([0, *ends]):
         order = [(m, index) for m in range(start, end) for index in range(len(calls))]
-        tasks.append(tuple(Task(cycle, index, m) for cycle, (m, index) in enumerate(order)))
-    return Schedule(tuple(calls), tuple(tasks), ((),) * len(calls))
+        runs.append(tuple(RunPass(cycle, index, m) for cycle, (m, index) in enumerate(order)))
+    return Schedule(tuple(map(StagePass.of, calls)), tuple(runs))
+
+
+def side_by_side(
+    call: Call, sums: Sequence[str], *, micro_batches: int, workers: int
+) -> Schedule:
+    """Each worker takes every `workers`-th micro-batch, the whole of it.
+
+    Actions add the gradients of each micro-batch after those of the one before.
+
+    Args:
+        call: of the one stage pass.
+        sums: the variables that gradients are added to.
+    """
+    count = min(workers, micro_batches)
+    actions: list[list[Action]] = [[] for _ in range(count)]
+    for micro_batch in range(micro_batches):
+        own = actions[micro_batch % count]
+        own.append(RunPass(micro_batch // count, 0, micro_batch))
+        if count > 1 and micro_batch > 0:
+            own.append(ReceiveValues(0, micro_batch - 1))
+        own.append(AddGradients(micro_batch))
+        if count > 1 and micro_batch + 1 < micro_batches:
+            own.append(SendValues(0, micro_batch))
+    handed_on = (Transfer(0, 0, tuple(dict.fromkeys(sums))),) if count > 1 else ()
+    return Schedule((StagePass.of(call),), tuple(map(tuple, actions)), handed_on)
 
 
 def pipelined(
-    calls: Sequence[Call],
-    *,
-    micro_batches: int,
-    replicas: int = 1,
-    workers: int | None = None,
-    stashes: Sequence[Stash] = (),
+    calls: Sequence[Call], *, micro_batches: int, replicas: int = 1, workers: int | None = None
 ) -> Schedule:
     """The pipelined schedule of one step.
 
@@ -142,10 +174,6 @@ def pipelined(
         micro_batches: per replica and step.
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.
-        stashes: how much the stages may keep.
-
-    Raises:
-        CompileError: the schedule cannot run.
     """
     ipus = sorted({call.ipu for call in calls})
     places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
@@ -155,7 +183,7 @@ def pipelined(
     ends = [0] * count  # the cycle in which each worker has done what others may wait for
     for (_, ipu), worker in worker_of.items():
         ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])
-    tasks: list[list[Task]] = [[] for _ in range(count)]
+    runs: list[list[RunPass]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):
             for index, call in enumerate(calls):
@@ -163,17 +191,14 @@ def pipelined(
                 after = micro_batches - 1 - micro_batch  # so many micro-batches come after it
                 if call.direction == "weights" and after <= left[call.ipu]:
                     cycle = ends[worker]
-                tasks[worker].append(Task(cycle, index, micro_batch, replica))
+                runs[worker].append(RunPass(cycle, index, micro_batch, replica))
 
-    def turn(task: Task) -> tuple[int, bool, Task]:
-        return task.cycle, calls[task.call].direction == "weights", task
+    def turn(run: RunPass) -> tuple[int, bool, RunPass]:
+        return run.cycle, calls[run.index].direction == "weights", run
 
-    ordered = tuple(tuple(sorted(of, key=turn)) for of in tasks)
+    ordered = [sorted(of, key=turn) for of in runs]
     training = any("backward" in call.direction for call in calls)
-    readers = () if training else tuple(_readers(calls))
-    schedule = Schedule(tuple(calls), ordered, tuple(_waits(calls)), (*stashes,), readers)
-    schedule.check()
-    return schedule
+    return with_transfers(calls, ordered, _waits(calls), () if training else _readers(calls))
 
 
 def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
@@ -194,8 +219,8 @@ def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
 
 
 def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """For each call, the next one on another IPU, ahead of which it must not run by more than a
-    pipeline does: where no backward pass follows, nothing else would stop it."""
+    """For each call, the next one on another IPU, which has to be done with the micro-batch two
+    before: where no backward pass follows, nothing else would stop it."""
     readers = []
     for index, call in enumerate(calls):
         later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]

@@ -5,10 +5,10 @@ stashes and workers deal with passes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import assert_never
+from typing import Self, assert_never
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
@@ -27,7 +27,27 @@ from ipu_dynamo.program.ir.instructions import (
     Update,
 )
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
-from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
+from ipu_dynamo.program.ir.writes import Accumulate, Direction, WriteBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class StagePass:
+    """A stage pass, by the first function that it calls.
+
+    Args:
+        source: first line of the user's model that it computes.
+    """
+
+    function: str
+    ipu: int
+    stage: int
+    direction: Direction
+    source: str
+
+    @classmethod
+    def of(cls, call: Call) -> Self:
+        """The pass of a call, or of a pass as if it were one."""
+        return cls(call.function, call.ipu, call.stage, call.direction, call.source)
 
 
 def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
@@ -43,6 +63,30 @@ def as_call(stage_pass: Sequence[Call]) -> Call:
     arguments = dict.fromkeys(name for call in stage_pass for name in call.arguments)
     outside = tuple(name for name in arguments if name not in results)
     return replace(stage_pass[0], arguments=outside, results=tuple(results))
+
+
+def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
+    """Each stage pass of a micro-batch as if it were one call, with all that it reads and makes.
+
+    Beside its own calls that is what it receives, copies, stores, loads and sends.
+    """
+    calls = []
+    for instructions in instructions_of_passes(loop):
+        call = as_call([i for i in instructions if isinstance(i, Call)])
+        reads, makes = dict.fromkeys(call.arguments), dict.fromkeys(call.results)
+        for instruction in instructions:
+            match instruction:
+                case Receive(result=result):
+                    makes[result] = None
+                case Copy(value=value, result=result) | Store(value=value, result=result):
+                    reads[value] = makes[result] = None
+                case Load(value=value, result=result) if not is_fetch(instruction):
+                    reads[value] = makes[result] = None
+                case Send(value=value):
+                    reads[value] = None
+        arguments = tuple(name for name in reads if name not in makes)
+        calls.append(replace(call, arguments=arguments, results=tuple(filter(None, makes))))
+    return calls
 
 
 def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:

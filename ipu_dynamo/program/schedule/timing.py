@@ -1,46 +1,63 @@
-"""Time a schedule: when its calls would run if each pass took as long as every other."""
+"""Time a schedule: when its passes would run if each kind of work took as long as every other."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ipu_dynamo.program import Call
+from ipu_dynamo.program.schedule.actions import (
+    Action,
+    AddGradients,
+    ReceiveValues,
+    RunPass,
+    SendValues,
+)
+from ipu_dynamo.program.schedule.stage_passes import StagePass
 
 if TYPE_CHECKING:
-    from ipu_dynamo.program.schedule.schedule import Schedule, Task
+    from ipu_dynamo.program.schedule.schedule import Schedule
 
 _PASSES = {"forward": 1, "backward": 2, "forward_backward": 3, "weights": 1}
 
 
 def timed(schedule: "Schedule") -> "Schedule":
-    """The same schedule, with a cycle for each pass, and no worker that waits for a cycle's end.
+    """The same schedule, with a cycle for each kind of work, and no worker that waits for a
+    cycle's end.
 
-    A call takes a cycle for the forward pass, one for the gradients of inputs, and one for those
-    of weights, as far as it computes them. It starts when its worker and what it reads are ready.
+    A pass takes a cycle for the forward pass, one for the gradients of inputs, and one for those
+    of weights, as far as it computes them. It starts when its worker and what that has to receive
+    are ready. Sends and additions take no time.
     """
-    lengths = _lengths(schedule.calls)
-    ends: dict[tuple[int, int, int], int] = {}
-    placed: list[list[Task]] = [[] for _ in schedule.workers]
+    lengths = _lengths(schedule.passes)
+    sent: dict[tuple[int, int, int], int] = {}
+    placed: list[list[Action]] = [[] for _ in schedule.workers]
+    ends = [0] * len(placed)
     moved = True
     while moved:
         moved = False
-        for worker, tasks in enumerate(schedule.workers):
-            for task in tasks[len(placed[worker]) :]:
-                needed = [(call, m, task.replica) for call, m in schedule.needs(task)]
-                if not ends.keys() >= set(needed):
-                    break
-                before = [t.cycle + t.length for t in placed[worker][-1:]]
-                cycle = max([0, *before, *(ends[key] for key in needed)])
-                length = lengths[task.call]
-                placed[worker].append(replace(task, cycle=cycle, length=length))
-                ends[task.call, task.micro_batch, task.replica] = cycle + length
+        for worker, actions in enumerate(schedule.workers):
+            while len(placed[worker]) < len(actions):
+                action = actions[len(placed[worker])]
+                match action:
+                    case ReceiveValues(number, micro_batch, replica):
+                        if (number, micro_batch, replica) not in sent:
+                            break
+                        ends[worker] = max(ends[worker], sent[number, micro_batch, replica])
+                    case SendValues(number, micro_batch, replica):
+                        sent[number, micro_batch, replica] = ends[worker]
+                    case RunPass(index=index):
+                        action = replace(action, cycle=ends[worker], length=lengths[index])
+                        ends[worker] += lengths[index]
+                    case AddGradients():
+                        pass
+                placed[worker].append(action)
                 moved = True
     return replace(schedule, workers=tuple(map(tuple, placed)))
 
 
-def _lengths(calls: tuple[Call, ...]) -> list[int]:
-    """Cycles of every call; without the weight gradients where they are a call of their own."""
-    split = {call.stage for call in calls if call.direction == "weights"}
+def _lengths(passes: Sequence[StagePass]) -> list[int]:
+    """Cycles of every pass; without the weight gradients where they are a pass of their own."""
+    split = {one.stage for one in passes if one.direction == "weights"}
     return [
-        _PASSES[call.direction] - ("backward" in call.direction and call.stage in split)
-        for call in calls
+        _PASSES[one.direction] - ("backward" in one.direction and one.stage in split)
+        for one in passes
     ]

@@ -1,6 +1,7 @@
 """Keep an optimiser whose step is traced from Python, and its program, in step with each other."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from types import MappingProxyType
@@ -10,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipu_dynamo.capture.update.cut_factors import EPOCH
-from ipu_dynamo.capture.update.variants import Variants, trace_variant, trace_variants
+from ipu_dynamo.capture.update.record_update import RecordedUpdate, record_step, record_update
+from ipu_dynamo.capture.update.trace_step import UntraceableUpdate
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
 from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.levels import UpdateFunctions, UpdatePlan
+from ipu_dynamo.passes.manager import PassManager, PassRun
+from ipu_dynamo.passes.pipeline import lower_update, update_passes
 from ipu_dynamo.passes.program.retrace_update import with_trace
+from ipu_dynamo.passes.update.cut_factors import EPOCH
+from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
 from ipu_dynamo.program import Program, TracedStep
 from ipu_dynamo.program.ir.update_rules import Traced
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
@@ -31,10 +37,18 @@ class TracedOptimizer:
 
     Invariant: `variants` is of the last `describe`; `steps` has all that were traced since for the
     same program.
+
+    Args:
+        options: which passes on the update are left out.
+
+    Attributes:
+        passes: what each pass did to the steps of the last `describe`.
     """
 
-    def __init__(self) -> None:
-        self._variants: Variants | None = None
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.passes: tuple[PassRun, ...] = ()
+        self._variants: UpdateFunctions | None = None
         self.steps: list[TracedStep] = []
         self._without: frozenset[str] = frozenset()
 
@@ -43,7 +57,7 @@ class TracedOptimizer:
         self._without |= {*names}
 
     @property
-    def variants(self) -> Variants:
+    def variants(self) -> UpdateFunctions:
         """What was traced.
 
         Raises:
@@ -65,12 +79,38 @@ class TracedOptimizer:
                     f"parameter group {index} asks for a differentiable step",
                     hint="construct the optimizer with differentiable=False",
                 )
-        self._variants = trace_variants(optimizer, _names(optimizer, parameters), self._without)
+        self._variants = self._traced(optimizer, _names(optimizer, parameters))
         self.steps = list(self._variants.steps)
         self._note_counts(optimizer)
         return self._groups(self._variants, self.steps[-1])
 
-    def _groups(self, variants: Variants, step: TracedStep) -> tuple[Group, ...]:
+    def _traced(self, optimizer: Optimizer, names: Mapping[int, str]) -> UpdateFunctions:
+        """Trace the steps of an optimiser.
+
+        Torch steps alike tensor by tensor and with lists of tensors (`foreach`), and the first is
+        what many parameters are traced by few of. Where that does not trace, what the groups say
+        of `foreach` counts: the two are different code, of other people.
+        """
+        try:
+            world = world_of(optimizer, names, self._without)
+            return self._lowered(record_update(world, OPERATORS_OF_NUMBERS))
+        except UntraceableUpdate:
+            if all(group.get("foreach", False) is False for group in optimizer.param_groups):
+                raise
+            with suppress(UntraceableUpdate):
+                world = world_of(optimizer, names, self._without, own_foreach=True)
+                return self._lowered(record_update(world, OPERATORS_OF_NUMBERS))
+            raise
+
+    def _lowered(
+        self, recorded: RecordedUpdate, known: UpdatePlan | None = None
+    ) -> UpdateFunctions:
+        manager = PassManager("update", first="recorded")
+        functions = lower_update(recorded, update_passes(self._options, known), manager)
+        self.passes = tuple(manager.runs)
+        return functions
+
+    def _groups(self, variants: UpdateFunctions, step: TracedStep) -> tuple[Group, ...]:
         world, own = variants.first, self._hyperparameters()
         key = _key(self.steps)
         groups = []
@@ -255,7 +295,9 @@ class TracedOptimizer:
             )
         names, own_foreach = _names(optimizer, parameters), self.variants.first.own_foreach
         world = world_of(optimizer, names, self._without, own_foreach=own_foreach)
-        step, self._lines = trace_variant(world, self.variants.plan)
+        recorded = record_step(world, OPERATORS_OF_NUMBERS)
+        (step,) = self._lowered(recorded, self.variants.plan).steps
+        self._lines = [line for _, line in recorded.steps[0].kept_conditions]
         self.steps.append(step)
         return step
 

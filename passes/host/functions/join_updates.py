@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.update.step_graphs import is_elementwise
+from ipu_dynamo.passes.update.step_graphs import is_elementwise
 from ipu_dynamo.program import Function, graph_outputs, make_function
 
 

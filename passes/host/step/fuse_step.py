@@ -17,8 +17,9 @@ from torch import fx
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.graph_queries import owner, writes
-from ipu_dynamo.passes.host.step.fuse_traced import (
-    TracedWriter,
+from ipu_dynamo.passes.host.step.fuse_updates import (
+    UpdateWriter,
+    Writer,
     factors_of,
     hyperparameters_of,
     read_by,
@@ -27,7 +28,6 @@ from ipu_dynamo.passes.host.step.fuse_traced import (
     written_by,
 )
 from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
-from ipu_dynamo.passes.host.step.update_graphs import RULES, Writer, written
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     Call,
@@ -44,11 +44,12 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
-from ipu_dynamo.program.ir.update_rules import Traced
+from ipu_dynamo.program.ir.update_rules import SGD, Adam, Traced
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
 
 aten = torch.ops.aten
+_RULES = (SGD, Adam, Traced)  # a step with another one keeps the bits of its kernel
 
 
 def why_not_fused(program: Program) -> str | None:
@@ -71,11 +72,11 @@ def why_not_fused(program: Program) -> str | None:
     if before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
         return "variables or values are off the chip"
     updates = [i for i in cut.after if isinstance(i, Update)]
-    kinds = Update if factors is None else Update | UpdatePart | JointUpdate
+    kinds = Update | UpdatePart | JointUpdate
     if not updates or not all(isinstance(i, kinds) for i in cut.after):
         return "a step does not end with updates alone"
     for update in updates:
-        if not isinstance(update.rule, RULES if factors is None else Traced):
+        if not isinstance(update.rule, _RULES):
             return f"the rule {update.rule}"
         if update.rounding != "nearest" or update.loss_scale is not None:
             return "updates round at random, or are divided by a loss scale"
@@ -96,16 +97,7 @@ def _function(program: Program) -> Function:
 def _types_fit(program: Program, updates: Sequence[Update]) -> bool:
     """Whether an update computes in the types that weights, gradients and states have."""
     types = {variable.name: variable.type for variable in program.variables}
-    for update in updates:
-        if update.function is not None:  # which says itself in which types it computes
-            if not takes_as_they_are(program, update, types):
-                return False
-            continue
-        states = [name for _, names in update.states for name in names]
-        names = (*update.parameters, *update.gradients, *states)
-        if any(types[name].dtype != torch.float32 for name in names):
-            return False
-    return True
+    return all(takes_as_they_are(program, update, types) for update in updates)
 
 
 def _only_stores(function: Function) -> bool:
@@ -165,26 +157,23 @@ class _Fusing:
         accumulators = {g for u in self.updates for g in u.gradients}
         changed = {n for u in self.updates for n in (*u.parameters, *_states_of(u))}
         changed |= written_here - accumulators
-        if self.factors is not None:
-            changed |= {*written_by(self.after, self.factors)}
+        changed |= {*written_by(self.after, self.factors)}
         state = tuple(name for name in variables if name in changed)
         read = dict.fromkeys((*inputs, *read_by(self.after)))
         constants = tuple(n for n in read if n in variables and n not in changed | accumulators)
         received = tuple(name for name in inputs if name not in variables)
         for name in (*state, *constants, *received):
             self.values[name] = self.take(name, inputs, variables)
-        hyperparameters = self.hyperparameters(zeros)
-        of_hyperparameters = {pair: self.number(*pair, of) for pair, of in hyperparameters.items()}
+        hyperparameters = hyperparameters_of(self.program, self.updates, self.factors, zeros)
+        of_hyperparameters = {
+            pair: self.number(*pair, of.dtype) for pair, of in hyperparameters.items()
+        }
         old = dict(self.values)
         results, gradients = self.compute(inputs)
         for update in self.updates:
             self.divide(update, gradients)
-        if self.factors is not None:
-            writer = TracedWriter(self.program, self.graph, old, gradients, of_hyperparameters)
-            self.values |= writer.write(self.factors, self.after)
-        else:
-            for update in self.updates:
-                self.update(update, gradients, old, of_hyperparameters)
+        writer = UpdateWriter(self.program, self.graph, old, gradients, of_hyperparameters)
+        self.values |= writer.write(self.factors, self.after)
         sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
         sent = tuple(sends[output.name] for output in self.program.outputs)
         outputs = [self.own(self.values[name], old[name]) for name in state]
@@ -192,14 +181,6 @@ class _Fusing:
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         function = make_function(f"whole_{self.function.name}", module)
         return Fused(function, state, constants, received, tuple(hyperparameters), sent, zeros)
-
-    def hyperparameters(self, zeros: Zeros) -> dict[tuple[int, str], torch.dtype]:
-        """The hyperparameters that the updates take, by group and name, but `zeros`."""
-        if self.factors is not None:
-            taken = hyperparameters_of(self.program, self.factors)
-            return {pair: type_.dtype for pair, type_ in taken.items()}
-        named = [(u.group, name) for u in self.updates for name in u.rule.hyperparameters]
-        return dict.fromkeys((pair for pair in named if pair not in zeros), torch.float64)
 
     def take(
         self, name: str, inputs: Mapping[str, fx.Node], variables: Mapping[str, Variable]
@@ -257,31 +238,6 @@ class _Fusing:
         product = Writer(self.graph).call(aten.mm.default, copies[a], copies[b])  # type: ignore[index]
         product.meta = node.meta | {"val": product.meta["val"]}
         return product
-
-    def update(
-        self,
-        update: Update,
-        gradients: Mapping[str, fx.Node],
-        old: Mapping[str, fx.Node],
-        of_hyperparameters: Mapping[tuple[int, str], fx.Node],
-    ) -> None:
-        hyperparameters = {
-            name: node
-            for (group, name), node in of_hyperparameters.items()
-            if group == update.group
-        }
-        writer = Writer(self.graph)
-        for place, (name, total) in enumerate(
-            zip(update.parameters, update.gradients, strict=True)
-        ):
-            gradient = gradients[total]
-            names = {state: of[place] for state, of in update.states}
-            states = {state: old[variable] for state, variable in names.items()}
-            new, changed = written(
-                update.rule, writer, old[name], gradient, states, hyperparameters
-            )
-            self.values[name] = new
-            self.values |= {names[state]: node for state, node in changed.items()}
 
     def own(self, new: fx.Node, old: fx.Node) -> fx.Node:
         """The result for a variable: memory of its own, described in the variable's layout."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ipu_dynamo.passes.host.step.fuse_traced import calls_of
+from ipu_dynamo.passes.host.step.fuse_updates import calls_of
 from ipu_dynamo.program import Program, Update, Variable
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.costs import (

@@ -38,7 +38,7 @@ _NO_VALUES = frozenset(  # look at the shape of their first argument, and at no 
     | _FILLS_AT_RANDOM
 )
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_"}) | _FILLS_AT_RANDOM
-_CASTS = frozenset({"_to_copy", "convert_element_type"})
+CASTS = frozenset({"_to_copy", "convert_element_type"})
 _ORDERS = frozenset(  # take one of two zeros, whichever comes first
     {"maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min", "aminmax", "clamp"}
     | {"clamp_min", "clamp_max", "relu", "relu_", "hardtanh", "sort", "topk", "msort", "kthvalue"}
@@ -61,7 +61,7 @@ _EXACT = (
     )
     | _ORDERS
     | _NO_VALUES
-    | _CASTS
+    | CASTS
     | {"threshold_backward"}
 )
 
@@ -189,7 +189,7 @@ def _joined(one: Class, other: Class) -> Class:
 
 
 def _narrows(node: fx.Node) -> bool:
-    if name_of(node) not in _CASTS or not node.all_input_nodes:
+    if name_of(node) not in CASTS or not node.all_input_nodes:
         return False
     before, after = tensors_of(node.all_input_nodes[0]), tensors_of(node)
     if not before or not after or not after[0].dtype.is_floating_point:

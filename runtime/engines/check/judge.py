@@ -5,8 +5,10 @@ near that is follows from the graph, and where that does not say it, from runs o
 moved roundings. What these runs find is in `Spread`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 from typing import Any, Protocol
 
 import torch
@@ -14,14 +16,15 @@ from torch import Tensor
 
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.classes import Class
+from ipu_dynamo.runtime.engines.check.slices import slices_of
 
 
 class FurtherRuns(Protocol):
     """What `runs.Runs` gives."""
 
-    def moved(self, count: int) -> list[list[Any]]: ...
+    def moved(self, number: int, places: Container[int]) -> list[Any]: ...
 
-    def wide(self) -> list[Any] | None: ...
+    def wide(self, places: Container[int]) -> list[Any] | None: ...
 
     def undefined(self) -> set[int]: ...
 
@@ -113,25 +116,30 @@ def judge(
         else:
             problem = difference(compiled[place], expected[place], of)
             failures[place] = Failure(place, problem)
-    for count in (limits.MOVED_RUNS, limits.MORE_MOVED_RUNS):
-        if rounded:
-            moved = runs.moved(count)
-            rounded = _unexplained(rounded, compiled, expected, classes, moved, verdict)
-    if rounded and (wide := runs.wide()) is not None:
-        rounded = _unexplained(rounded, compiled, expected, classes, moved, verdict, wide)
+    changed = {
+        place: ~_same(expected[place], old[place - first_written])
+        for place in still_old
+        if place not in failures
+    }
+    spreads = dict.fromkeys(rounded, Spread())
+    for first, end in ((0, limits.MOVED_RUNS), (limits.MOVED_RUNS, limits.MORE_MOVED_RUNS)):
+        lost = {} if first else changed
+        for number in range(first, end) if rounded or lost else ():
+            moved = runs.moved(number, {*rounded, *lost})
+            for place in rounded:
+                spreads[place] = spread_of(expected[place], moved[place], spreads[place])
+            for place, elements in lost.items():
+                elements &= ~_same(moved[place], old[place - first_written])
+            del moved  # before the next run
+        rounded = _unexplained(rounded, compiled, expected, classes, spreads, verdict)
+    if rounded and (wide := runs.wide(set(rounded))) is not None:
+        rounded = _unexplained(rounded, compiled, expected, classes, spreads, verdict, wide)
     for place in rounded:
-        spread = spread_of(expected[place], [run[place] for run in moved])
-        failures[place] = Failure(
-            place, difference(compiled[place], expected[place], classes[place], spread)
-        )
-    for place in still_old:
-        if place in failures:
-            continue
-        before = old[place - first_written]
-        changed = ~_same(expected[place], before)
-        for run in runs.moved(limits.MOVED_RUNS):
-            changed &= ~_same(run[place], before)
-        if changed.any() and _same(compiled[place], before)[changed].all():
+        problem = difference(compiled[place], expected[place], classes[place], spreads[place])
+        failures[place] = Failure(place, problem)
+    for place, elements in changed.items():
+        same = _same(compiled[place], old[place - first_written])
+        if place not in failures and elements.any() and same[elements].all():
             failures[place] = Failure(place, "it was not written")
     return replace(verdict, failures=[failures[place] for place in sorted(failures)])
 
@@ -152,45 +160,45 @@ def difference(
     if made.dtype.is_complex:
         made, right = torch.view_as_real(made), torch.view_as_real(right)
         wide = None if wide is None else torch.view_as_real(wide)
-    if not made.dtype.is_floating_point:
-        wrong = made != right
-        if wide is not None:
-            wrong &= made != wide
-        allowed = limits.OF_MOVED * spread.integers if of.rounded else 0
-        return _counted(wrong, made, right) if int(wrong.sum()) > allowed else ""
-    if not of.rounded:
-        wrong = ~_same(made, right)
-        if of.ordered:
-            wrong &= ~((made == 0) & (right == 0))
-        return _counted(wrong, made, right)
-    wrong, kinds = _apart(made, right, spread)
-    if wide is not None:
-        wrong_too, kinds_too = _apart(made, wide.to(torch.float64), spread)
-        wrong, kinds = wrong & wrong_too, kinds & kinds_too
-    if int(kinds.sum()) > limits.OF_MOVED * spread.kinds:
-        return _counted(kinds, made, right)
-    return _counted(wrong, made, right)
+    references = [right] if wide is None else [right, wide]
+    sizes = [largest(one) if _is_near(made, of) else 0.0 for one in references]
+    far, kinds = _Differing(), _Differing()
+    for part, *others in slices_of(made, *references):
+        wrong = [_wrong(part, one, of, spread, m) for one, m in zip(others, sizes, strict=True)]
+        far.add(reduce(and_, (one for one, _ in wrong)))
+        kinds.add(reduce(and_, (one for _, one in wrong)))
+    if kinds.count > limits.OF_MOVED * spread.kinds:
+        return kinds.words(made, right)
+    return far.words(made, right) if far.count > limits.OF_MOVED * spread.integers else ""
 
 
-def spread_of(right: Tensor, moved: Sequence[Tensor]) -> Spread:
-    """How far the results of moved runs lie from the reference."""
+def spread_of(right: Tensor, moved: Tensor, before: Spread = Spread()) -> Spread:
+    """How far the result of a moved run lies from the reference.
+
+    Args:
+        before: of the runs before it, which it joins.
+    """
     if right.dtype.is_complex:
-        right, moved = torch.view_as_real(right), [torch.view_as_real(one) for one in moved]
-    if not right.dtype.is_floating_point:
-        return Spread(integers=max(int((one != right).sum()) for one in moved))
-    distance, kinds = 0.0, 0
-    for one in moved:
-        both = right.isfinite() & one.isfinite()
-        apart = (right.double() - one.double()).abs()[both]
+        right, moved = torch.view_as_real(right), torch.view_as_real(moved)
+    distance, kinds, integers = before.distance, 0, 0
+    for a, b in slices_of(right, moved):
+        if not right.dtype.is_floating_point:
+            integers += int((a != b).sum())
+            continue
+        both = a.isfinite() & b.isfinite()
+        apart = (a.double() - b.double()).abs()[both]
         distance = max(distance, float(apart.max())) if apart.numel() else distance
-        kinds = max(kinds, int((_kind(right) != _kind(one)).sum()))
-    return Spread(distance, kinds)
+        kinds += int((_kind(a) != _kind(b)).sum())
+    return Spread(distance, max(before.kinds, kinds), max(before.integers, integers))
 
 
 def largest(right: Tensor) -> float:
     """M, the largest finite element of a reference."""
-    finite = right.double()[right.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+    size = 0.0
+    for (part,) in slices_of(right):
+        finite = part.double()[part.isfinite()].abs()
+        size = max(size, float(finite.max())) if finite.numel() else size
+    return size
 
 
 def is_sharp(right: Tensor, spread: Spread) -> bool:
@@ -209,10 +217,14 @@ def is_uniform(right: Tensor) -> bool:
         return False
     if right.numel() == 1:
         return bool((right == 0) | (right != right))
-    values = right.flatten()
-    if right.dtype.is_floating_point:
-        values = values[~values.isnan()]
-    return not values.numel() or bool((values == values[0]).all())
+    first = None
+    for (part,) in slices_of(right):
+        values = part[part == part]  # NaN aside
+        if values.numel():
+            first = values[0] if first is None else first
+            if not (values == first).all():
+                return False
+    return True
 
 
 def _unexplained(
@@ -220,15 +232,14 @@ def _unexplained(
     compiled: Sequence[Any],
     expected: Sequence[Any],
     classes: Sequence[Class | None],
-    moved: Sequence[Sequence[Any]],
+    spreads: Mapping[int, Spread],
     verdict: Verdict,
     wide: Sequence[Any] | None = None,
 ) -> list[int]:
     """Those of the places that differ by more than moved runs do."""
     left = []
     for place in places:
-        right = expected[place]
-        spread = spread_of(right, [run[place] for run in moved])
+        right, spread = expected[place], spreads[place]
         if right.dtype.is_floating_point and (size := largest(right)):
             verdict.spreads[place] = spread.distance / size
         second = None if wide is None else wide[place]
@@ -247,13 +258,29 @@ def _of_type(made: object, right: Tensor) -> str:
     return ""
 
 
-def _apart(made: Tensor, right: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
-    """Which finite elements are too far apart, and which are not finite in the same way."""
+def _is_near(made: Tensor, of: Class) -> bool:
+    """Whether a result may be near the reference, and need not have its bits."""
+    return of.rounded and made.dtype.is_floating_point
+
+
+def _wrong(
+    made: Tensor, right: Tensor, of: Class, spread: Spread, size: float
+) -> tuple[Tensor, Tensor]:
+    """Which elements differ by more than they may, and which are not finite in the same way.
+
+    Args:
+        size: M of the whole reference.
+    """
+    if not _is_near(made, of):
+        wrong = ~_same(made, right)
+        if of.ordered:
+            wrong &= ~((made == 0) & (right == 0))
+        return wrong, torch.zeros_like(wrong)
     type_ = torch.finfo(made.dtype)
     a, b = made.double(), right.double()
     both = a.isfinite() & b.isfinite()
     allowed = limits.RELATIVE * type_.eps * b.abs()
-    allowed += limits.OF_LARGEST * type_.eps * max(largest(right), type_.tiny)
+    allowed += limits.OF_LARGEST * type_.eps * max(size, type_.tiny)
     allowed += limits.OF_MOVED * spread.distance
     return both & ((a - b).abs() > allowed), _kind(a) != _kind(b)
 
@@ -276,15 +303,45 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 
 def _is_old(made: Tensor, right: Tensor, old: Tensor) -> bool:
     """Whether an argument holds its old bits wherever the reference changes it."""
-    changed = ~_same(right, old)
-    return bool(changed.any()) and bool(_same(made, old)[changed].all())
+    some = False
+    for of_made, of_right, of_old in slices_of(made, right, old):
+        changed = ~_same(of_right, of_old)
+        if changed.any():
+            some = True
+            if not _same(of_made, of_old)[changed].all():
+                return False
+    return some
 
 
-def _counted(wrong: Tensor, made: Tensor, right: Tensor) -> str:
-    count = int(wrong.sum())
-    if not count:
-        return ""
-    place = tuple(wrong.nonzero()[0].tolist())
-    got, want = made[place].item(), right[place].item()
-    where = ", ".join(map(str, place))
-    return f"{count} of {made.numel()} elements differ: [{where}] is {got}, and not {want}"
+@dataclass(slots=True)
+class _Differing:
+    """The elements of a result that differ, counted slice by slice.
+
+    Args:
+        first: the number of the first.
+        seen: elements of the slices until now.
+    """
+
+    count: int = 0
+    first: int = 0
+    seen: int = 0
+
+    def add(self, wrong: Tensor) -> None:
+        count = int(wrong.sum())
+        if count and not self.count:
+            self.first = self.seen + int(wrong.flatten().nonzero()[0])
+        self.count += count
+        self.seen += wrong.numel()
+
+    def words(self, made: Tensor, right: Tensor) -> str:
+        """Empty if there are none."""
+        if not self.count:
+            return ""
+        place: list[int] = []
+        left = self.first
+        for size in reversed(made.shape):
+            left, index = divmod(left, size)
+            place.insert(0, index)
+        got, want = made[tuple(place)].item(), right[tuple(place)].item()
+        where = ", ".join(map(str, place))
+        return f"{self.count} of {made.numel()} elements differ: [{where}] is {got}, and not {want}"

@@ -5,7 +5,7 @@ place; they take no part in what a program computes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,8 +18,10 @@ from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import bound
 from ipu_dynamo.ops.graph_queries import owner, written_arguments
 from ipu_dynamo.program import Function, graph_outputs
-from ipu_dynamo.runtime.engines.check.classes import name_of, rounds
+from ipu_dynamo.runtime.engines.check.classes import CASTS, name_of, rounds
 from ipu_dynamo.runtime.engines.check.copies import copies_of
+from ipu_dynamo.runtime.engines.check.slices import slices_of
+from ipu_dynamo.runtime.engines.stage import Stage
 
 Call = Callable[..., Any]
 Hook = Callable[[fx.Node, Call, Sequence[Any], dict[str, Any]], Any]
@@ -29,7 +31,7 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
-_SCATTERS = {"scatter": 2, "index_copy": 2, "index_put": 1, "_index_put_impl": 1}
+_SCATTERS = frozenset({"scatter", "index_copy", "index_put", "_index_put_impl"})
 _TIES = {"sort": -1, "topk": -1, "kthvalue": -1, "median": -1, "mode": -1, "msort": 0}
 
 
@@ -46,17 +48,27 @@ class Runs:
     ) -> None:
         self._function, self._arguments = function, arguments
         self._random_state = random_state
-        self._moved: list[list[Any]] = []
         self._draws: dict[fx.Node, list[Any]] | None = None
 
-    def moved(self, count: int) -> list[list[Any]]:
-        """The results of so many moved runs."""
-        while len(self._moved) < count:
-            self._moved.append(self._move(len(self._moved)))
-        return self._moved[:count]
+    def moved(self, number: int, places: Container[int]) -> list[Any]:
+        """The results of a moved run in some places; runs of one number are equal."""
+        generator = torch.Generator("cpu").manual_seed(number)
+        drawn = self._drawn()
 
-    def wide(self) -> list[Any] | None:
-        """The results in float64, where all operators take that."""
+        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            made = drawn(node, call, args, kwargs)
+            if rounds(node):
+                _move_all(made, generator)
+            elif rounds_in_place(node):
+                _move_all([a for a in args if isinstance(a, Tensor)][:1], generator)
+            return made
+
+        arguments = self._copies()
+        _move_all(arguments, generator)
+        return self._run(run, arguments, places)
+
+    def wide(self, places: Container[int]) -> list[Any] | None:
+        """The results of some places in float64, where all operators take that."""
         drawn = self._drawn()
 
         def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -69,15 +81,18 @@ class Runs:
             made = drawn(node, call, args, kwargs)
             return made if written_arguments(node) else map_aggregate(made, _wide)
 
-        arguments = [_wide(tensor) for tensor in copies_of(self._arguments, self._all).tensors]
+        arguments = [_wide(tensor) for tensor in self._copies()]
         try:
-            return self._run(run, arguments)
+            return self._run(run, arguments, places)
         except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
             return None
 
     def undefined(self) -> set[int]:
         """Results that PyTorch leaves open for these values: a cast of what no integer holds, one
         of several values written to one place, the order of equal values."""
+        graph = self._function.graph.graph
+        if not _some_may_leave_open(graph):
+            return set()
         found: set[fx.Node] = set()
 
         def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -95,8 +110,7 @@ class Runs:
             return made
 
         with self._as_before():
-            self._run(with_bodies, copies_of(self._arguments, self._all).tensors)
-        graph = self._function.graph.graph
+            self._run(with_bodies, self._copies(), ())
         for node in graph.nodes:
             if any(owner(source) in found for source in node.all_input_nodes):
                 found.add(node)
@@ -105,36 +119,23 @@ class Runs:
         nodes = (*graph_outputs(self._function.graph), *self._written)
         return {i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and owner(n) in found}
 
-    @property
-    def _all(self) -> range:
-        return range(len(self._arguments))
+    def _copies(self) -> list[Tensor]:
+        return copies_of(self._arguments, range(len(self._arguments))).tensors
 
     @property
     def _written(self) -> list[fx.Node]:
         placeholders = self._function.graph.graph.find_nodes(op="placeholder")
         return [placeholders[place] for place in self._function.written]
 
-    def _move(self, number: int) -> list[Any]:
-        generator = torch.Generator("cpu").manual_seed(number)
-        drawn = self._drawn()
-
-        def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            made = drawn(node, call, args, kwargs)
-            if rounds(node):
-                _move_all(made, generator)
-            elif rounds_in_place(node):
-                _move_all([a for a in args if isinstance(a, Tensor)][:1], generator)
-            return made
-
-        arguments = copies_of(self._arguments, self._all).tensors
-        for tensor in arguments:
-            _move_in_place(tensor, generator)
-        return self._run(run, arguments)
-
-    def _run(self, hook: Hook, arguments: list[Tensor]) -> list[Any]:
-        graph = self._function.graph.graph
-        results = list(evaluate(graph, arguments, hook))
-        return [*results, *(arguments[place] for place in self._function.written)]
+    def _run(self, hook: Hook, arguments: list[Tensor], places: Container[int]) -> list[Any]:
+        """The results of some places, and None in the others."""
+        graph = self._function.graph
+        outputs = len(graph_outputs(graph))
+        written = [
+            arguments[place] if number in places else None
+            for number, place in enumerate(self._function.written, outputs)
+        ]
+        return [*evaluator(graph.graph, hook, places)(arguments), *written]
 
     def _drawn(self) -> Hook:
         """What runs an operator, but for those that draw: they give what they drew at first."""
@@ -143,7 +144,7 @@ class Runs:
             if self._random_state is not None:
                 with self._as_before():
                     note = partial(_note, self._draws)
-                    self._run(note, copies_of(self._arguments, self._all).tensors)
+                    self._run(note, self._copies(), ())
         left = {node: deque(values) for node, values in self._draws.items()}
 
         def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -174,39 +175,61 @@ class Runs:
             torch.set_rng_state(now)
 
 
-def evaluate(graph: fx.Graph, arguments: Sequence[Any], hook: Hook) -> Sequence[Any]:
-    """The results of a graph whose operators `hook` runs, those of its bodies among them."""
-    values: dict[fx.Node, Any] = {}
-    given = iter(arguments)
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "get_attr":
-            found: Any = graph.owning_module
-            for part in str(node.target).split("."):
-                found = getattr(found, part)
-            values[node] = found
-        elif node.op == "output":
-            results: Any = map_arg(node.args[0], values.__getitem__)
-            return list(results)
-        else:
-            args = map_arg(node.args, values.__getitem__)
-            kwargs = map_arg(node.kwargs, values.__getitem__)
-            call: Any = node.target
-            if bodies := bodies_of(node):
-                steps = {b.name: partial(_body, b.graph.graph, hook) for b in bodies}
-                call = bound(node, steps)
-            values[node] = hook(node, call, args, kwargs)
-    raise ValueError("the graph returns nothing")
+def evaluator(graph: fx.Graph, hook: Hook, places: Container[int] | None = None) -> Stage:
+    """What runs a graph whose operators `hook` runs, those of its bodies among them.
+
+    It takes the arguments out of their list. A value ends after its last use.
+
+    Args:
+        places: the results that are needed, all by default; the others are None.
+    """
+    outputs: Any = graph.output_node().args[0]
+    results = [
+        result if places is None or place in places else None
+        for place, result in enumerate(outputs)
+    ]
+    ends: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[Any] = set(results)
+    for node in reversed(graph.nodes):
+        if node.op != "output":
+            last = dict.fromkeys((node, *node.all_input_nodes))
+            ends[node] = [value for value in last if value not in seen]
+            seen.update(last)
+
+    def run(arguments: list[Tensor]) -> Sequence[Any]:
+        values: dict[fx.Node, Any] = {}
+        given = deque(arguments)
+        arguments.clear()
+        for node in graph.nodes:
+            if node.op == "output":
+                break
+            values[node] = _value(node, given, values, hook)
+            for value in ends[node]:
+                del values[value]
+        return [values[result] if isinstance(result, fx.Node) else result for result in results]
+
+    return run
+
+
+def _value(node: fx.Node, given: deque[Any], values: dict[fx.Node, Any], hook: Hook) -> Any:
+    if node.op == "placeholder":
+        return given.popleft()
+    if node.op == "get_attr":
+        found: Any = node.graph.owning_module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return found
+    args = map_arg(node.args, values.__getitem__)
+    kwargs = map_arg(node.kwargs, values.__getitem__)
+    call: Any = node.target
+    if bodies := bodies_of(node):
+        call = bound(node, {b.name: evaluator(b.graph.graph, hook) for b in bodies})
+    return hook(node, call, args, kwargs)
 
 
 def rounds_in_place(node: fx.Node) -> bool:
     """Whether an operator that gives nothing rounds what it writes."""
     return bool(written_arguments(node)) and name_of(node).startswith("accumulate")
-
-
-def _body(graph: fx.Graph, hook: Hook, arguments: list[Tensor]) -> Sequence[Any]:
-    return evaluate(graph, arguments, hook)
 
 
 def _note(
@@ -238,11 +261,12 @@ def _move_in_place(tensor: Tensor, generator: torch.Generator) -> None:
         return
     if 0 in tensor.stride() or not tensor.numel():
         return  # one element in several places
-    steps = torch.randint(-1, 2, tensor.shape, generator=generator, dtype=torch.int8)
     far = torch.full((), torch.inf, dtype=tensor.dtype)
-    up, down = torch.nextafter(tensor, far), torch.nextafter(tensor, -far)
-    moved = torch.where(steps > 0, up, torch.where(steps < 0, down, tensor))
-    tensor.copy_(torch.where((tensor == 0) | ~tensor.isfinite(), tensor, moved))
+    for (part,) in slices_of(tensor):
+        steps = torch.randint(-1, 2, part.shape, generator=generator, dtype=torch.int8)
+        up, down = torch.nextafter(part, far), torch.nextafter(part, -far)
+        moved = torch.where(steps > 0, up, torch.where(steps < 0, down, part))
+        part.copy_(torch.where((part == 0) | ~part.isfinite(), part, moved))
 
 
 def _wide(value: Any) -> Any:
@@ -255,28 +279,50 @@ def _wide_type(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+def _some_may_leave_open(graph: fx.Graph) -> bool:
+    return any(
+        _may_leave_open(node)
+        or any(_some_may_leave_open(body.graph.graph) for body in bodies_of(node))
+        for node in graph.nodes
+    )
+
+
+def _may_leave_open(node: fx.Node) -> bool:
+    """Whether there are values for which PyTorch leaves open what an operator computes."""
+    name = name_of(node)
+    if name in CASTS:
+        to = _cast_to(node.args, node.kwargs)
+        return to is not None and to != torch.bool and not to.is_floating_point | to.is_complex
+    if name in _SCATTERS:
+        return name in ("scatter", "index_copy") or True not in node.args[3:4]  # else it adds
+    return name in _TIES
+
+
 def _leaves_open(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     name = name_of(node)
-    if name in ("_to_copy", "convert_element_type"):
-        to = kwargs.get("dtype", args[1] if len(args) > 1 else None)
-        return _beyond(args[0], to)
+    if not _may_leave_open(node):
+        return False
+    if name in CASTS:
+        return _beyond(args[0], _cast_to(args, kwargs))
     if name in _SCATTERS:
         return _repeats(name, args)
-    if name in _TIES:
-        values = args[0].sort(dim=_dim(name, args)).values if args[0].dim() else args[0][None]
-        dim = _dim(name, args) if args[0].dim() else 0
-        return bool((values.diff(dim=dim) == 0).any()) if values.dtype != torch.bool else True
-    return False
+    values = args[0].sort(dim=_dim(name, args)).values if args[0].dim() else args[0][None]
+    dim = _dim(name, args) if args[0].dim() else 0
+    return bool((values.diff(dim=dim) == 0).any()) if values.dtype != torch.bool else True
 
 
-def _beyond(x: Tensor, to: torch.dtype | None) -> bool:
-    if to is None or to.is_floating_point or to.is_complex or to == torch.bool:
-        return False
+def _cast_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return kwargs.get("dtype", args[1] if len(args) > 1 else None)
+
+
+def _beyond(x: Tensor, to: torch.dtype) -> bool:
     if not x.dtype.is_floating_point:
         return False
-    limits, values = torch.iinfo(to), x.double()
-    inside = (values > limits.min - 1.0) & (values < limits.max + 1.0)
-    return not bool(inside.all())
+    limits = torch.iinfo(to)
+    return not all(
+        ((values > limits.min - 1.0) & (values < limits.max + 1.0)).all()
+        for values in (part.double() for (part,) in slices_of(x))
+    )
 
 
 def _repeats(name: str, args: Sequence[Any]) -> bool:
@@ -287,8 +333,6 @@ def _repeats(name: str, args: Sequence[Any]) -> bool:
         return bool(index.dim() and (ordered.diff(dim=dim) == 0).any())
     if name == "index_copy":
         return bool(args[2].unique().numel() < args[2].numel())
-    if len(args) > 3 and args[3]:
-        return False  # they are added
     indices = [i for i in args[1] if i is not None]
     if any(i.dtype in (torch.bool, torch.uint8) for i in indices):
         return False

@@ -1,22 +1,25 @@
 """Run the micro-batches of a step by a schedule."""
 
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ipu_dynamo.ops.private.native import foreach_add_
 from ipu_dynamo.program import Copy, Program, Receive
 from ipu_dynamo.program.deferred import Deferred
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
-from ipu_dynamo.runtime.execute.tasks.deferred_gradients import Gradients
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     Stages,
     bind_instructions,
@@ -24,7 +27,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     failure_of,
 )
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
-from ipu_dynamo.runtime.execute.tasks.workers import Reports, run_side_by_side
+from ipu_dynamo.runtime.execute.tasks.workers import Reports, Workers
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
@@ -60,10 +63,10 @@ class MicroBatchLoop:
         cut, registers = sections(program), storage.registers
         copies = [i for i in cut.before if isinstance(i, Copy)]  # of weights
         stay = [*(v.name for v in program.variables), *(copy.result for copy in copies)]
-        self._gradients: Gradients | None = None
+        self._gradients: _Gradients | None = None
         if deferred is not None:
-            homes = {v.name: storage.tensor(v.name) for v in program.variables}
-            self._gradients = Gradients(deferred, registers, homes)
+            tensors = {name: storage.tensor(name) for name in deferred.accumulators}
+            self._gradients = _Gradients(deferred, registers, tensors)
             stay += deferred.gradients
         receives = [i.result for i in cut.loop if isinstance(i, Receive)]
         binding = Binding(
@@ -82,9 +85,9 @@ class MicroBatchLoop:
         self._copy_weights = bind_instructions(binding, copies)
         self._storage, self._replicas = storage, program.replicas
         self._width = cut.micro_batches * program.replicas
-        self._threads, self._schedule = threads, schedule
-        self._last = _last_of_all(schedule)
-        self._ends = {call.ipu: index for index, call in enumerate(schedule.calls)}.values()
+        self._threads, self._schedule, self._workers = threads, schedule, Workers(schedule)
+        self._last = None if deferred is not None else _last_of_all(schedule)
+        self._ends = {of.ipu: index for index, of in enumerate(schedule.passes)}.values()
         self._trains = program.kind == "training"
 
     def __call__(self, step: int, streams: HostStreams, observer: Observer) -> None:
@@ -97,53 +100,80 @@ class MicroBatchLoop:
         received, sent = streams.received, streams.sent
         tasks, gradients = self._tasks, self._gradients
         taken, left, ended = observer.received, observer.sent, observer.task_ended
-        observed, calls, ends = observer is not NOBODY, self._schedule.calls, self._ends
+        observed, passes, ends = observer is not NOBODY, self._schedule.passes, self._ends
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
 
-        def work(worker: int, task: Task) -> None:
+        def work(worker: int, run: RunPass) -> None:
             start = perf_counter() if observed else 0.0
-            place = task.micro_batch * replicas + task.replica
+            place = run.micro_batch * replicas + run.replica
             position = step * width + place
-            if task.call == 0:
-                in_flight[place] = frames[task.replica].copy()
+            if run.index == 0:
+                in_flight[place] = frames[run.replica].copy()
                 if taken is not None:
                     taken(position, (start, perf_counter()))
-            tasks[task.call](in_flight[place], position, received, sent)
-            if gradients is not None:
-                gradients.take(task.micro_batch, in_flight[place])
-            if task.call == last:
+            tasks[run.index](in_flight[place], position, received, sent)
+            if run.index == last:
                 in_flight[place] = []
-            if left is not None and task.call in ends:
+            if left is not None and run.index in ends:
                 left(position, (perf_counter(), perf_counter()))
             if ended is not None:
-                ended(worker, calls[task.call], task, (start, perf_counter()))
+                ended(worker, passes[run.index], run, (start, perf_counter()))
+
+        def add(worker: int, action: AddGradients) -> None:
+            start = perf_counter() if observed else 0.0
+            assert gradients is not None
+            gradients.add(in_flight[action.micro_batch])
+            in_flight[action.micro_batch] = []
+            if ended is not None:
+                ended(worker, passes[-1], action, (start, perf_counter()))
 
         reports = None
         if observer.iteration_ended is not None and not self._trains:
-            reports = Reports(partial(observer.iteration_ended, streams), len(calls) * replicas)
+            reports = Reports(partial(observer.iteration_ended, streams), len(passes) * replicas)
         try:
             with nullcontext() if self._threads is None else intra_op_threads(self._threads):
-                run_side_by_side(
-                    self._schedule,
-                    work,
-                    threads_each=torch.get_num_threads(),
-                    in_turn=gradients.add if gradients is not None else None,
-                    reports=reports,
+                self._workers.run(
+                    work, threads_each=torch.get_num_threads(), add=add, reports=reports
                 )
         finally:
-            if gradients is not None:
-                gradients.forget()
+            in_flight.clear()  # an error that is kept would keep what a failed step has left
+
+
+class _Gradients:
+    """Adds the gradients that passes return, in the registers of a micro-batch, to their sums.
+
+    Args:
+        tensors: of the accumulators.
+    """
+
+    def __init__(
+        self, deferred: Deferred, registers: Mapping[str, int], tensors: Mapping[str, Tensor]
+    ) -> None:
+        seen: Counter[str] = Counter()
+        self._rounds: list[tuple[list[Tensor], list[int]]] = []  # each writes a sum once
+        for name, gradient in zip(deferred.accumulators, deferred.gradients, strict=True):
+            if seen[name] == len(self._rounds):
+                self._rounds.append(([], []))
+            sums, sources = self._rounds[seen[name]]
+            sums.append(tensors[name])
+            sources.append(registers[gradient])
+            seen[name] += 1
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Add the gradients of one micro-batch."""
+        for sums, sources in self._rounds:
+            foreach_add_(sums, [values[register] for register in sources])
 
 
 def _last_of_all(schedule: Schedule) -> int | None:
-    """The call that every micro-batch ends with; None where it runs on several workers, of which
+    """The pass that every micro-batch ends with; None where it runs on several workers, of which
     none knows."""
     workers: dict[tuple[int, int], Set[int]] = {}
     last: dict[tuple[int, int], int] = {}
-    for worker, tasks in enumerate(schedule.workers):
-        for task in tasks:
-            place = task.micro_batch, task.replica
+    for worker, runs in enumerate(schedule.runs):
+        for run in runs:
+            place = run.micro_batch, run.replica
             workers[place] = workers.get(place, set()) | {worker}
-            last[place] = task.call
+            last[place] = run.index
     ends = {*last.values()}
     return ends.pop() if len(ends) == 1 and all(len(w) == 1 for w in workers.values()) else None

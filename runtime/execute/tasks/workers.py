@@ -1,24 +1,32 @@
-"""Run the tasks of a schedule side by side, one thread per worker; stop all when one fails.
+"""Do the actions of a schedule, one thread per worker; stop all when one fails.
 
 Threads live for one run only: between calls there is none, so a process may fork, and nothing is
 left behind by a failure or an interrupt, whenever it comes.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 import torch
 
 from ipu_dynamo.ops.private.locks import caller, work_for
-from ipu_dynamo.program.schedule.schedule import Schedule, Task
+from ipu_dynamo.program.schedule.actions import (
+    Action,
+    AddGradients,
+    ReceiveValues,
+    RunPass,
+    SendValues,
+)
+from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.runtime.execute.tasks.changes import Changes
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
-Work = Callable[[int, Task], None]  # a worker runs a task
-After = Callable[[Task], None]
-_LOST = "a worker's thread ended before its tasks"
+Work = Callable[[int, RunPass], None]  # a worker runs a pass
+Add = Callable[[int, AddGradients], None]
+_LOST = "a worker's thread ended before its actions"
+_NO_ADD = "a schedule adds gradients, and its program has none to add"
 _NO_THREAD = "can't start new thread"  # says Python when there is none
 _UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
@@ -28,15 +36,16 @@ _START = 0.5  # seconds in which a thread begins whose start was interrupted, if
 class Reports:
     """Reports complete micro-batches to the calling thread.
 
-    Invariant: `_left` has the tasks of those that have begun, and are not complete.
+    Invariant: `_left` counts the passes that are left of those that have begun, and are not
+    complete.
 
     Args:
         tell: is called with each micro-batch, in order.
-        tasks: of a micro-batch.
+        passes: of a micro-batch, on all replicas.
     """
 
-    def __init__(self, tell: Callable[[int], None], tasks: int) -> None:
-        self._tell, self._tasks = tell, tasks
+    def __init__(self, tell: Callable[[int], None], passes: int) -> None:
+        self._tell, self._passes = tell, passes
         self._left: dict[int, int] = {}
         self._complete: set[int] = set()
         self._next = 0
@@ -51,14 +60,14 @@ class Reports:
         """Whether a complete micro-batch waits to be reported."""
         return self._next in self._complete
 
-    def note(self, task: Task) -> None:
-        """Notice that a task is done; one thread at a time."""
-        left = self._left.get(task.micro_batch, self._tasks) - 1
+    def note(self, run: RunPass) -> None:
+        """Notice that a pass is done; one thread at a time."""
+        left = self._left.get(run.micro_batch, self._passes) - 1
         if left:
-            self._left[task.micro_batch] = left
+            self._left[run.micro_batch] = left
         else:
-            self._left.pop(task.micro_batch, None)
-            self._complete.add(task.micro_batch)
+            self._left.pop(run.micro_batch, None)
+            self._complete.add(run.micro_batch)
 
     def tell(self) -> None:
         """Report the complete micro-batches."""
@@ -68,34 +77,67 @@ class Reports:
             self._tell(number)
 
 
-@dataclass
-class _Progress:
-    """The tasks that are done so far.
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An action, with the receives right before it and the sends right after it.
 
-    Invariant: of a call that others wait for, the first `done[call, replica]` micro-batches are
-    complete. After `error` is set, workers stop at their next task.
+    Args:
+        needed: the messages that it waits for, by number.
+        sent: the messages that are there as soon as it is done.
     """
 
-    done: dict[tuple[int, int], int]
+    needed: frozenset[int]
+    action: RunPass | AddGradients | None
+    sent: tuple[int, ...]
+
+
+def _steps(actions: Sequence[Action], numbers: dict[tuple[int, int, int], int]) -> list[_Step]:
+    """A worker's actions as steps.
+
+    Args:
+        numbers: of messages, by transfer and place. New ones are added.
+    """
+    steps: list[_Step] = []
+    needed: set[int] = set()
+    own: RunPass | AddGradients | None = None
+    sent: list[int] = []
+    for action in (*actions, None):
+        if not isinstance(action, SendValues) and (own or sent or action is None):
+            steps.append(_Step(frozenset(needed), own, tuple(sent)))
+            needed, own, sent = set(), None, []
+        match action:
+            case RunPass() | AddGradients():
+                own = action
+            case ReceiveValues(transfer=transfer):
+                message = transfer, action.micro_batch, action.replica
+                needed.add(numbers.setdefault(message, len(numbers)))
+            case SendValues(transfer=transfer):
+                message = transfer, action.micro_batch, action.replica
+                sent.append(numbers.setdefault(message, len(numbers)))
+    return steps
+
+
+@dataclass
+class _Progress:
+    """The messages that were sent so far.
+
+    Invariant: `sent` only grows. After `error` is set, workers stop at their next step.
+    """
+
     reports: Reports | None = None
+    sent: set[int] = field(default_factory=set)
     changes: Changes = field(default_factory=Changes)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
-    ended: set[threading.Thread] = field(default_factory=set)  # after their last task
+    ended: set[threading.Thread] = field(default_factory=set)  # after their last step
 
-    def wait(
-        self, replica: int, needed: list[tuple[int, int]], reports: Reports | None = None
-    ) -> bool:
-        """Wait until the calls `needed` are done on their micro-batches; False: give up.
+    def wait(self, needed: Set[int], reports: Reports | None = None) -> bool:
+        """Wait until the messages `needed` are there; False: give up.
 
         Args:
             reports: those that this thread makes meanwhile.
         """
-
-        def ready() -> bool:
-            return all(self.done[call, replica] > micro_batch for call, micro_batch in needed)
-
-        return self._until(ready, reports)
+        return self._until(lambda: needed <= self.sent, reports)
 
     def tell_all(self, micro_batches: int, reports: Reports) -> None:
         """Tell of all micro-batches, as they become complete."""
@@ -121,11 +163,11 @@ class _Progress:
             if self.error is not None:
                 return False
 
-    def finish(self, task: Task) -> None:
+    def finish(self, step: _Step) -> None:
         def note() -> None:
-            self.done[task.call, task.replica] = task.micro_batch + 1
-            if self.reports is not None:
-                self.reports.note(task)
+            self.sent.update(step.sent)
+            if self.reports is not None and isinstance(step.action, RunPass):
+                self.reports.note(step.action)
 
         self.changes.make(note)
 
@@ -193,62 +235,76 @@ def _caller(threads_each: int) -> _Caller:
     return _Caller(threads_each, caller(), torch.cuda.current_device(), tuple(streams))
 
 
-def run_side_by_side(
-    schedule: Schedule,
-    work: Work,
-    *,
-    threads_each: int,
-    in_turn: After | None = None,
-    reports: Reports | None = None,
-) -> None:
-    """Run every task of `schedule`, each worker's in its order, after what they wait for.
-
-    The calling thread is the first worker.
+class Workers:
+    """The workers of a schedule, bound to what they do step by step.
 
     Args:
-        work: runs a task on the worker of this number.
-        threads_each: intra-op threads of each worker.
-        in_turn: runs after each task, in the order of micro-batches.
-        reports: made on the calling thread. An error in one stops all workers.
-
-    Raises:
-        The first error that a worker met, after all workers have stopped.
+        schedule: one that was checked: a worker waits for ever for values that nobody sends.
     """
-    if len(schedule.workers) == 1:
-        for task in schedule.workers[0]:
-            work(0, task)
-            if in_turn is not None:
-                in_turn(task)
-            if reports is not None:
-                reports.note(task)
-                reports.tell()
-        return
-    replicas = {task.replica for tasks in schedule.workers for task in tasks}
-    done = {(c, r): 0 for c in range(len(schedule.calls)) for r in replicas}
-    progress = _Progress(done, reports)
-    arguments = (schedule, work, progress, in_turn)
-    try:
-        calls_from = _caller(threads_each)
-        for index in range(1, len(schedule.workers)):
-            _start(index, calls_from, arguments)
-        _run_worker(0, *arguments)
-        if reports is not None:
-            every = {task.micro_batch for tasks in schedule.workers for task in tasks}
-            progress.tell_all(len(every), reports)
-        _end(progress)
-    except BaseException as error:  # also Ctrl-C: the others must stop before it goes on
+
+    def __init__(self, schedule: Schedule) -> None:
+        numbers: dict[tuple[int, int, int], int] = {}
+        several = len(schedule.workers) > 1
+        self._alone = () if several else schedule.workers[0]
+        self._steps = [_steps(actions, numbers) for actions in schedule.workers if several]
+        runs = (run for of in schedule.runs for run in of)
+        self._micro_batches = len({run.micro_batch for run in runs})
+
+    def run(
+        self,
+        work: Work,
+        *,
+        threads_each: int,
+        add: Add | None = None,
+        reports: Reports | None = None,
+    ) -> None:
+        """Do all actions, each worker's in its order, after what they wait for.
+
+        The calling thread is the first worker.
+
+        Args:
+            work: runs a pass on the worker of this number.
+            threads_each: intra-op threads of each worker.
+            add: adds gradients on the worker of this number.
+            reports: made on the calling thread. An error in one stops all workers.
+
+        Raises:
+            The first error that a worker met, after all workers have stopped.
+        """
+        if self._alone:
+            for action in self._alone:
+                if isinstance(action, RunPass):
+                    work(0, action)
+                    if reports is not None:
+                        reports.note(action)
+                        reports.tell()
+                elif isinstance(action, AddGradients):
+                    assert add is not None, _NO_ADD
+                    add(0, action)
+            return
+        progress = _Progress(reports)
+        arguments = (self._steps, work, add, progress)
         try:
-            progress.stop(error)
-        finally:
+            calls_from = _caller(threads_each)
+            for index in range(1, len(self._steps)):
+                _start(index, calls_from, arguments)
+            _run_worker(0, *arguments)
+            if reports is not None:
+                progress.tell_all(self._micro_batches, reports)
+            _end(progress)
+        except BaseException as error:  # also Ctrl-C: the others must stop before it goes on
             try:
-                _end(progress)
-            finally:  # once more, after a second interrupt
-                _end(progress)
-    if progress.error is not None:
-        raise progress.error
+                progress.stop(error)
+            finally:
+                try:
+                    _end(progress)
+                finally:  # once more, after a second interrupt
+                    _end(progress)
+        if progress.error is not None:
+            raise progress.error
 
 
-_Arguments = tuple[Schedule, Work, _Progress, After | None]
+_Arguments = tuple[list[list[_Step]], Work, Add | None, _Progress]
 
 
 def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
@@ -257,7 +313,7 @@ def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     Where a signal's handler raises in `Thread.start`, that may raise an error of its own instead:
     what the handler raised is behind it.
     """
-    progress = arguments[2]
+    progress = arguments[-1]
     thread = threading.Thread(
         target=_run_thread, args=(index, calls_from, arguments), name=f"ipu worker {index}"
     )
@@ -275,7 +331,7 @@ def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
 
 
 def _end(progress: _Progress) -> None:
-    """Wait for all workers; an interrupt meanwhile stops each after its task."""
+    """Wait for all workers; an interrupt meanwhile stops each after its step."""
     while progress.threads:
         try:
             progress.join(progress.threads[-1])
@@ -287,7 +343,7 @@ def _end(progress: _Progress) -> None:
 
 def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """A worker of its own thread, which takes over what is the caller's thread's own."""
-    progress, thread = arguments[2], threading.current_thread()
+    progress, thread = arguments[-1], threading.current_thread()
     try:
         calls_from.take_over()
         with torch.no_grad():
@@ -298,15 +354,20 @@ def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
 
 
 def _run_worker(
-    index: int, schedule: Schedule, work: Work, progress: _Progress, in_turn: After | None
+    index: int, steps: list[list[_Step]], work: Work, add: Add | None, progress: _Progress
 ) -> None:
-    reports = progress.reports if index == 0 else None  # of the calling thread
-    for task in schedule.workers[index]:
-        if not progress.wait(task.replica, schedule.needs(task), reports):
-            return
-        work(index, task)
-        if in_turn is not None:
-            if not progress.wait(task.replica, [(task.call, task.micro_batch - 1)]):
+    all_reports = progress.reports
+    reports = all_reports if index == 0 else None  # of the calling thread
+    for step in steps[index]:
+        news = reports is not None and reports.waiting
+        if news or progress.error is not None or not step.needed <= progress.sent:
+            if not progress.wait(step.needed, reports):
                 return
-            in_turn(task)
-        progress.finish(task)
+        action = step.action
+        if isinstance(action, RunPass):
+            work(index, action)
+        elif action is not None:
+            assert add is not None, _NO_ADD
+            add(index, action)
+        if step.sent or all_reports is not None:
+            progress.finish(step)

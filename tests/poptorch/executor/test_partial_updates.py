@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from ipu_dynamo.runtime.update.adam_update import AdamUpdate
+from ipu_dynamo.ops.updates.update_kernels import AdamKernel
 
 
 class Net(nn.Module):
@@ -41,7 +41,7 @@ def test_a_checkpoint_makes_an_update_good_that_failed(monkeypatch):
     (net, optimizer, model), (other, _, unharmed) = executor(), executor()
     model(x, y), unharmed(x, y)
     weights, state = copied(dict(net.state_dict())), copied(optimizer.state_dict())
-    real, calls = AdamUpdate.__call__, []
+    real, calls = AdamKernel.__call__, []
 
     def fail(self, *args):
         calls.append(self)
@@ -50,7 +50,7 @@ def test_a_checkpoint_makes_an_update_good_that_failed(monkeypatch):
         return real(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(AdamUpdate, "__call__", fail)
+        patch.setattr(AdamKernel, "__call__", fail)
         with pytest.raises(poptorch.Error, match=r"may have written a part of %a\.weight"):
             model(x, y)
     with pytest.raises(poptorch.Error, match=r"may have written a part of %a\.weight"):

@@ -43,7 +43,7 @@ def parallel(*ipus: int, **settings) -> Strategy:
 
 def test_prints_two_micro_batches_one_phase_apart():
     schedule = alternating(calls_of([0, 1, 2, 3]), in_order(4), micro_batches=3)
-    assert str(schedule) == "ipu0  0  1  0  1  2  .  2  .\nipu1  .  0  1  0  1  2  .  2"
+    assert schedule.grid() == "ipu0  0  1  0  1  2  .  2  .\nipu1  .  0  1  0  1  2  .  2"
 
 
 @given(
@@ -58,15 +58,15 @@ def test_runs_every_task_once_and_a_group_on_one_micro_batch_at_a_time(
     calls = calls_of([*range(turns), *range(turns + 1, 2 * turns + 1)])
     settings = {"micro_batches": micro_batches, "replicas": replicas, "workers": workers}
     schedule = alternating(calls, in_order(len(calls)), **settings)
-    tasks = [task for of in schedule.workers for task in of]
+    tasks = [task for of in schedule.runs for task in of]
     assert len(schedule.workers) <= workers
-    names = {(t.call, t.micro_batch, t.replica) for t in tasks}
+    names = {(t.index, t.micro_batch, t.replica) for t in tasks}
     assert len(tasks) == len(names) == len(calls) * micro_batches * replicas
-    groups = [(t.cycle, t.replica, calls[t.call].ipu) for t in tasks]
+    groups = [(t.cycle, t.replica, calls[t.index].ipu) for t in tasks]
     assert len(groups) == len(set(groups))
     for cycle in range(schedule.cycles):
         assert len({t.micro_batch for t in tasks if t.cycle == cycle}) <= 2
-    for of in schedule.workers:
+    for of in schedule.runs:
         assert list(of) == sorted(of)
 
 
@@ -104,7 +104,11 @@ def test_a_call_waits_for_what_it_reads_only():
     assert waits[first] == ()
     assert waits[second] == (first,)  # the first call begins the micro-batch
     assert waits[sum_] == (first, second)
-    assert waits[-1] == tuple(range(len(names) - 1))
+
+
+def test_the_last_call_waits_for_all_others():
+    schedule = alternating(calls_of([0, 1, 2]), [(), (0,), (0,)], micro_batches=1)
+    assert [(one.source, one.target) for one in schedule.transfers] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

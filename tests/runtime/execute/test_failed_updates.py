@@ -6,9 +6,8 @@ from torch import nn
 
 from ipu_dynamo import Options
 from ipu_dynamo.errors import UpdateError
-from ipu_dynamo.runtime.update.adam_update import AdamUpdate
+from ipu_dynamo.ops.updates.update_kernels import AdamKernel, SGDKernel
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
-from ipu_dynamo.runtime.update.sgd_update import SGDUpdate
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import follow_checkpoints
 
@@ -73,7 +72,7 @@ def failing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "update"), [(torch.optim.AdamW, AdamUpdate), (torch.optim.SGD, SGDUpdate)]
+    ("kind", "update"), [(torch.optim.AdamW, AdamKernel), (torch.optim.SGD, SGDKernel)]
 )
 def test_a_guarded_update_that_fails_is_undone(kind, update, failing):
     """Of SGD this is the first step, which begins the momentum."""
@@ -109,7 +108,7 @@ def test_an_error_before_the_first_write_changes_nothing(failing):
 def test_after_an_error_within_an_update_every_call_says_so(failing):
     _, optimizer, step = training()
     step(*batch())
-    mend = failing(AdamUpdate, "__call__")
+    mend = failing(AdamKernel, "__call__")
     texts = []
     for _ in range(3):
         with pytest.raises(UpdateError, match=PARTIAL) as caught:
@@ -133,7 +132,7 @@ def test_a_checkpoint_makes_a_failed_update_good(own_weights, failing):
     saved = {name: value.clone() for name, value in net.state_dict().items()}
     state = {"state": {}, **optimizer.state_dict()}
     state["state"] = {k: {n: v.clone() for n, v in of.items()} for k, of in state["state"].items()}
-    mend = failing(AdamUpdate, "__call__")
+    mend = failing(AdamKernel, "__call__")
     with pytest.raises(UpdateError):
         step(*batch(1))
     mend()
@@ -154,7 +153,7 @@ def test_a_checkpoint_makes_a_failed_update_good(own_weights, failing):
 def test_weights_that_are_written_in_part_are_not_enough(failing):
     net, _, step = training(torch.optim.SGD)
     step(*batch())
-    mend = failing(SGDUpdate, "__call__")
+    mend = failing(SGDKernel, "__call__")
     with pytest.raises(UpdateError):
         step(*batch(1))
     mend()

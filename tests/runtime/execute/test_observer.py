@@ -100,7 +100,7 @@ def test_each_form_reports_all_events_of_a_call(form):
         times = recorder.of(event)
         assert Counter(k for k, _ in times) == dict.fromkeys(range(micro_batches), ends)
         assert all(begin <= end for _, (begin, end) in times)
-    passes = len(step.executable.schedule.calls)
+    passes = len(step.executable.schedule.passes)
     assert len(recorder.of("task_ended")) == micro_batches * passes
     assert [k for k, _ in recorder.of("update_began")] == [*range(ITERATIONS)]
     steps = [event for event in seen if event in ("update_began", "step_ended", "iteration_ended")]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ipu_dynamo import ExecutionError, Options, compile_inference
+from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.planning import independent
-from ipu_dynamo.program.schedule.schedule import Task
 
 ITERATIONS = 6
 
@@ -62,13 +62,13 @@ def test_any_number_of_workers_gives_the_same_bits(mode):
 def test_each_worker_has_consecutive_micro_batches():
     run, _ = compiled(nn.Linear(4, 4), torch.randn(ITERATIONS, 4), workers=4)
     assert run.executable.schedule.workers == (
-        (Task(0, 0, 0),),
-        (Task(0, 0, 1), Task(1, 0, 2)),
-        (Task(0, 0, 3),),
-        (Task(0, 0, 4), Task(1, 0, 5)),
+        (RunPass(0, 0, 0),),
+        (RunPass(0, 0, 1), RunPass(1, 0, 2)),
+        (RunPass(0, 0, 3),),
+        (RunPass(0, 0, 4), RunPass(1, 0, 5)),
     )
     assert run.executable.schedule.rows == ("worker 0", "worker 1", "worker 2", "worker 3")
-    run.executable.schedule.check()
+    run.executable.schedule.check(run.program)
     assert len(run.schedule.workers) == 1  # the IPU's
 
 

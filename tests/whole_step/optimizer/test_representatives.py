@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ipu_dynamo import compile_training, identity_loss
 from ipu_dynamo.capture.private.operator_log import NotSeparableError, OperatorLog
-from ipu_dynamo.capture.update import variants
+from ipu_dynamo.capture.update import record_update
 from ipu_dynamo.capture.update.representatives import reduced, representatives
 from ipu_dynamo.capture.update.world import world_of
 
@@ -175,7 +175,7 @@ def test_a_step_is_that_of_all_traced(name, monkeypatch):
     for every in (False, True):
         if every:
             monkeypatch.setattr(
-                variants, "representatives", lambda worlds: tuple(range(len(SHAPES)))
+                record_update, "representatives", lambda worlds: tuple(range(len(SHAPES)))
             )
         model = Weights()
         optimizer = KINDS[name](model.parameters())

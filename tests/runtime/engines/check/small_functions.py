@@ -11,7 +11,7 @@ from ipu_dynamo.program import Function, make_function
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.check.checks import by_operators
-from ipu_dynamo.runtime.engines.check.runs import evaluate
+from ipu_dynamo.runtime.engines.check.runs import evaluator
 from ipu_dynamo.runtime.engines.stage import Stage
 
 Fault = Callable[[Any], Any]
@@ -31,12 +31,7 @@ def faulty(function: Function, faults: Mapping[str, Fault]) -> Stage:
         made = call(*args, **kwargs)
         return faults[node.name](made) if node.name in faults else made
 
-    def stage(arguments: list[Tensor]) -> Any:
-        given = list(arguments)
-        arguments.clear()
-        return evaluate(function.graph.graph, given, hook)
-
-    return stage
+    return evaluator(function.graph.graph, hook)
 
 
 def checked(function: Function, run: Stage, **options: Any) -> CheckedStage:

@@ -3,11 +3,18 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_dynamo.runtime.engines.check.checks import by_operators
-from ipu_dynamo.runtime.engines.check.classes import result_classes, why_unchecked
+from ipu_dynamo.runtime.engines.check.classes import Class, result_classes, why_unchecked
 from ipu_dynamo.runtime.engines.check.copies import copies_of
-from ipu_dynamo.runtime.engines.check.judge import judge
+from ipu_dynamo.runtime.engines.check.judge import (
+    difference,
+    is_uniform,
+    judge,
+    largest,
+    spread_of,
+)
 from ipu_dynamo.runtime.engines.check.runs import Runs
 from tests.runtime.engines.check.small_functions import function_of
 
@@ -173,3 +180,37 @@ def test_functions_with_effects_are_not_checked():
 
     graph = function_of(lambda x: (x.sin(),), X).graph.graph
     assert not why_unchecked(graph)
+
+
+class Largest(TorchDispatchMode):
+    """Note how many elements the largest new tensor has."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        made = operator(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not operator.is_view:
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+def test_a_large_result_is_compared_in_parts():
+    right = torch.linspace(-2.0, 3.0, 300_000).view(3, 100_000)
+    made, moved = right.clone(), right.clone()
+    made[2, 77_000:77_005] += 0.5
+    moved[1, 5] += 0.01
+    spread = spread_of(right, moved)
+    with Largest() as seen:
+        assert not is_uniform(right)
+        assert largest(right) == 3.0
+        assert spread_of(right, made, spread).distance == pytest.approx(0.5)
+        assert difference(made, right, Class(), spread).startswith(
+            "5 of 300000 elements differ: [2"
+        )
+        problem = difference(made, right, Class(rounded=True), spread)
+    assert problem.startswith("5 of 300000 elements differ: [2, 77000] is ")
+    assert seen.elements < 100_000
+    assert is_uniform(torch.ones(300_000))
+    assert not is_uniform(torch.arange(300_000) // 299_999)

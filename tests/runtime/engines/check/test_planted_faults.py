@@ -21,7 +21,7 @@ from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
 from ipu_dynamo.runtime.engines.check.classes import result_classes, why_unchecked
 from ipu_dynamo.runtime.engines.check.copies import copies_of
-from ipu_dynamo.runtime.engines.check.judge import is_sharp, judge, largest, spread_of
+from ipu_dynamo.runtime.engines.check.judge import Spread, is_sharp, judge, largest, spread_of
 from ipu_dynamo.runtime.engines.check.runs import Runs
 from ipu_dynamo.testing import recipes
 from tests.runtime.engines.check.small_functions import faulty
@@ -83,12 +83,15 @@ def plant(function, arguments, state, counts):
         return [failure.place for failure in failures] == [place]
 
     assert not judge(expected, expected, classes, runs, old).failures
-    moved = runs.moved(limits.MORE_MOVED_RUNS)
+    moved = [runs.moved(i, range(len(expected))) for i in range(limits.MORE_MOVED_RUNS)]
     for place, (right, of) in enumerate(zip(expected, classes, strict=True)):
         if of is None or not of.defined or place in runs.undefined():
             continue
         floating = right.dtype.is_floating_point
-        sharp = not of.rounded or is_sharp(right, spread_of(right, [run[place] for run in moved]))
+        spread = Spread()
+        for one in moved:
+            spread = spread_of(right, one[place], spread)
+        sharp = not of.rounded or is_sharp(right, spread)
         if floating:
             counts["floating"] += 1
             counts["sharp"] += sharp

@@ -1,23 +1,34 @@
-"""Put tensors in the place of a traced step's numbers: a program's functions take tensors only.
+"""Replace the numbers of a recorded step by tensors: the functions of a program take tensors only.
 
 Before   %lerp = aten.lerp.Scalar(%m, %g, %sub);   %sub = 1.0 - %beta, a Python number
 After    %lerp = aten.lerp.Tensor(%m, %g, %s);     %s = aten.to(%sub, float32), %sub: f64[]
 Keeps    values: a number is float64 or int64 until it meets a tensor, whose dtype it takes then; it
          promotes nothing. Weights and states in half precision are computed in float32 and rounded
-         once, at their last write.
+         once, at their last write. What Python decided by numbers becomes b8[] results.
+Source   torch.compile's own pass of this name, which does it for models.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.private.tracing import pytree
-from ipu_dynamo.capture.private.update_symbols import SYMBOLIC_FUNCTIONS, Symbol
+from ipu_dynamo.capture.private.tracing import fake_mode, pytree, to_fake
+from ipu_dynamo.capture.private.update_symbols import SYMBOLIC_FUNCTIONS, as_tensor, record
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.capture.update.trace_step import (
+    HOST,
+    RecordedStep,
+    UntraceableUpdate,
+    explained,
+)
+from ipu_dynamo.capture.update.world import Leaf
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.passes.levels import Level, UpdateGraphs, UpdateStep
+from ipu_dynamo.program import graph_outputs
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -30,20 +41,19 @@ class UnknownNumberUse(CompileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class PythonNumber:
     """A Python number of a step: f64[], i64[] or b8[]."""
 
     tensor: Tensor
 
 
-def is_half(tensor: Tensor) -> bool:
-    """Whether a tensor is in half precision."""
+def _is_half(tensor: Tensor) -> bool:
     return tensor.dtype in _HALVES
 
 
-def upcast(tensor: Tensor) -> Tensor:
+def _upcast(tensor: Tensor) -> Tensor:
     """A tensor in half precision as float32, others as they are."""
-    return tensor.float() if tensor.dtype in _HALVES else tensor
+    return tensor.float() if _is_half(tensor) else tensor
 
 
 class NumbersAsTensors(fx.Interpreter):
@@ -70,20 +80,18 @@ class NumbersAsTensors(fx.Interpreter):
         name = str(target)
         if name.startswith("profiler."):
             return None
-        if target is aten.copy_.default:
-            return args[1]  # functionalisation ends with what it leaves in the inputs
         if target is aten._local_scalar_dense.default:
             number = args[0].to(_number_dtype(args[0].dtype))
             self.items.append(number)
-            return Number(number)
+            return PythonNumber(number)
         leaves = pytree.tree_leaves((args, kwargs))
-        if not any(isinstance(leaf, Number) for leaf in leaves):
+        if not any(isinstance(leaf, PythonNumber) for leaf in leaves):
             return _by_tensors(target, args, kwargs)
         recorded = self._node.meta.get("val") if self._node is not None else None
         if target in _OF_NUMBERS:
-            return Number(_of_numbers(target, args, recorded))
+            return PythonNumber(_of_numbers(target, args, recorded))
         # in float32 and rounded once, as operators do with numbers: one rounded to half is another
-        args, kwargs = pytree.tree_map_only(Tensor, upcast, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, _upcast, (args, kwargs))
         result = _with_numbers(target, args, kwargs)
         return _as_recorded(result, recorded, halves=self._halves)
 
@@ -135,7 +143,7 @@ _OF_NUMBERS: dict[Any, Callable[..., Tensor]] = {
 
 
 def _of_numbers(target: Any, args: Sequence[Any], recorded: Any) -> Tensor:
-    tensors = [arg.tensor if isinstance(arg, Number) else _constant(arg) for arg in args]
+    tensors = [arg.tensor if isinstance(arg, PythonNumber) else _constant(arg) for arg in args]
     comparison = isinstance(recorded, bool | torch.SymBool)
     real = isinstance(recorded, float | torch.SymFloat) or any(
         t.dtype == torch.float64 for t in tensors
@@ -158,7 +166,7 @@ def _constant(value: Any) -> Tensor:
 
 def _met(value: Any, tensor: Tensor) -> Any:
     """A number in the dtype of the tensor that it meets."""
-    if not isinstance(value, Number):
+    if not isinstance(value, PythonNumber):
         return value
     dtype = tensor.dtype
     if not dtype.is_floating_point and value.tensor.dtype == torch.float64:
@@ -168,7 +176,7 @@ def _met(value: Any, tensor: Tensor) -> Any:
 
 def _scaled(value: Any, alpha: Any, like: Tensor) -> Any:
     value = _met(value, like)
-    if isinstance(alpha, Number):
+    if isinstance(alpha, PythonNumber):
         return value * _met(alpha, value if isinstance(value, Tensor) else like)
     return value if alpha == 1 else value * alpha
 
@@ -217,14 +225,14 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     return torch.clamp(x, *limits)
 
 
-def _full(size: Sequence[int], value: Number, *, dtype: Any = None, **_: Any) -> Tensor:
+def _full(size: Sequence[int], value: PythonNumber, *, dtype: Any = None, **_: Any) -> Tensor:
     if dtype is None:
         real = value.tensor.dtype == torch.float64
         dtype = torch.get_default_dtype() if real else torch.int64
     return value.tensor.to(dtype).expand(list(size)).clone()
 
 
-def _full_like(x: Tensor, value: Number, *, dtype: Any = None, **_: Any) -> Tensor:
+def _full_like(x: Tensor, value: PythonNumber, *, dtype: Any = None, **_: Any) -> Tensor:
     return torch.zeros_like(x, dtype=dtype) + value.tensor.to(dtype or x.dtype)
 
 
@@ -324,6 +332,84 @@ def _of_lists(
     return found
 
 
-def is_number(value: Any) -> bool:
-    """Whether a recorded value is a number of Python."""
-    return isinstance(value, (int, float, *Symbol))
+# --- A step ---------------------------------------------------------------------------------------
+
+
+def _tensorified(step: RecordedStep) -> UpdateStep:
+    mode, world = fake_mode(), step.world
+    count = len(world.parameters)
+    recorded = [node.meta["val"] for node in graph_outputs(step.graph)]
+    parameters = [to_fake(mode, p.detach()) for p in world.parameters]
+    with mode:
+        gradients = [_upcast(p).clone() for p in parameters]
+        leaves = [_input(leaf, mode) for leaf in step.taken]
+    tensors = [*world.parameters, *(leaf.value for leaf in step.taken if leaf.is_tensor)]
+    halves = any(map(_is_half, tensors))
+
+    def run(*values: Tensor) -> list[Tensor]:
+        numbers = values[2 * count :]
+        given: list[Any] = [_upcast(value) for value in values[: 2 * count]]
+        for leaf, value in zip(step.taken, numbers, strict=True):
+            given.append(PythonNumber(value) if leaf.is_number else _upcast(value))
+        interpreter = NumbersAsTensors(step.graph, halves=halves)
+        results = interpreter.run(*given)
+        made = [
+            _result(value, like, weight=place < count)
+            for place, (value, like) in enumerate(zip(results, recorded, strict=True))
+        ]
+        return [*made, *_conditions(step, given, interpreter.items)]
+
+    with torch.no_grad(), mode:
+        try:
+            graph = record(run, [*parameters, *gradients, *leaves])
+        except Exception as error:
+            raise explained(error, world) from error
+    return UpdateStep(step, graph)
+
+
+def _input(leaf: Leaf, mode: Any) -> Tensor:
+    if leaf.is_number:
+        dtype = torch.float64 if type(leaf.value) is float else torch.int64
+        return torch.empty((), dtype=dtype)
+    fake: Tensor = to_fake(mode, leaf.value.detach())
+    return fake
+
+
+def _result(value: Any, like: Any, *, weight: bool) -> Tensor:
+    if isinstance(value, PythonNumber):
+        return value.tensor
+    assert isinstance(value, Tensor)
+    return value if weight else value.to(like.dtype)
+
+
+def _conditions(step: RecordedStep, given: Sequence[Any], items: Sequence[Tensor]) -> list[Tensor]:
+    values = {
+        symbol: given[place].tensor if place >= 0 else items[-1 - place]
+        for symbol, place in step.symbols.items()
+        if place < 0 or isinstance(given[place], PythonNumber)
+    }
+    made = []
+    for expression, line in step.kept_conditions:
+        try:
+            made.append(as_tensor(expression, values).to(torch.bool))
+        except Exception as error:
+            problem = f"the optimizer decides by {expression}, which no program can keep"
+            raise UntraceableUpdate(problem, where=line, hint=HOST) from error
+    return made
+
+
+@dataclass(frozen=True)
+class TensorifyScalars:
+    """The pass.
+
+    Raises:
+        UntraceableUpdate: a condition cannot be kept.
+        UnknownNumberUse: a number is used in a way that is not known.
+    """
+
+    name: ClassVar[str] = "TensorifyScalars"
+    level: ClassVar[Level] = "recorded"
+    needed: ClassVar[str] = "functions take tensors only"
+
+    def __call__(self, update: RecordedUpdate) -> UpdateGraphs:
+        return UpdateGraphs(update, tuple(map(_tensorified, update.steps)))

@@ -1,19 +1,24 @@
-"""Write an update that was traced from an optimiser's Python into the graph of a whole step.
+"""Write updates into the graph of a whole step.
 
 Before   (%lr') = factors @factors(%count);  update group 0 traced @piece (%w by %w..grad)
-After    the operators of both, on the gradients that the graph computes
-Keeps    values; what numbers alone decide is computed once a step.
+         or update group 0 sgd() (%w by %w..grad)
+After    the operators of their functions, on the gradients that the graph computes; the operator
+         of a rule, such as ipu.sgd, is written as its decomposition
+Keeps    values, except for the order of roundings in a rule. Values that depend on numbers alone
+         are computed once a step.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.ops.graph_queries import owner
-from ipu_dynamo.passes.host.step.update_graphs import Writer
+from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS
 from ipu_dynamo.program import (
     Function,
     JointUpdate,
@@ -25,10 +30,25 @@ from ipu_dynamo.program import (
     UpdatePart,
     graph_outputs,
 )
+from ipu_dynamo.program.fused import Zeros
+from ipu_dynamo.program.ir.rule_function import function_at
 
 aten = torch.ops.aten
 Values = dict[str, fx.Node]
 Group = tuple[int, str]  # the number of an update group, and the name of a hyperparameter
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Appends operators to a graph, each with its fake value."""
+
+    graph: fx.Graph
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        values, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = target(*values, **named)
+        return node
 
 
 def factors_of(before: Sequence[Plain]) -> UpdateFactors | None:
@@ -57,9 +77,12 @@ def why_not_traced(program: Program, factors: UpdateFactors) -> str | None:
 def takes_as_they_are(program: Program, update: Update, types: Mapping[str, TensorType]) -> bool:
     """Whether a function takes and returns its variables in their own types.
 
-    It takes those in half precision as float32.
+    A traced one takes those in half precision as float32. A rule's rounds each value that it
+    computes, and its kernel only the last ones: they agree in float32.
     """
-    assert update.function is not None
+    if update.function is None:
+        columns = (update.parameters, update.gradients, *(names for _, names in update.states))
+        return all(types[name].dtype == torch.float32 for names in columns for name in names)
     function = _function(program, update.function)
     weight, gradient, *_ = function.inputs
     pairs = ((update.parameters, weight), (update.gradients, gradient))
@@ -74,17 +97,25 @@ def calls_of(after: Sequence[Plain]) -> int:
     return sum(pieces) + len(joint) + bool(pieces)
 
 
-def hyperparameters_of(program: Program, factors: UpdateFactors) -> dict[Group, TensorType]:
-    """The hyperparameters that a traced update takes, with their types."""
-    types = _function(program, factors.function).inputs
-    pairs = zip(factors.hyperparameters, types, strict=False)
-    return {(group, name): type_ for (group, _, name), type_ in pairs}
+def hyperparameters_of(
+    program: Program, updates: Sequence[Update], factors: UpdateFactors | None, zeros: Zeros
+) -> dict[Group, TensorType]:
+    """The hyperparameters that updates take, with their types: of rules all but `zeros`."""
+    taken = {}
+    if factors is not None:
+        types = _function(program, factors.function).inputs
+        pairs = zip(factors.hyperparameters, types, strict=False)
+        taken = {(group, name): type_ for (group, _, name), type_ in pairs}
+    rules = [u for u in updates if u.function is None]
+    named = [(u.group, name) for u in rules for name in u.rule.hyperparameters]
+    number = TensorType(torch.float64, ())
+    return taken | dict.fromkeys((pair for pair in named if pair not in zeros), number)
 
 
-def written_by(after: Sequence[Plain], factors: UpdateFactors) -> tuple[str, ...]:
-    """Variables of no parameter that a traced update changes."""
+def written_by(after: Sequence[Plain], factors: UpdateFactors | None) -> tuple[str, ...]:
+    """Variables of no parameter that updates change."""
     joint = [name for i in after if isinstance(i, JointUpdate) for name in i.written]
-    return (*factors.counters, *joint)
+    return (*(() if factors is None else factors.counters), *joint)
 
 
 def read_by(after: Sequence[Plain]) -> tuple[str, ...]:
@@ -93,14 +124,14 @@ def read_by(after: Sequence[Plain]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TracedWriter:
-    """Writes a traced update.
+class UpdateWriter:
+    """Writes the updates of a step.
 
     Args:
         graph: of the step.
         old: the values of variables before the step.
-        gradients: by accumulator.
-        hyperparameters: by group and name.
+        gradients: by accumulator, as the updates take them.
+        hyperparameters: by group and name; of rules, those that are not zero.
     """
 
     program: Program
@@ -109,45 +140,60 @@ class TracedWriter:
     gradients: Mapping[str, fx.Node]
     hyperparameters: Mapping[Group, fx.Node]
 
-    def write(self, factors: UpdateFactors, after: Sequence[Plain]) -> Values:
-        """Write all of it; the new values of the variables that it changes."""
-        numbers = [self.hyperparameters[group, name] for group, _, name in factors.hyperparameters]
-        counters = [self.old[name] for name in factors.counters]
-        made = self._called(factors.function, [*numbers, *counters])
-        count = len(factors.results)
-        known = dict(zip(factors.results, map(self._once, made[:count]), strict=True))
-        new = dict(zip(factors.counters, made[count:-1], strict=True))
+    def write(self, factors: UpdateFactors | None, after: Sequence[Plain]) -> Values:
+        """Write all of them; the new values of the variables that they change."""
+        known: Values = {}
+        new: Values = {}
+        if factors is not None:
+            taken = factors.hyperparameters
+            numbers = [self.hyperparameters[group, name] for group, _, name in taken]
+            counters = [self.old[name] for name in factors.counters]
+            function = _function(self.program, factors.function)
+            made = self._called(function, [*numbers, *counters])
+            count = len(factors.results)
+            known |= zip(factors.results, map(self._once, made[:count]), strict=True)
+            new |= zip(factors.counters, made[count:-1], strict=True)
         for instruction in after:
             match instruction:
                 case UpdatePart():
                     known |= self._part(instruction, known)
                 case JointUpdate():
                     self._joint(instruction, known, new)
-                case Update(function=str()):
+                case Update():
                     self._update(instruction, known, new)
                 case _:
-                    raise ValueError(f"no part of a traced update: {instruction}")
+                    raise ValueError(f"no part of an update: {instruction}")
         return new
 
     def _part(self, part: UpdatePart, known: Mapping[str, fx.Node]) -> Values:
         arguments = self._arguments(part.parameter, part.gradient, part.states, part.numbers, known)
-        return dict(zip(part.results, map(self._once, self._called(part.function, arguments)),
-                        strict=True))  # fmt: skip
+        made = self._called(_function(self.program, part.function), arguments)
+        return dict(zip(part.results, map(self._once, made), strict=True))
 
     def _joint(self, joint: JointUpdate, known: Values, new: Values) -> None:
         arguments = [known[n] if n in known else self.old[n] for n in joint.arguments]
-        made = self._called(joint.function, arguments)
+        made = self._called(_function(self.program, joint.function), arguments)
         count = len(joint.results)
         known |= zip(joint.results, map(self._once, made[:count]), strict=True)
         new |= zip(joint.written, made[count:], strict=True)
 
     def _update(self, update: Update, known: Mapping[str, fx.Node], new: Values) -> None:
-        assert update.function is not None
+        functions = {function.name: function for function in self.program.update_functions}
+        types = {variable.name: variable.type for variable in self.program.variables}
+        named = {name: self.hyperparameters.get((update.group, name))
+                 for name in update.rule.hyperparameters}  # fmt: skip
+        zeros = frozenset(name for name, node in named.items() if node is None)
         for place, name in enumerate(update.parameters):
             states = tuple(names[place] for _, names in update.states)
-            gradient, numbers = update.gradients[place], update.numbers[place]
-            arguments = self._arguments(name, gradient, states, numbers, known)
-            new |= zip((name, *states), self._called(update.function, arguments), strict=True)
+            function = function_at(update, place, functions, types.__getitem__, zeros)
+            if update.function is None:
+                numbers = [node for node in named.values() if node is not None]
+                arguments = [self.old[name], self.gradients[update.gradients[place]]]
+                arguments += [*(self.old[state] for state in states), *numbers]
+            else:
+                gradient, values = update.gradients[place], update.numbers[place]
+                arguments = self._arguments(name, gradient, states, values, known)
+            new |= zip((name, *states), self._called(function, arguments), strict=True)
 
     def _arguments(
         self,
@@ -169,11 +215,11 @@ class TracedWriter:
             *(known[name] for name in numbers),
         ]
 
-    def _called(self, name: str, arguments: Sequence[fx.Node]) -> list[fx.Node]:
+    def _called(self, function: Function, arguments: Sequence[fx.Node]) -> list[fx.Node]:
         """Copy the operators of a function; its results."""
-        graph = _function(self.program, name).graph
+        graph = function.graph
         placeholders = graph.graph.find_nodes(op="placeholder")
-        copies: dict[fx.Node, fx.Node] = dict(zip(placeholders, arguments, strict=True))
+        copies: dict[fx.Node, Any] = dict(zip(placeholders, arguments, strict=True))
         writer = Writer(self.graph)
         for node in graph.graph.nodes:
             if node.op != "call_function":
@@ -183,15 +229,23 @@ class TracedWriter:
                 continue
             # not as it was traced: the gradient may have another layout here
             args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
-            copies[node] = writer.call(node.target, *args, **kwargs)
-            copies[node].meta = {**node.meta, "val": copies[node].meta["val"]}
+            if node.target in DECOMPOSITIONS:  # a list of nodes
+                copies[node] = DECOMPOSITIONS[node.target](writer.call, *args, **kwargs)
+            elif node.target is operator.getitem and not isinstance(args[0], fx.Node):
+                copies[node] = args[0][args[1]]
+            else:
+                copies[node] = writer.call(node.target, *args, **kwargs)
+                copies[node].meta = {**node.meta, "val": copies[node].meta["val"]}
         return [copies[node] for node in graph_outputs(graph)]
 
     def _once(self, value: fx.Node) -> fx.Node:
-        """A number in memory, which a loop over elements would compute in every turn."""
+        """A number in memory, which a compiled loop over elements would compute in every turn.
+
+        Inductor lays out in memory what strides are given for.
+        """
         if value.meta["val"].dim() or owner(value).op == "placeholder":
             return value
-        return Writer(self.graph).once(value)
+        return Writer(self.graph).call(aten.as_strided.default, value, [], [])
 
 
 def _function(program: Program, name: str) -> Function:

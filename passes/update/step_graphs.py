@@ -1,6 +1,6 @@
-"""Build the graphs of a step's functions: what they need, and results that are their own."""
+"""Query the graph of a step, and build those of its functions."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.passes.levels import UpdateStep
 
 aten = torch.ops.aten
 
@@ -21,6 +22,31 @@ def needed_for(results: Sequence[fx.Node]) -> set[fx.Node]:
             found.add(node)
             pending += node.all_input_nodes
     return found
+
+
+def depends_on(graph: fx.Graph, sources: Collection[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
+    """The placeholders among `sources` that each node depends on."""
+    own = frozenset(sources)
+    found: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        inputs: frozenset[fx.Node] = frozenset()
+        for source in node.all_input_nodes:
+            inputs |= found[source]
+        found[node] = inputs | {node} if node in own else inputs
+    return found
+
+
+def numbers_without_tensors(step: UpdateStep) -> set[str]:
+    """Paths of the numbers whose next values depend on no parameter, no gradient and no state."""
+    leaves, after = step.leaves, step.after
+    numbers = {x.path for x in step.recorded.taken if x.is_number or step.world.is_known(x)}
+    while True:  # a number that depends on such a number is none, either
+        sources = {leaves[path] for path in leaves.keys() - numbers}
+        depends = depends_on(step.graph.graph, {*step.parameters, *step.gradients, *sources})
+        wrong = {p for p in numbers if isinstance(n := after.get(p), fx.Node) and depends[n]}
+        if not wrong:
+            return numbers
+        numbers -= wrong
 
 
 def is_number(node: fx.Node) -> bool:

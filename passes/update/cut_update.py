@@ -6,28 +6,35 @@ After    @factors(lr, beta, step) -> (factors, next step, whether the trace hold
          where parameters hang on each other, before that in rounds
          @part(weight, gradient, states, factors) -> (norm), and @joint(norms) -> (factor)
 Keeps    what every result is.
+Source   a program's update: one function for all parameters of a shape, and numbers beside.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
-from ipu_dynamo.capture.update.coupling import JOINT, Place, places, values_between
-from ipu_dynamo.capture.update.cut_factors import Factors, counters_of
-from ipu_dynamo.capture.update.lower_step import Lowered
-from ipu_dynamo.capture.update.plan_step import Plan
-from ipu_dynamo.capture.update.step_graphs import (
-    call_on,
+from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.passes.levels import (
+    JOINT,
+    Level,
+    UpdateFunctions,
+    UpdateGraphs,
+    UpdatePlace,
+    UpdatePlan,
+    UpdateStep,
+)
+from ipu_dynamo.passes.update.assign_owners import owners_of
+from ipu_dynamo.passes.update.cut_factors import Factors, counters_of
+from ipu_dynamo.passes.update.step_graphs import (
     is_elementwise,
     is_number,
     needed_for,
     owned_results,
 )
-from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.program.ir.function import Function, make_function
 from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import ParameterPart, Round, TracedStep
@@ -36,7 +43,7 @@ from ipu_dynamo.program.ir.types import TensorType
 Inputs = Sequence[tuple[str, fx.Node | TensorType]]  # names, and what stands for them in the step
 
 
-def cut(step: Lowered, common: Plan, epoch: int) -> TracedStep:
+def _cut(step: UpdateStep, common: UpdatePlan, epoch: int) -> TracedStep:
     """The functions of a step.
 
     Args:
@@ -46,7 +53,8 @@ def cut(step: Lowered, common: Plan, epoch: int) -> TracedStep:
         UntraceableUpdate: what it does cannot be cut.
     """
     planned = common.owners.keys() | common.shared_names.keys() | common.counters.keys()
-    written = (path for path, leaf in step.leaves.items() if step.after.get(path, leaf) is not leaf)
+    after = step.after
+    written = (path for path, leaf in step.leaves.items() if after.get(path, leaf) is not leaf)
     if path := next((path for path in written if path not in planned), None):
         raise UntraceableUpdate(
             f"some steps of the optimizer change {path}, and others do not", hint=HOST
@@ -57,51 +65,25 @@ def cut(step: Lowered, common: Plan, epoch: int) -> TracedStep:
 class _Cutter:
     """Cuts one step. `names` has the values that one function makes and others take."""
 
-    def __init__(self, step: Lowered, common: Plan, epoch: int) -> None:
+    def __init__(self, step: UpdateStep, common: UpdatePlan, epoch: int) -> None:
         self.step, self.common, self.epoch = step, common, epoch
-        self.world = step.traced.world
+        self.world = step.world
         self.name = type(self.world.optimizer).__name__.lower()
-        owners: dict[fx.Node, int] = {}
-        for number, pair in enumerate(zip(step.parameters, step.gradients, strict=True)):
-            owners |= dict.fromkeys(pair, number)
-        for number, states in enumerate(common.states):
-            owners |= {step.leaves[s.path]: number for s in states if s.path in step.leaves}
-        self.shared = {step.leaves[s.path]: s.key for s in common.shared if s.path in step.leaves}
-        owners |= dict.fromkeys(self.shared, JOINT)
-        self.owners, self.place = owners, places(step.graph, owners)
-        self.step = step = self.with_values_of_others()
-        self.order = {node: i for i, node in enumerate(step.graph.nodes)}
+        self.parameters, self.gradients = step.parameters, step.gradients
+        self.leaves, self.after = step.leaves, step.after
+        self.shared = {self.leaves[s.path]: s.key for s in common.shared if s.path in self.leaves}
+        self.owners, self.place = owners_of(step, common), step.places
+        self.order = {node: i for i, node in enumerate(step.graph.graph.nodes)}
         self.factors: dict[fx.Node, str] = {}
         self.names: dict[fx.Node, str] = {}
         self.functions: dict[str, Function] = {}
         self.drawn: set[fx.Node] = set()
 
-    def with_values_of_others(self) -> Lowered:
-        """The step, where what becomes another parameter's is a joint value: a copy of it."""
-        graph, weights, after = self.step.graph, list(self.step.weights), dict(self.step.after)
-        (output,) = graph.find_nodes(op="output")
-        copies: dict[fx.Node, fx.Node] = {}
-
-        def reached(node: Any, number: int) -> Any:
-            if node not in self.place or self.place[node].owner in (JOINT, number):
-                return node
-            if node not in copies:
-                with graph.inserting_before(output):
-                    copies[node] = call_on(graph, torch.ops.aten.clone.default, node)
-                self.place[copies[node]] = Place(JOINT, self.place[node].round)
-            return copies[node]
-
-        for number, states in enumerate(self.common.states):
-            weights[number] = reached(weights[number], number)
-            for path in (state.path for state in states if state.path in after):
-                after[path] = reached(after[path], number)
-        return replace(self.step, weights=tuple(weights), after=after)
-
     def cut(self) -> TracedStep:
         step, common = self.step, self.common
         results = [
-            [step.weights[number], *(step.after.get(state.path) for state in states)]
-            for number, states in enumerate(common.states)
+            [weight, *(self.after.get(state.path) for state in states)]
+            for weight, states in zip(step.weights, common.states, strict=True)
         ]
         rounds = self.rounds([node for of in results for node in of])
         functions, arguments, elementwise = {}, {}, set()
@@ -133,12 +115,11 @@ class _Cutter:
 
     def rounds(self, results: Sequence[Any]) -> tuple[Round, ...]:
         """What parameters compute of each other."""
-        step = self.step
-        after = [step.after.get(state.path) for state in self.common.shared]
+        after = [self.after.get(state.path) for state in self.common.shared]
         results = [node for node in results if isinstance(node, fx.Node)]
         nodes = [node for node in after if isinstance(node, fx.Node)]
         wanted = needed_for([*results, *nodes])
-        between = values_between(step.graph, self.place, wanted, nodes)
+        between = _values_between(self.step.graph.graph, self.place, wanted, nodes)
         read = {*results, *(s for node in wanted for s in self.read_elsewhere(node))}
         rounds = []
         for number, values in enumerate(between):
@@ -207,11 +188,11 @@ class _Cutter:
     ) -> tuple[str, list[fx.Node], list[fx.Node]]:
         """A function of one parameter: its name, what it takes beside weight, gradient and states,
         and its operators."""
-        step, states = self.step, self.common.states[number]
+        states = self.common.states[number]
         own: list[tuple[str, fx.Node | TensorType]] = [
-            ("weight", step.parameters[number]),
-            ("gradient", step.gradients[number]),
-            *((f"state{i}", step.leaves.get(s.path) or s.type) for i, s in enumerate(states)),
+            ("weight", self.parameters[number]),
+            ("gradient", self.gradients[number]),
+            *((f"state{i}", self.leaves.get(s.path) or s.type) for i, s in enumerate(states)),
         ]
         fixed = {node for _, node in own if isinstance(node, fx.Node)}
         inside, taken = self.slice(results, self.names, fixed)
@@ -253,7 +234,7 @@ class _Cutter:
             UntraceableUpdate: random numbers are drawn that another function needs, too.
         """
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        like = self.step.parameters[0].meta["val"]
+        like = self.parameters[0].meta["val"]
         for name, node in inputs:
             placeholder = graph.placeholder(name)
             if isinstance(node, TensorType):  # a state that does not exist yet
@@ -290,10 +271,63 @@ class _Cutter:
         self, number: int, taken: Sequence[fx.Node], inside: Sequence[fx.Node]
     ) -> bool:
         """Whether a function computes element by element."""
-        shape = self.step.parameters[number].meta["val"].shape
+        shape = self.parameters[number].meta["val"].shape
         operators = [node for node in inside if node.op == "call_function"]
         return (
             all(is_elementwise(node, shape) for node in operators)
             and all(map(is_number, taken))
             and all(state.type.shape == tuple(shape) for state in self.common.states[number])
         )
+
+
+def _values_between(
+    graph: fx.Graph,
+    place: Mapping[fx.Node, UpdatePlace],
+    wanted: Collection[fx.Node],
+    joint_results: Sequence[fx.Node],
+) -> list[list[fx.Node]]:
+    """For each round, the parameters' values that it takes and none before it took, in order.
+
+    Args:
+        wanted: nodes that are needed at all.
+        joint_results: values that a round has to have, whoever computes them.
+    """
+    first: dict[fx.Node, int] = {}
+
+    def take(node: fx.Node, by: int) -> None:
+        if node in place and place[node].owner != JOINT:
+            first[node] = min(first.get(node, by), by)
+
+    for node in graph.nodes:
+        if node in wanted and node in place and place[node].owner == JOINT:
+            for source in node.all_input_nodes:
+                take(source, place[node].round)
+    for node in joint_results:
+        if node in place:
+            take(node, place[node].round)
+    rounds = [p.round for n, p in place.items() if n in wanted and p.owner == JOINT
+              and n.op != "placeholder"]  # fmt: skip
+    rounds += [place[n].round for n in joint_results if n in place]
+    count = 1 + max(rounds) if rounds else 0
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    return [
+        sorted((n for n, at in first.items() if at == number), key=order.__getitem__)
+        for number in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class CutUpdate:
+    """The pass."""
+
+    name: ClassVar[str] = "CutUpdate"
+    level: ClassVar[Level] = "update"
+    needed: ClassVar[str] = "programs call functions"
+
+    def __call__(self, update: UpdateGraphs) -> UpdateFunctions:
+        plan, recorded = update.plan, update.recorded
+        assert plan is not None, "PlanUpdate comes before"
+        first = plan.epochs + 1 - len(update.steps)
+        steps = tuple(_cut(step, plan, first + i) for i, step in enumerate(update.steps))
+        traced = update.steps[-1].world
+        return UpdateFunctions(recorded.worlds, plan, steps, traced, recorded.stands)

@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipu_dynamo.capture.private.operator_log import OperatorLog
-from ipu_dynamo.capture.update.number_tensors import NumbersAsTensors
+from ipu_dynamo.passes.update.tensorify_scalars import NumbersAsTensors
 
 OF_TWO = {
     "add": lambda a, b: torch._foreach_add(a, b, alpha=0.5),

@@ -10,16 +10,16 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
-from ipu_dynamo.capture.update.lower_step import Lowered, depends_on
-from ipu_dynamo.capture.update.plan_step import Plan
-from ipu_dynamo.capture.update.step_graphs import (
+from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.passes.levels import UpdatePlan, UpdateStep
+from ipu_dynamo.passes.update.step_graphs import (
     all_hold,
     call_on,
+    depends_on,
     full_like,
     needed_for,
     owned_results,
 )
-from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.program.ir.function import Function, make_function
 from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import Counter
@@ -38,7 +38,7 @@ def _input(graph: fx.Graph, name: str) -> fx.Node:
     return graph.placeholder(name)
 
 
-def counters_of(step: Lowered, common: Plan) -> tuple[Counter, ...]:
+def counters_of(step: UpdateStep, common: UpdatePlan) -> tuple[Counter, ...]:
     """The counters of a step, in order."""
     counters = list(_distinct(step, common).values())
     if common.epochs:
@@ -46,16 +46,17 @@ def counters_of(step: Lowered, common: Plan) -> tuple[Counter, ...]:
     return tuple(counters)
 
 
-def _distinct(step: Lowered, common: Plan) -> dict[str, Counter]:
+def _distinct(step: UpdateStep, common: UpdatePlan) -> dict[str, Counter]:
     """The counters, each under the first path of those that share it.
 
     Raises:
         UntraceableUpdate: this variant counts differently for parameters that share one.
     """
     known: dict[str, tuple[str, Counter]] = {}
+    following = step.after
     for path, counter in common.counters.items():
         first, _ = known.setdefault(counter.name, (path, counter))
-        if step.after.get(path) != step.after.get(first):
+        if following.get(path) != following.get(first):
             raise UntraceableUpdate(
                 f"{path} and {first} of the optimizer count alike, but not at the first step",
                 hint=HOST,
@@ -74,20 +75,20 @@ class Factors:
 
     def __init__(
         self,
-        step: Lowered,
-        common: Plan,
+        step: UpdateStep,
+        common: UpdatePlan,
         epoch: int,
         name: str,
         owners: Mapping[fx.Node, int],
     ) -> None:
         self.step, self.common, self.epoch, self.name = step, common, epoch, name
-        self.hangs = depends_on(step.graph, owners)
+        self.leaves, self.depends = step.leaves, depends_on(step.graph.graph, owners)
 
     @property
     def hyperparameters(self) -> list[tuple[tuple[int, str], fx.Node]]:
         """Numbers that a step only reads: their group and name, and their placeholder."""
         return [
-            (leaf.hyperparameter, self.step.leaves[path])
+            (leaf.hyperparameter, self.leaves[path])
             for path, leaf in self.step.inputs.items()
             if path in self.common.hyperparameters
         ]
@@ -111,18 +112,19 @@ class Factors:
             with fake_mode_of([like]):
                 placeholder.meta["val"] = torch.empty((), dtype=counter.type.dtype)
             counters.append(placeholder)
-            if path in step.leaves:
-                copies[step.leaves[path]] = placeholder
+            if path in self.leaves:
+                copies[self.leaves[path]] = placeholder
         epoch = None
         if self.common.epochs:
             epoch = _input(graph, EPOCH)
             with fake_mode_of([like]):
                 epoch.meta["val"] = torch.empty((), dtype=torch.int64)
-        after = [step.after.get(path) for path in distinct]
+        following = step.after
+        after = [following.get(path) for path in distinct]
         conditions = [node for node, _ in self._conditions()]
         wanted = [*crossing, *(n for n in after if isinstance(n, fx.Node)), *conditions]
         needed = needed_for(wanted)
-        for node in step.graph.nodes:
+        for node in step.graph.graph.nodes:
             if node in needed and node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         results: list[fx.Node] = [copies[node] for node in crossing]
@@ -142,17 +144,17 @@ class Factors:
     def _conditions(self) -> list[tuple[fx.Node, str]]:
         """The conditions on numbers. What else was noted has decided nothing in Python: these are
         ranges of values that nobody knew."""
-        world = self.step.traced.world
+        world = self.step.world
         known = {
-            self.step.leaves[path]
+            self.leaves[path]
             for path, leaf in self.step.inputs.items()
             if (world.is_known(leaf) or leaf.is_number) and path not in self.common.counters
         }
         kept = []
         for node, line in self.step.conditions:
-            if not self.hangs[node]:
+            if not self.depends[node]:
                 kept.append((node, line))
-            elif self.hangs[node] & known:
+            elif self.depends[node] & known:
                 raise UntraceableUpdate(
                     "the optimizer decides in Python by a value that hangs on gradients",
                     where=line,

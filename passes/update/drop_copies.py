@@ -1,0 +1,46 @@
+"""Read the source of a copy: nothing in the graph writes.
+
+Before   %c = aten.clone(%x);   %y = aten.mul(%c, %g)
+After    %y = aten.mul(%x, %g)
+Keeps    every result. A copy to another dtype or shape stays.
+Source   the copies that functionalisation writes for `copy_`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.passes.levels import Level, UpdateGraphs
+
+aten = torch.ops.aten
+
+
+def _drop(graph: fx.Graph) -> bool:
+    changed = False
+    for node in list(graph.nodes):
+        if node.target is aten.copy.default:
+            source = node.args[1]
+        elif node.target is aten.clone.default and not node.kwargs:
+            source = node.args[0]
+        else:
+            continue
+        before, after = source.meta["val"], node.meta["val"]
+        if before.dtype == after.dtype and before.shape == after.shape:
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            changed = True
+    return changed
+
+
+@dataclass(frozen=True)
+class DropCopies:
+    """The pass."""
+
+    name: ClassVar[str] = "DropCopies"
+    level: ClassVar[Level] = "update"
+
+    def __call__(self, update: UpdateGraphs) -> bool:
+        changed = [_drop(step.graph.graph) for step in update.steps]
+        return any(changed)

@@ -1,0 +1,43 @@
+"""Compute equal operators once, as parameters of a group compute the same of its numbers.
+
+Before   %a = aten.rsub(%beta, 1);   %b = aten.rsub(%beta, 1);   %y = aten.mul(%g, %b)
+After    %a = aten.rsub(%beta, 1);   %y = aten.mul(%g, %a)
+Keeps    every result. Operators that draw random numbers are not joined.
+Source   common-subexpression elimination.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ipu_dynamo.passes.levels import Level, UpdateGraphs
+
+
+def _join(graph: fx.Graph) -> bool:
+    changed = False
+    known: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            continue
+        text = f"{node.target} {node.args} {node.kwargs}"
+        if known.setdefault(text, node) is not node:
+            node.replace_all_uses_with(known[text])
+            graph.erase_node(node)
+            changed = True
+    return changed
+
+
+@dataclass(frozen=True)
+class JoinEqual:
+    """The pass."""
+
+    name: ClassVar[str] = "JoinEqual"
+    level: ClassVar[Level] = "update"
+
+    def __call__(self, update: UpdateGraphs) -> bool:
+        changed = [_join(step.graph.graph) for step in update.steps]
+        return any(changed)

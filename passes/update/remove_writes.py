@@ -1,0 +1,47 @@
+"""Replace the writes of a recorded step by values.
+
+Before   %p: parameter;   aten.add_(%p, %g);   return %p
+After    %add = aten.add(%p, %g);   return %add
+Keeps    what every result is. Views stay views: copies of them would take time.
+Source   torch.func.functionalize.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ipu_dynamo.capture.private.update_symbols import recording, without_writes
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.capture.update.trace_step import RecordedStep, explained
+from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.passes.levels import Level
+
+
+def _remove(step: RecordedStep) -> bool:
+    if not any(map(writes, step.graph.graph.nodes)):
+        return False
+    with recording(step.stand):
+        try:
+            step.graph = without_writes(step.graph, step.values)
+        except Exception as error:
+            raise explained(error, step.world) from error
+    graph = step.graph.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        node.replace_all_uses_with(node.args[1])  # the last writes, to the inputs
+        graph.erase_node(node)
+    step.graph.recompile()
+    return True
+
+
+@dataclass(frozen=True)
+class RemoveWrites:
+    """The pass."""
+
+    name: ClassVar[str] = "RemoveWrites"
+    level: ClassVar[Level] = "recorded"
+    needed: ClassVar[str] = "functions of a program write nothing"
+
+    def __call__(self, update: RecordedUpdate) -> bool:
+        changed = [_remove(step) for step in update.steps]
+        return any(changed)
