@@ -1,11 +1,12 @@
 """Keep the programs of a model, and run them: whole executions on Keras' own variables."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 from keras.layers import BatchNormalization
+from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.attach.model_state import state_of
@@ -43,6 +44,7 @@ from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variab
 from ipu_dynamo.keras.step.update import UpdateTrace, optimizer_states, traced_update
 from ipu_dynamo.whole_step.api import compile_inference, compile_training
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.weights.dual_view import DualView
 
 OnStep = Callable[[int, Sequence[Results]], None]
 
@@ -117,7 +119,7 @@ class StepProgram:
         self._variables: tuple[StepVariable, ...] = ()
         self._module: StepModule
         self._update: UpdateTrace | None = None
-        self._versions: list[int] = []
+        self._states = DualView(self)  # of the optimizer
         before = python_values(model, kind)
         self._program = self._compile(batch)
         self._origin = origin_of(model, kind, self._variables, self._read_by_update)
@@ -181,14 +183,15 @@ class StepProgram:
         replicated = self._memory.replicas(self.shape.replicas)
         if own:
             replicated.take(own)
-        if training and self._versions != self._state_versions():
-            self._program.write_optimizer_state()
+        if training:
+            self._states.modify_host(self._states.count_host_writes())
+            self._states.sync_device()
+            self._states.modify_device()
         try:
             yield
         finally:
-            if training and self._program.has_weights():
-                self._program.read_optimizer_state()
-                self._versions = self._state_versions()
+            if training and self._states.sync_host():
+                self._states.count_host_writes()  # its own
             if own:
                 replicated.publish(own, state_of(self.model).settings.metric_reduction)
 
@@ -198,10 +201,6 @@ class StepProgram:
         if self.shape.replicas == 1:
             return []
         return [v for v in self._variables if not v.is_parameter]
-
-    def _state_versions(self) -> list[int]:
-        states = optimizer_states(self.model.optimizer, self._variables, self._read_by_update)
-        return [tensor_of(variable)._version for variable in states.values()]
 
     @property
     def _read_by_update(self) -> list[Any]:
@@ -298,5 +297,38 @@ class StepProgram:
             loss=0,
             accumulator_dtypes=accumulator_dtypes(model, shape.pipelined, variables),
         )
-        self._versions = self._state_versions()
+        states = optimizer_states(model.optimizer, variables, self._read_by_update)
+        tensors = {name: tensor_of(variable) for name, variable in states.items()}
+        self._states.connect(_OptimizerStates(program, tensors))
+        self._states.count_host_writes()
         return program
+
+
+class _OptimizerStates:
+    """The states of an optimizer in Keras' variables, and in a program.
+
+    A program computes on Keras' own tensors but for these. Its optimizer writes all of them.
+
+    Args:
+        tensors: of the variables. A program fits no model that has others.
+    """
+
+    def __init__(self, program: CompiledModel, tensors: Mapping[str, Tensor]) -> None:
+        self._program, self._tensors = program, tensors
+        self.written = frozenset(tensors)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Keras' tensors by the names of the states."""
+        return self._tensors
+
+    def has_weights(self) -> bool:
+        """Whether the program's states are those of a complete step."""
+        return self._program.has_weights()
+
+    def read_weights(self, names: Collection[str]) -> None:
+        """Copy all states to Keras' variables."""
+        self._program.read_optimizer_state()
+
+    def write_weights(self, names: Collection[str]) -> None:
+        """Copy all states to the program."""
+        self._program.write_optimizer_state()

@@ -15,6 +15,8 @@ from ipu_dynamo.keras.step.step_variables import StepVariable
 class ReplicaMemory:
     """The values of variables on all replicas, which the programs of a model share.
 
+    The host's value is a reduction of these and no copy, so that no `DualView` can compare them.
+
     Invariant: after `publish` a variable holds what the host is to see of them; whatever is written
     to it later is the host's own, and goes to all replicas with the next `take`.
     """
