@@ -230,11 +230,9 @@ class StepEnd:
 
     def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
         ipu, type_ = self.owners[parameter], self.types[parameter]
-        scalar = spec.shape == "scalar"
-        groups = None if scalar else self.options.replica_groups.get(parameter)
-        of_state = TensorType(spec.dtype or type_.dtype, () if scalar else type_.shape)
+        groups = self.options.replica_groups.get(parameter) if spec.shape != "scalar" else None
         name = _state_name(index, ipu, parameter, spec)
-        return Variable(name, of_state, "state", ipu, groups=groups)
+        return Variable(name, spec.type_for(type_), "state", ipu, groups=groups)
 
 
 def emit_traced(end: StepEnd) -> TracedEnd | None:

@@ -37,12 +37,11 @@ from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.execute.traced_end import RunUpdate, TracedEnd
+from ipu_dynamo.runtime.execute.update_steps import RunUpdate, UpdateStep, UpdateSteps
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.host_update import HostGradients, HostStepper, HostUpdate
-from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.traced_update import TracedFactors
 from ipu_dynamo.runtime.update.update_tensors import distinct
@@ -89,9 +88,9 @@ class StepEnd:
             (made,) = (i for i in sections(program).before if isinstance(i, UpdateFactors))
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
-        self._traced = TracedEnd(program, self._tensors, devices, rounding, run)
+        self._steps = UpdateSteps(program, self._tensors, devices, rounding, run)
         self._origins: dict[str, str] = {}  # what a copy made -> where it came from
-        self._updates: list[ParameterUpdate] = []
+        self._updates: list[UpdateStep] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []
@@ -118,8 +117,6 @@ class StepEnd:
                     self._joint(instruction)
                 case Update(rule=HostStep()):
                     self._host_update(instruction)
-                case Update() if instruction.function is not None:
-                    self._traced_update(instruction)
                 case Update():
                     self._update(instruction)
                 case AdjustLossScale():
@@ -187,34 +184,12 @@ class StepEnd:
         self._prepare.append(run)
 
     def _update(self, update: Update) -> None:
-        places = self._distinct_copies(update.parameters)
-
-        def copies(names: Sequence[str]) -> list[Tensor]:
-            return [self._tensors[names[place]][replica] for place, replica in places]
-
-        parameters, gradients = copies(update.parameters), copies(update.gradients)
         for names in (update.parameters, *(names for _, names in update.states)):
             self._lasts(names)
-        for parameter, (place, replica) in zip(parameters, places, strict=True):
-            self._rounding.name(parameter, f"{update.parameters[place]} {replica}")
-        scale = self._scale(update, clipped=gradients)
-        step = ParameterUpdate(
-            update.rule,
-            parameters,
-            gradients,
-            {state: copies(names) for state, names in update.states},
-            scale=scale,
-            rounding=self._rounding if update.rounding == "stochastic" else None,
-        )
+        places = self._distinct_copies(update.parameters)
+        step = self._steps.update(update, places, partial(self._scale, update))
         self._updates.append(step)
-        group = update.group
-
-        def prepare(hyperparameters: Hyperparameters) -> None:
-            if scale is not None:
-                scale.follow()
-            step.prepare(hyperparameters[group])
-
-        self._prepare.append(prepare)
+        self._prepare.append(step.prepare)
         self._write.append(step.write)
         if update.clear:
             cleared = self._accumulators(update.gradients)
@@ -238,23 +213,12 @@ class StepEnd:
             cleared = self._accumulators(update.gradients)
             self._clear.append(lambda: foreach_zero_(cleared))
 
-    def _traced_update(self, update: Update) -> None:
-        for names in (update.parameters, *(names for _, names in update.states)):
-            self._lasts(names)
-        places = self._distinct_copies(update.parameters)
-        step = self._traced.update(update, places, partial(self._scale, update))
-        self._prepare.append(lambda _: step.prepare())
-        self._write.append(step.write)
-        if update.clear:
-            cleared = self._accumulators(update.gradients)
-            self._clear.append(lambda: foreach_zero_(cleared))
-
     def _part(self, part: UpdatePart) -> None:
-        compute = self._traced.part(part, partial(self._scale, part))
+        compute = self._steps.part(part, partial(self._scale, part))
         self._prepare.append(lambda _: compute())
 
     def _joint(self, joint: JointUpdate) -> None:
-        values = self._traced.joint(joint)
+        values = self._steps.joint(joint)
         self._prepare.append(lambda _: values.compute())
         if joint.written:
             self._lasts(joint.written)

@@ -1,7 +1,7 @@
 """Give the function of a rule: a graph of one operator, as traced updates have graphs of many."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -14,7 +14,7 @@ from ipu_dynamo.program.ir.instructions import Update
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_rules import Rule
 
-_NUMBER = TensorType(torch.float64, ())
+NUMBER = TensorType(torch.float64, ())  # of a hyperparameter
 
 
 @lru_cache(maxsize=1024)
@@ -43,7 +43,7 @@ def rule_function(
     variables = take("weight", weight), take("gradient", gradient)
     names = [spec.name for spec in rule.state_names()]
     own = {name: take(name, type_) for name, type_ in zip(names, states, strict=True)}
-    numbers = {name: take(name, _NUMBER) for name in rule.hyperparameters if name not in zeros}
+    numbers = {name: take(name, NUMBER) for name in rule.hyperparameters if name not in zeros}
     rest = [own.get(name) for name in STATES[rule.kind]]
     rest += [numbers.get(name) for name in HYPERPARAMETERS[rule.kind]]
     step = OPERATORS[rule.kind]
@@ -61,25 +61,24 @@ def rule_function(
 
 def function_at(
     update: Update,
-    place: int,
     functions: Mapping[str, Function],
-    type_of: Callable[[str], TensorType],
+    weight: TensorType,
+    gradient: TensorType,
     zeros: frozenset[str] = frozenset(),
 ) -> Function:
     """The function that updates one parameter of an update: that of its rule, or a traced one.
 
     Args:
         functions: traced ones, by name.
-        type_of: gives the type of a variable.
+        weight, gradient: types.
         zeros: hyperparameters that a rule's function leaves out.
 
     Raises:
         ValueError: there is no such function.
     """
-    if update.function is not None:
-        if update.function not in functions:
-            raise ValueError(f"no function of an update is called {update.function}")
-        return functions[update.function]
-    weight, gradient = type_of(update.parameters[place]), type_of(update.gradients[place])
-    states = tuple(type_of(names[place]) for _, names in update.states)
-    return rule_function(update.rule, weight, gradient, states, zeros)
+    if update.function is None:
+        states = update.rule.state_types(weight)
+        return rule_function(update.rule, weight, gradient, states, zeros)
+    if update.function not in functions:
+        raise ValueError(f"no function of an update is called {update.function}")
+    return functions[update.function]

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 
 from ipu_dynamo.ops.updates.update_functions import HYPERPARAMETERS
-from ipu_dynamo.program.ir.types import DTYPES
+from ipu_dynamo.program.ir.types import DTYPES, TensorType
 
 _CALL = re.compile(r"(\w+)\((.*)\)")
 
@@ -31,6 +31,11 @@ class StateSpec(NamedTuple):
     shape: Literal["like_parameter", "scalar"]
     initial: float
     dtype: torch.dtype | None
+
+    def type_for(self, weight: TensorType) -> TensorType:
+        """The type that it has for a parameter of type `weight`."""
+        shape = weight.shape if self.shape == "like_parameter" else ()
+        return TensorType(self.dtype or weight.dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class Rule:
     def state_names(self) -> tuple[StateSpec, ...]:
         """The states of one parameter."""
         raise NotImplementedError(f"{type(self).__name__} does not say what state it keeps")
+
+    def state_types(self, weight: TensorType) -> tuple[TensorType, ...]:
+        """The types of the states of one parameter."""
+        return tuple(spec.type_for(weight) for spec in self.state_names())
 
     def __str__(self) -> str:
         values = ((f, getattr(self, f.name)) for f in fields(self))

@@ -123,44 +123,42 @@ def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict
                 states[name] = torch.zeros(types[name].shape, dtype=types[name].dtype)
                 states[name].copy_(known.get("", {}).get(name, states[name]))
     for update in updates(program):
-        if update.function is not None:
-            states |= _traced_states(update, types, known, held)
-            continue
-        specs = {spec.name: spec for spec in update.rule.state_names()}
-        for state, names in update.states:
-            for parameter, name in zip(update.parameters, names, strict=True):
-                like, spec = held[parameter], specs[state]
-                if name not in states:
-                    template = like.new_empty(()) if spec.shape == "scalar" else like
-                    states[name] = torch.full_like(template, spec.initial, dtype=types[name].dtype)
-                if state in known.get(parameter, {}):
-                    states[name].copy_(known[parameter][state])
+        _add_states(states, update, types, known, held)
     return states
 
 
-def _traced_states(
+def _add_states(
+    states: dict[str, Tensor],
     update: Update,
     types: Mapping[str, TensorType],
     known: States,
     held: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """The states of a traced update; what is not there yet, its first step makes."""
-    states = {}
+) -> None:
+    """Add the states of an update that are not there yet.
+
+    A rule gives their first values. Those of a traced update begin at zero: its first step makes
+    them. States of one name are one tensor.
+    """
+    by_rule = update.function is None
+    initial = {spec.name: spec.initial for spec in update.rule.state_names()} if by_rule else {}
+    likes = [held[parameter] for parameter in update.parameters]
     for state, names in update.states:
-        likes = [held[parameter] for parameter in update.parameters]
-        beside = _small_in_a_row(likes, [types[name] for name in names])
+        beside = {} if by_rule else _small_in_a_row(likes, [types[name] for name in names])
         for place, (parameter, name) in enumerate(zip(update.parameters, names, strict=True)):
-            like, type_ = likes[place], types[name]
-            if place in beside:
-                value = beside[place]
-            elif type_.shape == tuple(like.shape):
-                value = torch.zeros_like(like, dtype=type_.dtype, requires_grad=False)
-            else:
-                value = torch.zeros(type_.shape, dtype=type_.dtype, device=like.device)
+            like, type_, first = likes[place], types[name], initial.get(state, 0.0)
+            if name not in states:
+                if place in beside:
+                    states[name] = beside[place]
+                elif type_.shape == tuple(like.shape):
+                    states[name] = torch.full_like(
+                        like, first, dtype=type_.dtype, requires_grad=False
+                    )
+                else:
+                    states[name] = torch.full(
+                        type_.shape, first, dtype=type_.dtype, device=like.device
+                    )
             if state in known.get(parameter, {}):
-                value.copy_(known[parameter][state])
-            states[name] = value
-    return states
+                states[name].copy_(known[parameter][state])
 
 
 def _small_in_a_row(likes: Sequence[Tensor], types: Sequence[TensorType]) -> dict[int, Tensor]:

@@ -31,7 +31,7 @@ from ipu_dynamo.program import (
     graph_outputs,
 )
 from ipu_dynamo.program.fused import Zeros
-from ipu_dynamo.program.ir.rule_function import function_at
+from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 
 aten = torch.ops.aten
 Values = dict[str, fx.Node]
@@ -108,8 +108,7 @@ def hyperparameters_of(
         taken = {(group, name): type_ for (group, _, name), type_ in pairs}
     rules = [u for u in updates if u.function is None]
     named = [(u.group, name) for u in rules for name in u.rule.hyperparameters]
-    number = TensorType(torch.float64, ())
-    return taken | dict.fromkeys((pair for pair in named if pair not in zeros), number)
+    return taken | dict.fromkeys((pair for pair in named if pair not in zeros), NUMBER)
 
 
 def written_by(after: Sequence[Plain], factors: UpdateFactors | None) -> tuple[str, ...]:
@@ -183,16 +182,17 @@ class UpdateWriter:
         named = {name: self.hyperparameters.get((update.group, name))
                  for name in update.rule.hyperparameters}  # fmt: skip
         zeros = frozenset(name for name, node in named.items() if node is None)
-        for place, name in enumerate(update.parameters):
+        for place, (name, total) in enumerate(
+            zip(update.parameters, update.gradients, strict=True)
+        ):
             states = tuple(names[place] for _, names in update.states)
-            function = function_at(update, place, functions, types.__getitem__, zeros)
+            function = function_at(update, functions, types[name], types[total], zeros)
             if update.function is None:
                 numbers = [node for node in named.values() if node is not None]
-                arguments = [self.old[name], self.gradients[update.gradients[place]]]
+                arguments = [self.old[name], self.gradients[total]]
                 arguments += [*(self.old[state] for state in states), *numbers]
             else:
-                gradient, values = update.gradients[place], update.numbers[place]
-                arguments = self._arguments(name, gradient, states, values, known)
+                arguments = self._arguments(name, total, states, update.numbers[place], known)
             new |= zip((name, *states), self._called(function, arguments), strict=True)
 
     def _arguments(

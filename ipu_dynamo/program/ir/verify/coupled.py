@@ -1,13 +1,37 @@
-"""Check what parameters compute of each other at the end of a step."""
+"""Check the numbers that updates by functions take: of hyperparameters, and of each other."""
 
 from collections.abc import Mapping, Sequence
 
 from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.verify.residence import Residence
 
 Functions = Mapping[str, Function]
+
+
+def check_factors(factors: UpdateFactors, has: Residence, functions: Functions) -> None:
+    """Check the instruction before a step, and note what it makes.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    function = _named(factors.function, functions)
+    counters = [has.at(name, factors.ipu) for name in factors.counters]
+    for name in factors.counters:
+        if has.variable(name).kind != "state":
+            raise ValueError(f"%{name} is no state")
+    taken = function.inputs[len(factors.hyperparameters) :]
+    if list(taken) != counters or any(type_.shape for type_ in function.inputs):
+        raise ValueError(f"@{function.name} takes other numbers")
+    if len(factors.results) != len(factors.types):
+        raise ValueError(f"{len(factors.results)} results have {len(factors.types)} types")
+    expected = [*factors.types, *counters]
+    if list(function.outputs[:-1]) != expected or str(function.outputs[-1]) != "b8[]":
+        raise ValueError(f"@{function.name} gives other numbers")
+    for name, type_ in zip(factors.results, factors.types, strict=True):
+        has.define(name, factors.ipu, type_, factors)
 
 
 def check_part(part: UpdatePart, has: Residence, functions: Functions) -> None:

@@ -32,11 +32,10 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify.clipping import ClipChecks
-from ipu_dynamo.program.ir.verify.coupled import check_joint, check_part
+from ipu_dynamo.program.ir.verify.coupled import check_factors, check_joint, check_part
 from ipu_dynamo.program.ir.verify.memory import MemoryChecks
 from ipu_dynamo.program.ir.verify.residence import Residence
 from ipu_dynamo.program.ir.verify.shape import check_loops, check_tables, sharing
-from ipu_dynamo.program.ir.verify.traced import check_factors, check_traced
 from ipu_dynamo.program.ir.verify.update import check_update
 from ipu_dynamo.program.ir.verify.writes import WriteChecks
 from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
@@ -139,9 +138,7 @@ class _Verifier:
             case JointUpdate():
                 check_joint(instruction, self.has, self.update_functions)
             case Update():
-                if instruction.function is not None:
-                    check_traced(instruction, self.has, self.update_functions)
-                check_update(instruction, self.has, self.updated)
+                check_update(instruction, self.has, self.updated, self.update_functions)
             case AdjustLossScale():
                 self.adjust(instruction)
             case _:

@@ -1,27 +1,37 @@
-"""Check that an update finds its parameters, gradients and states, one for one."""
+"""Check that an update finds its variables, and a function that takes and returns their types."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import Update
+from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.ir.update_rules import StateSpec, Traced
+from ipu_dynamo.program.ir.update_rules import HostStep, Traced
+from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify.residence import Residence
 
 
-def check_update(update: Update, has: Residence, updated: set[str]) -> None:
-    """Check an update, and note what it leaves: `updated` are the parameters so far.
+def check_update(
+    update: Update, has: Residence, updated: set[str], functions: Mapping[str, Function]
+) -> None:
+    """Check an update, and note what it leaves.
+
+    Args:
+        updated: the parameters so far.
+        functions: of traced updates, by name.
 
     Raises:
         ValueError: what does not fit.
     """
-    traced = isinstance(update.rule, Traced)
-    if traced != (update.function is not None):
+    rule, names = update.rule, [state for state, _ in update.states]
+    if isinstance(rule, Traced) != (update.function is not None):
         raise ValueError("a traced update, and no other, has a function")
-    specs = () if isinstance(update.rule, Traced) else update.rule.state_names()
-    names = tuple(state for state, _ in update.states)
-    if not traced and names != tuple(spec.name for spec in specs):
-        raise ValueError(f"{update.rule} keeps {[spec.name for spec in specs]}, not {list(names)}")
-    for what, column in (("gradients", update.gradients), *update.states):
+    if update.function is None and names != (kept := [spec.name for spec in rule.state_names()]):
+        raise ValueError(f"{rule} keeps {kept}, not {names}")
+    columns: list[tuple[str, Sequence[object]]] = [("gradients", update.gradients), *update.states]
+    if update.function is not None:
+        columns.append(("sets of numbers", update.numbers))
+    for what, column in columns:
         if len(column) != len(update.parameters):
             raise ValueError(f"{len(update.parameters)} parameters have {len(column)} {what}")
     if strangers := set(update.sharded) - set(update.parameters):
@@ -35,38 +45,58 @@ def check_update(update: Update, has: Residence, updated: set[str]) -> None:
         if name in updated:
             raise ValueError(f"%{name} is updated twice")
         updated.add(name)
-        _check_one(update, place, name, specs, has)
+        _check_one(update, place, has, functions)
     has.whole.clear()
 
 
 def _check_one(
-    update: Update, place: int, name: str, specs: Sequence[StateSpec], has: Residence
+    update: Update, place: int, has: Residence, functions: Mapping[str, Function]
 ) -> None:
     """Check a parameter with its gradient and its states."""
+    name = update.parameters[place]
     parameter, gradient = has.variable(name), update.gradients[place]
     if parameter.kind != "parameter":
         raise ValueError(f"%{name} is a {parameter.kind}, no parameter")
     has.at(name, update.ipu, shard=True)
-    shape = has.at(gradient, update.ipu, shard=True).shape
-    if shape != parameter.type.shape:
-        raise ValueError(f"%{gradient} has shape {list(shape)}, %{name} is {parameter.type}")
-    own = [parameter]
-    if update.function is not None:  # whose signature says what they are
-        own += [has.variable(names[place]) for _, names in update.states]
-    for spec, (_, names) in zip(specs, update.states if specs else (), strict=True):
-        state = has.variable(names[place])
-        whole = spec.shape == "like_parameter"
-        expected = TensorType(
-            spec.dtype or parameter.type.dtype, parameter.type.shape if whole else ()
-        )
-        if state.kind != "state" or state.type != expected:
-            raise ValueError(f"%{state.name} is {state.kind} {state.type}, not state {expected}")
-        if state.ipu != parameter.ipu:
-            raise ValueError(f"%{state.name} lives on ipu{state.ipu}, %{name} does not")
+    total = has.at(gradient, update.ipu, shard=True)
+    if total.shape != parameter.type.shape:
+        raise ValueError(f"%{gradient} has shape {list(total.shape)}, %{name} is {parameter.type}")
+    states = [has.variable(names[place]) for _, names in update.states]
+    numbers = [NUMBER] * len(update.rule.hyperparameters)
+    if update.function is not None:
+        numbers = [has.at(number, update.ipu) for number in update.numbers[place]]
+    if not isinstance(update.rule, HostStep):
+        function = function_at(update, functions, parameter.type, total)
+        _check_signature(function, parameter, states, numbers)
+    for state in states:
         has.at(state.name, update.ipu, shard=True)
-        own.append(state)
+    own = [parameter, *states]
     sharded = max(variable.shards for variable in own) > 1
     if sharded != (name in update.sharded):
         raise ValueError(f"%{name} is updated in shards if it or a state is in shards")
     if sharded:
         has.stale |= {v.name for v in own if v.shards == 1 and v.type.shape}
+
+
+def _check_signature(
+    function: Function,
+    parameter: Variable,
+    states: Sequence[Variable],
+    numbers: Sequence[TensorType],
+) -> None:
+    weight, count = parameter.type, len(states) + 2
+    taken, returned = function.inputs, function.outputs
+    gradient = taken[1] if len(taken) > 1 else None
+    for state, expected in zip(states, taken[2:], strict=False):
+        if state.kind != "state" or state.type != expected:
+            raise ValueError(f"%{state.name} is {state.kind} {state.type}, not state {expected}")
+        if state.ipu != parameter.ipu:
+            problem = f"%{state.name} lives on ipu{state.ipu}, %{parameter.name} does not"
+            raise ValueError(problem)
+    fits = gradient is not None and gradient.shape == weight.shape and taken[0] == weight
+    if not fits or len(taken) < count or list(taken[count:]) != list(numbers):
+        raise ValueError(f"@{function.name} takes something else than a {weight} and its states")
+    new = returned[0]
+    fits = new is not None and new.shape == weight.shape and new.dtype.is_floating_point
+    if not fits or list(returned[1:]) != [state.type for state in states]:
+        raise ValueError(f"@{function.name} gives something else than a {weight} and its states")

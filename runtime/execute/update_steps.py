@@ -1,4 +1,4 @@
-"""Prepare the instructions of updates that were traced from Python."""
+"""Prepare the instructions of updates: launches of rules, and functions that were traced."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Function, JointUpdate, Program, TensorType, Update, UpdatePart
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
+from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
 from ipu_dynamo.runtime.update.rounding import StochasticRounding
 from ipu_dynamo.runtime.update.rows import gains_in_a_row
 from ipu_dynamo.runtime.update.traced_update import (
@@ -46,27 +48,60 @@ class RunUpdate(Protocol):
 _FEW = 8  # parameters: for fewer the calls do not matter
 
 
+class UpdateStep(Protocol):
+    """An update of several parameters."""
+
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
+        """Do what a step can do before it writes parameters or states.
+
+        Args:
+            hyperparameters: of every update group.
+        """
+
+    def write(self) -> None:
+        """Write parameters and states."""
+
+    def reload(self) -> None:
+        """Take notice that the states were overwritten."""
+
+
+class RuleStep:
+    """An update by a rule: its launch reads the hyperparameters of the group as floats."""
+
+    def __init__(self, group: int, scale: GradientScale | None, update: ParameterUpdate) -> None:
+        self._group, self._scale, self._update = group, scale, update
+        self.write, self.reload = update.write, update.reload
+
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
+        if self._scale is not None:
+            self._scale.follow()
+        self._update.prepare(hyperparameters[self._group])
+
+
 class TracedStep:
-    """An update of several parameters, with the division of their gradients."""
+    """An update by a function, with the division of the gradients."""
 
     def __init__(self, divided: Sequence[CompleteGradient], update: TracedParameterUpdate) -> None:
         self._divided = tuple(gradient for gradient in divided if not gradient.is_divided)
         self.write = update.write
 
-    def prepare(self) -> None:
+    def prepare(self, hyperparameters: Hyperparameters) -> None:
         """Divide the gradients that nothing before has divided."""
         for gradient in self._divided:
             gradient.divide()
 
+    def reload(self) -> None:
+        """Nothing to read again: every call reads all states."""
 
-class TracedEnd:
+
+class UpdateSteps:
     """Makes of instructions what runs them.
 
     Args:
         tensors: for every variable and value, its tensor on each replica; gets what is computed.
         devices: of the IPUs.
         rounding: of updates that round at random.
-        run: makes callables; None: there are no such instructions.
+        run: makes callables of traced functions; None: there are none.
     """
 
     def __init__(
@@ -84,16 +119,43 @@ class TracedEnd:
 
     def update(
         self, update: Update, places: Sequence[tuple[int, int]], scale_of: ScaleOf
-    ) -> TracedStep:
-        """What updates parameters by one function.
+    ) -> UpdateStep:
+        """What updates parameters.
 
         Args:
             places: of which parameters, and on which replicas.
         """
+        for place, replica in places:
+            name = update.parameters[place]
+            self._rounding.name(self._tensors[name][replica], f"{name} {replica}")
+        if update.function is None:
+            return self._by_rule(update, places, scale_of)
+        return self._by_function(update, update.function, places, scale_of)
+
+    def _by_rule(
+        self, update: Update, places: Sequence[tuple[int, int]], scale_of: ScaleOf
+    ) -> RuleStep:
+        def copies(names: Sequence[str]) -> list[Tensor]:
+            return [self._tensors[names[place]][replica] for place, replica in places]
+
+        gradients = copies(update.gradients)
+        scale = scale_of(gradients)
+        step = ParameterUpdate(
+            update.rule,
+            copies(update.parameters),
+            gradients,
+            {state: copies(names) for state, names in update.states},
+            scale=scale,
+            rounding=self._rounding if update.rounding == "stochastic" else None,
+        )
+        return RuleStep(update.group, scale, step)
+
+    def _by_function(
+        self, update: Update, name: str, places: Sequence[tuple[int, int]], scale_of: ScaleOf
+    ) -> TracedStep:
         assert self._run is not None
-        assert update.function is not None
         columns = [update.parameters, *(names for _, names in update.states)]
-        function = self._functions[update.function]
+        function = self._functions[name]
         parameters, keys = [], []
         for place, replica in places:
             weight, *states = (self._tensors[names[place]][replica] for names in columns)
@@ -101,7 +163,6 @@ class TracedEnd:
             gradient = self._gradient_for(keys[-1], weight, function)
             numbers = tuple(self._tensors[name][0] for name in update.numbers[place])
             parameters.append(TracedParameter(weight, gradient, tuple(states), numbers))
-            self._rounding.name(weight, f"{update.parameters[place]} {replica}")
         divided = self._to_divide(keys, [one.gradient for one in parameters], scale_of)
         weight = parameters[0].weight
         at_random = update.rounding == "stochastic" and weight.dtype == torch.float16
