@@ -6,12 +6,13 @@ Keeps    every operator and their order, so every bit; views and constants are r
          are read. Blocks are looked for as if functions wrote their gradients and buffers: so they
          are compiled. They are equal when structure, layouts and numbers are: other constants,
          other probabilities or other sizes are another function. Other streams of random numbers
-         are not: `LiftStreams` passes these to the blocks.
+         are not: `LiftStreams` passes these to the blocks. Sums are written behind the piece that
+         makes the value, buffers behind the last.
 Source   PopART user guide, "Subgraph outlining": repeated blocks share their code.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -23,16 +24,16 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD
-from ipu_dynamo.ops.graph_queries import root
+from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
 from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
 from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
-from ipu_dynamo.passes.program.cut_part import cut_part
+from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.lift_streams import lift
 from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.layout import Layout
@@ -173,7 +174,7 @@ def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     places = [[position.get(n, len(operators)) for n in blocks.starts] for blocks in found]
     stretches = {start for starts in places for start in starts[:-1]}
     starts = sorted({0, *(start for starts in places for start in starts)} - {len(operators)})
-    pieces = cut_part(part, starts, taken)
+    pieces = _cut_part(part, starts, taken)
     keys = {
         start: lift(piece.graph).key
         for start, piece in zip(starts, pieces, strict=True)
@@ -186,7 +187,7 @@ def outline_part(part: Part, worth: float, taken: set[str]) -> list[Part]:
     ends = {end for begin, end in pairwise(starts) if begin in blocks}
     cuts = sorted({0} | blocks | ends)
     if cuts != starts:
-        pieces = cut_part(part, cuts, taken)
+        pieces = _cut_part(part, cuts, taken)
     return _named(part, pieces, [start in blocks for start in cuts])
 
 
@@ -209,6 +210,100 @@ def _direction(block: Part) -> Direction:
         return block.direction
     backward = any(node.meta.get(BACKWARD) for node in block.graph.graph.nodes)
     return "backward" if backward else "forward"
+
+
+def _cut_part(part: Part, starts: Sequence[int], taken: Collection[str]) -> list[Part]:
+    """The pieces of `part`; what one makes and a later one reads is a result of the first.
+
+    Args:
+        starts: positions among the operators, ascending from 0: where pieces begin.
+        taken: names that new results must not have.
+    """
+    return _Cutter(part, starts, taken).parts()
+
+
+class _Cutter(Extraction):
+    """Cut at positions."""
+
+    def __init__(self, part: Part, starts: Sequence[int], taken: Collection[str]) -> None:
+        self.part = part
+        nodes = list(part.graph.graph.nodes)
+        inputs = (node for node in nodes if node.op == "placeholder")
+        place = _places([n for n in nodes if n.op not in ("placeholder", "output")], starts)
+        self.results: dict[str, fx.Node] = dict(
+            zip(part.outputs, graph_outputs(part.graph), strict=True)
+        )
+        self.known = {node: name for name, node in self.results.items()}
+        self.taken = {*taken, *part.inputs, *part.outputs}
+        super().__init__(
+            Cut(
+                place=place,
+                inputs=dict(zip(inputs, part.inputs, strict=True)),
+                name=self.name,
+                repeats=lambda node, index: _repeats(node, place),
+            ),
+            range(len(starts)),
+        )
+
+    def parts(self) -> list[Part]:
+        self.fill()
+        place, last = self.cut.place, len(self.pieces) - 1
+        for name, node in self.results.items():
+            index = place.get(node, last)
+            self.pieces[index].outputs[name] = self.value(node, index)
+        writes: dict[int, list[PartWrite]] = {index: [] for index in self.pieces}
+        for one in self.part.writes:
+            writes[last if one.rule == "buffer" else self.place_of(one.value)].append(one)
+        position = {node: index for index, node in enumerate(place)}
+        order = {name: position.get(node, -1) for node, name in self.known.items()}
+        return [
+            _part(self.part, piece, order, writes[index]) for index, piece in self.pieces.items()
+        ]
+
+    def place_of(self, result: str) -> int:
+        """The piece that gives a result of the part."""
+        return next(index for index, piece in self.pieces.items() if result in piece.outputs)
+
+    def name(self, node: fx.Node) -> str:
+        """What a value is called outside the piece that makes it."""
+        if node not in self.known:
+            name = node.name
+            while name in self.taken:
+                name += "'"
+            self.taken.add(name)
+            self.known[node] = name
+        return self.known[node]
+
+
+def _repeats(node: fx.Node, place: Mapping[fx.Node, int]) -> bool:
+    """Whether pieces that read `node` make it themselves: constants, and views of what the piece
+    that looks at it has not made."""
+    return makes_constant(node) or (is_view(node) and place.get(root(node)) != place[node])
+
+
+def _places(operators: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node, int]:
+    """The piece of every operator; an operator's results are picked where it is."""
+    first = set(starts)
+    places: dict[fx.Node, int] = {}
+    place = -1
+    for index, node in enumerate(operators):
+        place += index in first
+        source = node.args[0] if node.target is getitem else None
+        places[node] = places[source] if isinstance(source, fx.Node) else place
+    return places
+
+
+def _part(part: Part, piece: Piece, order: Mapping[str, int], writes: Sequence[PartWrite]) -> Part:
+    """A finished piece: without what it need not repeat, its results in the order of operators."""
+    piece.outputs = dict(sorted(piece.outputs.items(), key=lambda item: order.get(item[0], -1)))
+    piece.prune(lambda node: is_view(node) or makes_constant(node))
+    return replace(
+        part,
+        graph=piece.finish(),
+        inputs=tuple(piece.inputs),
+        outputs=tuple(piece.outputs),
+        writes=tuple(writes),
+    )
 
 
 @dataclass(frozen=True)

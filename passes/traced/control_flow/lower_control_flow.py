@@ -3,6 +3,8 @@
 Before   %r = ipu.control_flow([%h, %x, %w], 3)
 After    %r = ipu.loop([%h], [%x], [%w], 100, "body_4f0c...");  and for its gradient
          %g = ipu.loop([%dh, %zero], [%dy, %kept], [%w], 100, "body_9a1e...", True)
+         The gradients that forward takes, `ipu.take_gradients`, are their operators, which are
+         differentiated with the others
 Keeps    values. The gradient of a loop is a loop in reverse order; its body reads what each
          iteration of the forward loop kept. That of a branch is a branch. Bodies are functional.
 Source   PyTorch's AOTAutograd, for the gradient of a body.
@@ -31,6 +33,7 @@ from ipu_dynamo.ops.marks.inner_gradients import (
     require_gradient_op,
     take_gradients_op,
 )
+from ipu_dynamo.ops.private.autograd_engine import differentiable_once
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.traced.control_flow.branch_gradient import (
     branch_gradient,
@@ -39,7 +42,6 @@ from ipu_dynamo.passes.traced.control_flow.branch_gradient import (
 from ipu_dynamo.passes.traced.control_flow.call_operators import call_operator
 from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, functional
 from ipu_dynamo.passes.traced.control_flow.loop_gradient import differentiable_loop, loop_gradient
-from ipu_dynamo.passes.traced.take_gradients import take_gradients
 
 
 class FlowInterpreter(fx.Interpreter):
@@ -68,6 +70,22 @@ class FlowInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.running = n
         return super().run_node(n)
+
+
+def take_gradients(args: tuple[Any, ...], node: fx.Node) -> list[Tensor]:
+    """The gradients that a model takes in forward: those that a trace saw."""
+    results, inputs, *_, create = args
+    again = create and differentiable_once(results, inputs)
+    gradients: list[Tensor] = take_gradients_op(*args)
+    if len(gradients) == len(inputs) and not again:
+        return gradients
+    raise CompileError(
+        "a gradient that the model takes in forward passes through a loop, a branch, a recurrent "
+        "layer or a loss whose gradient has no gradient",
+        node=node,
+        hint="detach what it shall not depend on, or write that part in operators of PyTorch",
+        id="gradient",
+    )
 
 
 def call_flow(tensors: Sequence[Tensor], handle: int) -> list[Tensor]:
