@@ -11,7 +11,7 @@ from torch import nn
 
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference
 from ipu_dynamo.program import Call
-from ipu_dynamo.program.schedule.planning import pipelined, sequential
+from ipu_dynamo.program.schedule.planning import pipelined, sequential, side_by_side
 from ipu_dynamo.program.schedule.transfers import with_transfers
 
 STASH = {2: [3, 1], 3: [5, 3, 1], 4: [7, 5, 3, 1]}  # PopTorch's table: copies by stage
@@ -143,6 +143,22 @@ def test_draws_a_box_for_every_task(stages, micro_batches, replicas, workers):
     for one in calls:
         assert any(f"stage {one.stage} on ipu{one.ipu}" in text for text in texts)
     assert not [e for e in root.iter() if "href" in str(e.attrib)]  # it stands alone
+
+
+def test_a_drawing_says_what_a_pass_waits_for_and_where_gradients_are_added():
+    space = {"svg": "http://www.w3.org/2000/svg"}
+
+    def titles(schedule):
+        boxes = ElementTree.fromstring(schedule.svg()).findall("svg:g", space)
+        return [box.findtext("svg:title", namespaces=space) for box in boxes]
+
+    first, ahead, *_, last = titles(pipelined(FORWARD, micro_batches=3))
+    assert "waits" not in first + ahead
+    assert "; waits for %h of 0F2: model.py:1" in last
+    one = call("step0", 0, 0, "forward_backward")
+    shared = titles(side_by_side(one, ["w.grad"], micro_batches=2, workers=2))
+    assert "cycle 0; then adds its gradients: model.py:1" in shared[0]
+    assert "cycle 0; waits for %w.grad of 0FB0; then adds its gradients: model.py:1" in shared[1]
 
 
 def test_a_drawing_escapes_what_users_wrote():
