@@ -29,8 +29,7 @@ _AGAIN = "compile the model again with this optimizer"
 class TracedOptimizer:
     """What was traced of an optimiser.
 
-    Invariant: `variants` is of the last `describe`; `steps` has all that were traced since for the
-    same program.
+    Invariant: `variants` and `steps` are of the last `describe`.
     """
 
     def __init__(self) -> None:
@@ -239,13 +238,18 @@ class TracedOptimizer:
             _put(optimizer, leaf, parameter, value)
         self._note_counts(optimizer)
 
-    def trace_next(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> TracedStep:
+    def trace_next(
+        self, optimizer: Optimizer, parameters: Mapping[str, Tensor], known: int
+    ) -> TracedStep:
         """Trace the step that the optimiser, which has the program's state, makes next.
+
+        Args:
+            known: the number of steps that were traced for the program.
 
         Raises:
             CompileError: one more would be too many, or it cannot be traced.
         """
-        if len(self.steps) >= _MOST:
+        if known >= _MOST:
             lines = sorted({line for line in self._lines if line})
             raise CompileError(
                 f"the optimizer decides by its numbers in more than {_MOST} ways",
@@ -256,7 +260,6 @@ class TracedOptimizer:
         names, own_foreach = _names(optimizer, parameters), self.variants.first.own_foreach
         world = world_of(optimizer, names, self._without, own_foreach=own_foreach)
         step, self._lines = trace_variant(world, self.variants.plan)
-        self.steps.append(step)
         return step
 
     _lines: Sequence[str] = ()
