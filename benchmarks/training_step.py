@@ -86,7 +86,7 @@ def overhead(steps: int = 1000) -> dict[str, float]:
     whole(x, y)
     executable = whole.executable
     assert executable.fused is not None
-    now = executable.fused.prepare([[0.01, 0.0, 0.0, 0.0]])
+    now = executable.fused.prepare([[0.01, 0.0, 0.0, 0.0]]).function
     assert isinstance(now.replay, Replay), now.replay
     rows = (x.split(32), y.split(32))
     received = [rows[place] for place in now.places]

@@ -5,21 +5,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.private.native import cpp_compiler_names
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.ops.private.native import cpp_compiler_names, onednn_pack
+from ipu_dynamo.program.recipe import Packed, Parts, Recipe
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.check.checks import Checks
 from ipu_dynamo.runtime.engines.eager_code import eager_code
-from ipu_dynamo.runtime.engines.inductor_noise import mute
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of, views_of
-from ipu_dynamo.runtime.engines.packed_weights import packing
-from ipu_dynamo.runtime.engines.parts import in_parts
 from ipu_dynamo.runtime.engines.stage import Stage
 
 if TYPE_CHECKING:
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
 _ENGINES = ("auto", "inductor", "eager")
+_NOISE = "standalone_compile artifact generation failed"  # how a warning of Inductor begins
 
 
 class Engine(Protocol):
@@ -68,7 +66,7 @@ class InductorEngine:
     name = "inductor"
 
     def __init__(self, check: str = "auto") -> None:
-        mute()
+        mute_inductor()
         self.compiled = 0
         self.checks = Checks(check)
 
@@ -81,7 +79,7 @@ class InductorEngine:
         }
         left = [recipe for place, recipe in enumerate(recipes) if place not in known]
         made = iter(
-            self._checked(recipe, packing(run, recipe.packed) if recipe.packed else run)
+            self._checked(recipe, _packing(run, recipe.packed) if recipe.packed else run)
             for run, recipe in zip(_compiled_together(left), left, strict=True)
         )
         return [known[place] if place in known else next(made) for place in range(len(recipes))]
@@ -132,7 +130,7 @@ def _compiled(recipe: Recipe, codes: "MachineCodes") -> Stage:
     compile_ = partial(_compiled, codes=codes)
     if recipe.parts is not None:
         inputs = len(recipe.lowered.inputs)
-        return in_parts(recipe.parts, inputs, compile_)
+        return _in_parts(recipe.parts, inputs, compile_)
     if recipe.engine == "eager" or codes.failed(recipe):
         return _eager(recipe, compile_)
     code = codes.code_of(recipe)
@@ -151,6 +149,62 @@ def _counting(run: Stage, written: tuple[int, ...]) -> Stage:
         return results
 
     return stage
+
+
+def _in_parts(parts: Parts, inputs: int, compile_: Callable[[Recipe], Stage]) -> Stage:
+    """Run a function in parts: its loops, and the functions between them, on so many inputs."""
+    steps = [(compile_(p.recipe), p.arguments, p.results, p.dead) for p in parts.parts]
+    made_by_all = [number for part in parts.parts for number in part.results]
+    further = [None] * (1 + max(made_by_all, default=inputs - 1) - inputs)
+    returned = parts.results
+
+    def stage(arguments: list[Tensor]) -> list[Tensor | None]:
+        values: list[Any] = [*arguments, *further]
+        arguments.clear()
+        for run, taken, made, dead in steps:
+            for number, value in zip(made, run([values[n] for n in taken]), strict=True):
+                values[number] = value
+            for number in dead:
+                values[number] = None
+        return [None if number is None else values[number] for number in returned]
+
+    return stage
+
+
+def _packing(run: Stage, packed: Sequence[Packed]) -> Stage:
+    """Pack weights for `run`, which takes them in a library's own order after its inputs.
+
+    Each weight of a call is packed once, and again after a write to it.
+    """
+    packings: dict[tuple[int, int], tuple[Tensor, int, Tensor]] = {}
+
+    def stage(arguments: list[Tensor]) -> Sequence[Tensor | None]:
+        further = []
+        for one in packed:
+            weight = arguments[one.source]
+            key, version = (id(weight), one.rows), weight._version
+            entry = packings.get(key)
+            if entry is None or entry[1] != version:
+                entry = weight, version, onednn_pack(weight.contiguous(), one.rows)
+                packings[key] = entry  # it keeps the weight, too, so that no other gets its id
+            further.append(entry[2])
+        return run([*arguments, *further])
+
+    return stage
+
+
+def mute_inductor() -> None:
+    """Drop one warning of Inductor from now on: users can do nothing about it.
+
+    `standalone_compile` warns if a stage left nothing for Inductor's own cache, for instance with
+    an operator that Inductor does not cache. The stage is compiled and runs. Only a later process
+    has to compile it again. With one message for each stage the warning hides those that matter.
+    """
+    logging.getLogger("torch._inductor.standalone_compile").addFilter(_matters)
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NOISE)
 
 
 def make_engine(name: str, check: str = "auto") -> Engine:

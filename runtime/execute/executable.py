@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
+T = TypeVar("T")
 Sent = Callable[[int, dict[str, Tensor]], None]  # a device iteration, and its results by stream
 
 
@@ -226,7 +227,8 @@ class Executable:
             with self._commit.signals:
                 self._commit.settle()
         self._storage.own_changes(unless_known=True)
-        self._storage.write_waiting()
+        if self._storage.waiting:
+            self._storage.write_waiting()
 
     def check_update(self) -> None:
         """Raise as long as a failed update has left variables that nobody has written since.
@@ -269,14 +271,14 @@ class Executable:
 
         self._alone(write)
 
-    def _alone(self, action: Callable[[], None]) -> None:
+    def _alone(self, action: Callable[..., T], *arguments: Any) -> T:
         """Do something while no call runs; wait for one of another thread."""
         me = caller()
         added = me not in self._inside
         try:
             self._inside.add(me)
             with self._one_call:
-                action()
+                return action(*arguments)
         finally:
             if added:
                 self._inside.discard(me)
@@ -284,7 +286,7 @@ class Executable:
     @property
     def last_loss_scale(self) -> float | None:
         """What the loss scale was in the last step, if the program adjusts it."""
-        last = self._looped.end.last_loss_scale if self._looped else None
+        last = self._looped.variants.current.end.last_loss_scale if self._looped else None
         return None if last is None else last.item()
 
     @property
@@ -296,10 +298,11 @@ class Executable:
     @property
     def other_updates(self) -> tuple[Program, ...]:
         """The program with all updates that were traced for other hyperparameters than its own."""
-        return self._looped.others if self._looped else ()
+        variants = self._looped.variants.all if self._looped else ()
+        return tuple(variant.program for variant in variants[1:])
 
     def trace_with(self, another: Callable[[], Program]) -> None:
-        """Let `another` trace updates for numbers that those which are known are not for."""
+        """Let `another` trace updates for hyperparameters that no known variant fits."""
         if self._looped:
             self._looped.another = another
 
@@ -339,17 +342,7 @@ class Executable:
                 "another call of this executable is running, in another thread or around this one\n"
                 "  try:  one call after the other, or an executable for each thread"
             )
-        me = caller()
-        added = me not in self._inside
-        try:
-            self._inside.add(me)
-            with self._one_call:  # whose thread waits, should another have come between
-                self._calls = True
-                return self._call(inputs, hyperparameters, sent)
-        finally:
-            self._calls = False
-            if added:
-                self._inside.discard(me)
+        return self._alone(self._call, inputs, hyperparameters, sent)
 
     def _call(
         self,
@@ -357,32 +350,37 @@ class Executable:
         hyperparameters: Hyperparameters,
         sent: Sent | None,
     ) -> dict[str, Tensor]:
-        self._settle()
-        self._commit.check()
-        self._storage.spread_changes()
-        prints = PrintQueue(self._link.printing) if self._link.printing else None
-        iterations = None if sent is None else Iterations(self._link, sent)
-        observer = joined(prints, self.timeline, self.transfers, self.records, iterations)
-        streams = self._link.open(
-            inputs,
-            seed=self.seed,
-            step=self.step,
-            printed=observer.printed,
-            every_iteration=sent is not None,
-        )
-        complete = False
-        with KeptGradMode(), torch.no_grad():
-            try:
-                self._storage.expect_changes()
-                if observer.call_began is not None:
-                    observer.call_began(self.batching.micro_batches)
-                self._form.prepare(hyperparameters)
-                self._form.run(self._rounds, streams, observer)
-                complete = True
-            finally:
-                self._commit.end()
-                self._storage.write_waiting()
-                self._storage.own_changes()
-                if observer.call_ended is not None:
-                    observer.call_ended(streams, complete)
-        return self._link.returned(streams)
+        try:
+            self._calls = True
+            self._settle()
+            self._commit.check()
+            self._storage.spread_changes()
+            prints = PrintQueue(self._link.printing) if self._link.printing else None
+            iterations = None if sent is None else Iterations(self._link, sent)
+            observer = joined(prints, self.timeline, self.transfers, self.records, iterations)
+            streams = self._link.open(
+                inputs,
+                seed=self.seed,
+                step=self.step,
+                printed=observer.printed,
+                every_iteration=sent is not None,
+            )
+            complete = False
+            with KeptGradMode(), torch.no_grad():
+                try:
+                    self._storage.expect_changes()
+                    if observer.call_began is not None:
+                        observer.call_began(self.batching.micro_batches)
+                    self._form.prepare(hyperparameters)
+                    self._form.run(self._rounds, streams, observer)
+                    complete = True
+                finally:
+                    self._commit.end()
+                    if self._storage.waiting:
+                        self._storage.write_waiting()
+                    self._storage.own_changes()
+                    if observer.call_ended is not None:
+                        observer.call_ended(streams, complete)
+            return self._link.returned(streams)
+        finally:
+            self._calls = False

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
-from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
+from ipu_dynamo.program.fused import Fused, Hyperparameters, zeros_of
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.replay.replay import Replay
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.observer import NOBODY, Interval, Observer
+from ipu_dynamo.runtime.execute.specialisations import MOST, Specialisations
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit, NothingKept
@@ -30,7 +32,7 @@ FuseAgain = Callable[[Hyperparameters], HostProgram]
 _STEP = RunPass(0, 0, 0)  # a fused step is one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FusedFunction:
     """A whole step as one function, and as the one call of a micro-batch.
 
@@ -42,6 +44,10 @@ class FusedFunction:
         blank: for the registers behind the hyperparameters.
         instructions, binding: what `task` does, and with what.
         places: for each value that the function receives, its index in `streams.received`.
+        fits: whether it leaves out the hyperparameters that are zero, and no others.
+        checked: whether its results have had the types of their variables.
+        replay: repeats it without Python between steps, or says why nothing does; None: nothing is
+            to.
     """
 
     host: HostProgram
@@ -57,6 +63,9 @@ class FusedFunction:
     instructions: tuple[Plain, ...]
     binding: Binding
     places: list[int]
+    fits: Callable[[Hyperparameters], bool]
+    checked: bool = False
+    replay: Replay | str | None = None
 
     def check(self, values: Sequence[Tensor]) -> None:
         """Check that the new values of variables have these variables' types.
@@ -67,6 +76,7 @@ class FusedFunction:
         for name, home, value in zip(self.fused.state, self.homes, values, strict=True):
             if (old := TensorType.of(home)) != (new := TensorType.of(value)):
                 raise ProgramError(f"@{self.call.function} returned {new} for %{name}, a {old}")
+        self.checked = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,10 @@ class FusedStep:
         drops: of every output, see `HostLink`.
         devices: of the IPUs.
         fuse_again: gives what to run when others are left out; None: they never are.
+
+    Attributes:
+        commit: what makes each step complete or undone.
+        functions: one for each set of hyperparameters that are left out.
     """
 
     def __init__(
@@ -111,8 +125,7 @@ class FusedStep:
         self._drops, self._devices, self._fuse_again = drops, devices, fuse_again
         self.commit = Commit(storage, NothingKept())
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
-        self._functions: dict[Zeros, FusedFunction] = {}
-        self._checked: set[Zeros] = set()  # whose results have had the types of their variables
+        self.functions = Specialisations(self._make, most=MOST)
         self._prepared: Prepared | None = None  # for the last hyperparameters
 
     @property
@@ -137,10 +150,7 @@ class FusedStep:
             for group, rule in self._rules.items()
             for name, value in zip(rule.hyperparameters, values[group], strict=True)
         }
-        zeros = zeros_of(self._rules, values)
-        if zeros not in self._functions:
-            self._functions[zeros] = self._bind(self._host_for(zeros, values))
-        function = self._functions[zeros]
+        function = self.functions.choose(values)
         fused = function.fused
         taken = fused.function.inputs
         types = taken[len(taken) - len(fused.hyperparameters) :]
@@ -172,13 +182,13 @@ class FusedStep:
 
     def _run(self, steps: range, streams: HostStreams, observer: Observer) -> None:
         """Call the function once for each step."""
-        prepared, now, commit = self.prepared, self.now, self.commit
+        prepared, commit = self.prepared, self.commit
+        now = prepared.function
         task, homes = now.task, now.homes
         frame: list[Any] = [*homes, *now.constants, *prepared.tensors, *now.blank]
         size, first = len(homes), now.first_new
         end = first + size
         received, sent = streams.received, streams.sent
-        unchecked = now.fused.zeros not in self._checked
         observed = observer is not NOBODY
         for step in steps:
             if observer.update_began is not None:
@@ -186,10 +196,8 @@ class FusedStep:
             start = perf_counter()
             task(frame, step, received, sent)
             frame[:size] = values = frame[first:end]
-            if unchecked:
+            if not now.checked:
                 now.check(values)
-                self._checked.add(now.fused.zeros)
-                unchecked = False
             commit.rebind(homes, values)
             if observed:
                 self._report(observer, now.stage_pass, step, (start, perf_counter()), streams)
@@ -214,13 +222,13 @@ class FusedStep:
         if observer.iteration_ended is not None:
             observer.iteration_ended(streams, step)
 
-    def _host_for(self, zeros: Zeros, hyperparameters: Hyperparameters) -> HostProgram:
-        """What to run with these hyperparameters."""
-        host = self._host
+    def _make(self, hyperparameters: Hyperparameters) -> FusedFunction:
+        """Compile the function for these hyperparameters."""
+        host, zeros = self._host, zeros_of(self._rules, hyperparameters)
         if host.fused is None or host.fused.zeros != zeros:
             assert self._fuse_again is not None, "fused for other hyperparameters"
             host = self._fuse_again(hyperparameters)
-        return host
+        return self._bind(host)
 
     def _bind(self, host: HostProgram) -> FusedFunction:
         assert host.fused is not None
@@ -264,6 +272,7 @@ class FusedStep:
         return FusedFunction(
             host, fused, stage, whole, StagePass.of(whole), task, first, homes, constants, blank,
             instructions, binding, places,
+            lambda numbers: zeros_of(self._rules, numbers) == fused.zeros,
         )  # fmt: skip
 
     def _failure(

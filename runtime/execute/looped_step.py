@@ -1,6 +1,7 @@
 """Run steps as loops of micro-batches, with an update after each of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer
+from ipu_dynamo.runtime.execute.specialisations import Specialisations
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
@@ -62,6 +64,18 @@ def from_host(run: Run, host: torch.device) -> Run:
     return moved
 
 
+class Variant(NamedTuple):
+    """The end of a step whose updates were traced for some hyperparameters.
+
+    Args:
+        fits: see `Specialisation`. It computes the numbers of the next step, too.
+    """
+
+    program: Program
+    end: StepEnd
+    fits: Callable[[Hyperparameters], bool] | None
+
+
 class LoopedStep:
     """Steps whose micro-batches run one after another or on several workers, before their update.
 
@@ -79,9 +93,10 @@ class LoopedStep:
 
     Attributes:
         commit: what makes each step complete or undone.
-        program: of the last step, or of the next.
+        variants: the ends of steps. The first is that of `host`. Tracing and readers of files bound
+            their number.
         host: makes the step of an optimiser that runs in Python.
-        another: traces the update for the next step, where none of those that are known is for it.
+        another: traces the update for the next step, if none of the variants fits it.
     """
 
     def __init__(
@@ -100,7 +115,7 @@ class LoopedStep:
         others: Sequence[Program] = (),
     ) -> None:
         program = host.runs
-        self.program, self.another = program, cannot_trace
+        self.another: Callable[[], Program] = cannot_trace
         self.host: HostStepper = no_optimizer
         self._hyperparameters: Hyperparameters = ()
         self._host, self._engine, self._schedule = host, engine, schedule
@@ -109,18 +124,20 @@ class LoopedStep:
         cut, self._rounding = sections(program), StochasticRounding()
         self._storage = storage
         self._trains = program.kind == "training"
+        updates = [i for i in program.walk() if isinstance(i, Update)]
+        self._rounds_at_random = any(update.rounding == "stochastic" for update in updates)
         self._iterations = iterations // cut.steps
 
         moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
         tensors = storage.of_replicas()
         self._begin = StepEnd(program, moves, tensors, devices, self._rounding, memory)
-        self.end = self._end_of(program)
-        self._ends = [(program, self.end), *((other, self._end_of(other)) for other in others)]
+        known = [self._variant(each) for each in (program, *others)]
+        self.variants = Specialisations(self._make, known)
         rollback = rollback_of(
             program,
             program.replicas,
             storage.tensor,
-            self.end.lasting,
+            known[0].end.lasting,
             guard=guard_updates,
             reload=self._reload_states,
         )
@@ -139,32 +156,29 @@ class LoopedStep:
 
     def _reload_states(self) -> None:
         """Read optimiser states again, which were overwritten."""
-        for _, end in self._ends:
-            end.reload_states()
+        for variant in self.variants.all:
+            variant.end.reload_states()
 
-    def add(self, program: Program) -> None:
-        """Take in the updates of another program."""
-        end = self._end_of(program)
+    def _make(self, _: Hyperparameters) -> Variant:
+        """Trace the updates of the next step, and compile them."""
+        self._runs.forget_waiting()  # of one that was not completed
+        variant = self._variant(self.another())
         self._runs.compile()
-        self._ends.append((program, end))
-
-    @property
-    def others(self) -> tuple[Program, ...]:
-        """All programs but the first."""
-        return tuple(program for program, _ in self._ends[1:])
+        return variant
 
     @property
     def retraced(self) -> Program | None:
         """The program of the last step, if its updates were traced later."""
-        lasts = any(isinstance(i, Update) and not i.once for i in self.program.walk())
-        return self.program if lasts and self.program is not self._ends[0][0] else None
+        program = self.variants.current.program
+        lasts = any(isinstance(i, Update) and not i.once for i in program.walk())
+        return program if lasts and program is not self._host.runs else None
 
-    def _end_of(self, program: Program) -> StepEnd:
+    def _variant(self, program: Program) -> Variant:
         """The end of a step of `program`, which differs from others in its updates."""
         cut, tensors = sections(program), self._storage.of_replicas()
         factors = next((i for i in cut.before if isinstance(i, UpdateFactors)), None)
-        hyperparameters = self._factors(program, factors, tensors) if factors is not None else None
-        return StepEnd(
+        made = self._factors(program, factors, tensors) if factors is not None else None
+        end = StepEnd(
             program,
             cut.after,
             tensors,
@@ -172,9 +186,10 @@ class LoopedStep:
             self._rounding,
             self._memory,
             self._runs,
-            hyperparameters,
+            made,
             lambda gradients: self.host(gradients),
         )
+        return Variant(program, end, made.compute if made is not None else None)
 
     def _factors(
         self, program: Program, factors: UpdateFactors, tensors: Mapping[str, Sequence[Tensor]]
@@ -193,20 +208,6 @@ class LoopedStep:
             [torch.zeros((), dtype=type_.dtype, device=device) for type_ in factors.types],
         )
 
-    def _choose(self, hyperparameters: Hyperparameters) -> None:
-        """Take the updates that were traced for the hyperparameters of the next step."""
-        if self.end.factors is None or self.end.factors.compute(hyperparameters):
-            return
-        for program, end in self._ends:
-            if end.factors is not None and end.factors.compute(hyperparameters):
-                self.program, self.end = program, end
-                return
-        self.add(self.another())
-        self.program, self.end = self._ends[-1]
-        assert self.end.factors is not None
-        if not self.end.factors.compute(hyperparameters):
-            raise IpuError("an update that was traced for the numbers of a step is not for them")
-
     def prepare(self, hyperparameters: Hyperparameters) -> None:
         """Use these hyperparameters. Each step chooses the update that was traced for it."""
         self._hyperparameters = hyperparameters
@@ -215,17 +216,18 @@ class LoopedStep:
         """Run the steps of a call; all of its micro-batches, when there are no updates."""
         commit, iterations = self.commit, self._iterations
         for step in range(steps):
-            self._choose(self._hyperparameters)
+            end = self.variants.choose(self._hyperparameters).end
             commit.open()
             self._begin.prepare(self._hyperparameters)
             self._loop(step, streams, observer)
             commit.vote()
             if observer.update_began is not None:
                 observer.update_began(step, commit.current)
-            if self.end.commits:
-                self._rounding.begin(seed=streams.seed, step=streams.step + step * iterations)
-                self.end.prepare(self._hyperparameters)
-                commit.write(self.end.write, iterations)
+            if end.commits:
+                if self._rounds_at_random:
+                    self._rounding.begin(seed=streams.seed, step=streams.step + step * iterations)
+                end.prepare(self._hyperparameters)
+                commit.write(end.write, iterations)
             else:
                 commit.complete(iterations)
             if observer.step_ended is not None:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program.fused import Hyperparameters, Zeros
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
 from ipu_dynamo.runtime.engines.replay.replay import Repetition, Replay, ReplayError, replay_of
 from ipu_dynamo.runtime.engines.replay.tape import Signature
-from ipu_dynamo.runtime.execute.fused_step import FusedFunction, FusedStep, Prepared
+from ipu_dynamo.runtime.execute.fused_step import FusedFunction, FusedStep
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 
@@ -22,31 +22,21 @@ class ReplayedStep(FusedStep):
     """Fused steps that repeat the recorded calls of their function, where a recording fits.
 
     Other steps call the function: where it cannot be recorded, or where inputs have other layouts.
-
-    Attributes:
-        replay: repeats the function that runs, or says why nothing does.
     """
 
-    replay: Replay | str
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._replays: dict[Zeros, Replay | str] = {}
-
-    def prepare(self, hyperparameters: Hyperparameters) -> Prepared:
-        """Choose the function that runs, and its recording."""
-        prepared = super().prepare(hyperparameters)
-        zeros = prepared.function.fused.zeros
-        if zeros not in self._replays:
-            self._replays[zeros] = _recorded(prepared.function)
-        self.replay = self._replays[zeros]
-        return prepared
+    def _make(self, hyperparameters: Hyperparameters) -> FusedFunction:
+        """Compile the function for these hyperparameters, and record its calls."""
+        function = super()._make(hyperparameters)
+        function.replay = _recorded(function)
+        return function
 
     def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
         """Repeat `steps` steps; call the function for those that cannot be repeated."""
-        now, replay, made = self.now, self.replay, 0
+        prepared, made = self.prepared, 0
+        now = prepared.function
+        replay = now.replay
         received = (streams.received[place][0] for place in now.places)
-        first = [*now.homes, *now.constants, *received, *self.prepared.tensors]
+        first = [*now.homes, *now.constants, *received, *prepared.tensors]
         if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
             while made < steps:  # again after variables were written within the call
                 made = self._repeat(replay, range(made, steps), streams, observer)
@@ -61,7 +51,8 @@ class ReplayedStep(FusedStep):
         Returns:
             The step to go on with, if variables were written before it, or the end.
         """
-        now, numbers, commit = self.now, self.prepared.tensors, self.commit
+        prepared, commit = self.prepared, self.commit
+        now, numbers = prepared.function, prepared.tensors
         homes, first, count = now.homes, steps.start, len(steps)
         received = [streams.received[place] for place in now.places]
         if first:
@@ -71,7 +62,7 @@ class ReplayedStep(FusedStep):
         steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, count)
         commit.follow(homes, steps_made)
         observed, ends = observer is not NOBODY, steps_made.ends
-        most = 1 if observer.needs_single_steps else count
+        most = 1 if observed and observer.needs_single_steps else count
         while (step := steps_made.steps) < count:
             if observer.update_began is not None:
                 observer.update_began(first + step, commit.current)
@@ -101,7 +92,7 @@ class ReplayedStep(FusedStep):
         return steps.stop
 
     def _repeats(self) -> Iterator[str]:
-        replay = self.replay
+        replay = self.now.replay
         if isinstance(replay, Replay):
             tape = replay.tape
             overwritten = f"{len(replay.in_place)} of {tape.signature.states} states overwritten"

@@ -170,7 +170,8 @@ class OptimizerLink:
         known = self._known_steps
         self.read_state(program, executable)
         self._known_steps = known  # the call that asks is counted, and its step is still to come
-        step = self.traced.trace_next(self.optimizer, self._parameters())
+        traced = 1 + len(executable.other_updates)
+        step = self.traced.trace_next(self.optimizer, self._parameters(), traced)
         return with_trace(program, step, self.groups, options)
 
     def host(self, executable: Executable) -> HostOptimizer:

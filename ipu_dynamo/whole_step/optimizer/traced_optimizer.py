@@ -35,8 +35,7 @@ _AGAIN = "compile the model again with this optimizer"
 class TracedOptimizer:
     """What was traced of an optimiser.
 
-    Invariant: `variants` is of the last `describe`; `steps` has all that were traced since for the
-    same program.
+    Invariant: `variants` and `steps` are of the last `describe`.
 
     Args:
         options: which passes on the update are left out.
@@ -279,13 +278,18 @@ class TracedOptimizer:
             _put(optimizer, leaf, parameter, value)
         self._note_counts(optimizer)
 
-    def trace_next(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> TracedStep:
+    def trace_next(
+        self, optimizer: Optimizer, parameters: Mapping[str, Tensor], known: int
+    ) -> TracedStep:
         """Trace the step that the optimiser, which has the program's state, makes next.
+
+        Args:
+            known: the number of steps that were traced for the program.
 
         Raises:
             CompileError: one more would be too many, or it cannot be traced.
         """
-        if len(self.steps) >= _MOST:
+        if known >= _MOST:
             lines = sorted({line for line in self._lines if line})
             raise CompileError(
                 f"the optimizer decides by its numbers in more than {_MOST} ways",
@@ -298,7 +302,6 @@ class TracedOptimizer:
         recorded = record_step(world, OPERATORS_OF_NUMBERS)
         (step,) = self._lowered(recorded, self.variants.plan).steps
         self._lines = [line for _, line in recorded.steps[0].kept_conditions]
-        self.steps.append(step)
         return step
 
     _lines: Sequence[str] = ()

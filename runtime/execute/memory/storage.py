@@ -126,12 +126,11 @@ class Storage:
 
     def write_waiting(self) -> None:
         """Overwrite variables with the values that were kept for the next step."""
-        if self.waiting:
-            values = dict(self.waiting)
-            self.write(values)
-            for name, value in values.items():
-                if self.waiting.get(name) is value:
-                    del self.waiting[name]
+        values = dict(self.waiting)
+        self.write(values)
+        for name, value in values.items():
+            if self.waiting.get(name) is value:
+                del self.waiting[name]
 
     def write_later(self, values: Values) -> None:
         """Keep copies of `values`, to be written before the next step."""

@@ -118,11 +118,12 @@ class Commit:
 
     Attributes:
         signals: the block in which signal handlers wait.
+        check: see `Undo`.
     """
 
     def __init__(self, storage: Storage, undo: Undo) -> None:
         self._storage, self._undo = storage, undo
-        self.signals = DeferredSignals()
+        self.signals, self.check = DeferredSignals(), undo.check
         # One tuple, so that an interrupt comes before a step's end or after it: the phase, the
         # number of complete steps before those that are pending, and these.
         self._state: tuple[Phase, int, _Pending | None] = "complete", 0, None
@@ -214,14 +215,6 @@ class Commit:
             with self.signals:
                 self.settle()
             raise
-
-    def check(self) -> None:
-        """Hold steps back as long as a failed update is not made good.
-
-        Raises:
-            UpdateError: variables that it may have written were not written since.
-        """
-        self._undo.check()
 
     def current(self, name: str, replica: int = 0) -> Tensor:
         """The tensor with a variable's value on a replica, also between steps that rebind it."""

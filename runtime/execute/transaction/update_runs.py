@@ -52,6 +52,10 @@ class _Later:
         return self._stage(arguments)
 
 
+# The function, the device if it writes, and whether the weight is kept.
+_Key = tuple[str, torch.device | None, bool]
+
+
 class UpdateRuns:
     """The callables of a program. They can be called once `compile` has been.
 
@@ -63,27 +67,32 @@ class UpdateRuns:
 
     def __init__(self, engine: Engine, threads: int | None, recipe: UpdateRecipe | None) -> None:
         self._engine, self._threads, self._recipe = engine, threads, recipe
-        self._runs: dict[tuple[str, torch.device | None, bool], Run] = {}
-        self._waiting: list[tuple[Recipe, _Later]] = []
+        self._runs: dict[_Key, Run] = {}
+        self._waiting: dict[_Key, tuple[Recipe, _Later]] = {}  # for `compile`
 
     def compile(self, recipes: Sequence[Recipe] = ()) -> list[Stage]:
         """Compile what was asked for since the last time, and other functions with it: what
         compiles has one run of its compiler. Returns the others' callables."""
-        own = [keyed(recipe) for recipe, _ in self._waiting]
+        own = [keyed(recipe) for recipe, _ in self._waiting.values()]
         stages = self._engine.compile([*recipes, *own]) if recipes or own else []
-        for (_, run), stage in zip(self._waiting, stages[len(recipes) :], strict=True):
+        for (key, (_, run)), stage in zip(
+            self._waiting.items(), stages[len(recipes) :], strict=True
+        ):
             run.is_made(stage)
+            self._runs[key] = run
         self._waiting.clear()
         return stages[: len(recipes)]
+
+    def forget_waiting(self) -> None:
+        """Forget the functions that an error or interrupt has left without being compiled."""
+        self._waiting.clear()
 
     def updating(
         self, function: Function, device: torch.device, keep_weight: bool, once: bool
     ) -> Run:
         """One that writes what a function gives."""
         key = function.key, device, keep_weight
-        if key not in self._runs:
-            self._runs[key] = self._made(function, keep_weight=keep_weight, once=once)
-        return self._runs[key]
+        return self._known(key) or self._made(key, function, keep_weight=keep_weight, once=once)
 
     def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
         """One that writes what a function gives, for parameters of so many elements in a row; None:
@@ -95,21 +104,23 @@ class UpdateRuns:
         if recipe is None:
             return None
         key = recipe.function.key, device, False
-        if key not in self._runs:
-            self._runs[key] = self._later(recipe)
-        return self._runs[key]
+        return self._known(key) or self._later(key, recipe)
 
     def computing(self, function: Function) -> Run:
         """One that returns what a function gives. What is computed of numbers alone runs operator
         by operator: it takes less time than to compile it would."""
         key = function.key, None, False
-        if key not in self._runs:
-            numbers = all(type_ is None or not type_.shape for type_ in function.inputs)
-            self._runs[key] = self._made(function, keep_weight=False, once=numbers, writes=False)
-        return self._runs[key]
+        numbers = all(type_ is None or not type_.shape for type_ in function.inputs)
+        return self._known(key) or self._made(
+            key, function, keep_weight=False, once=numbers, writes=False
+        )
+
+    def _known(self, key: _Key) -> Run | None:
+        waiting = self._waiting.get(key)
+        return self._runs.get(key) if waiting is None else waiting[1]
 
     def _made(
-        self, function: Function, *, keep_weight: bool, once: bool, writes: bool = True
+        self, key: _Key, function: Function, *, keep_weight: bool, once: bool, writes: bool = True
     ) -> Run:
         assert self._recipe is not None, "the program has traced updates"
         recipe = self._recipe(
@@ -122,11 +133,11 @@ class UpdateRuns:
         )
         assert recipe is not None
         if not once:
-            return self._later(recipe)
-        (run,) = EagerEngine().compile([keyed(recipe)])
-        return run
+            return self._later(key, recipe)
+        (self._runs[key],) = EagerEngine().compile([keyed(recipe)])
+        return self._runs[key]
 
-    def _later(self, recipe: Recipe) -> Run:
+    def _later(self, key: _Key, recipe: Recipe) -> Run:
         run = _Later()
-        self._waiting.append((recipe, run))
+        self._waiting[key] = recipe, run
         return run

@@ -1,5 +1,9 @@
 """Check that engines compute the same, count what they compile, and say why they cannot."""
 
+import importlib
+import inspect
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +25,19 @@ def no_compiler(monkeypatch):
     engines._compiler.cache_clear()
     yield
     engines._compiler.cache_clear()
+
+
+def test_drops_the_warning_that_inductor_gives(caplog):
+    engines.mute_inductor()
+    engines.mute_inductor()
+    text = "standalone_compile artifact generation failed, cannot save. "
+    module = "torch._inductor.standalone_compile"
+    assert text in inspect.getsource(importlib.import_module(module))
+    logger = logging.getLogger(module)
+    with caplog.at_level(logging.WARNING, logger=module):
+        logger.warning(text)
+        logger.warning("another one")
+    assert [record.getMessage() for record in caplog.records] == ["another one"]
 
 
 def test_eager_is_eager():

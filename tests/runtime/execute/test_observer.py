@@ -20,6 +20,7 @@ from ipu_dynamo.testing import assert_same_bits
 
 ITERATIONS = 3
 EVENTS = [*Observer.__annotations__]
+OBSERVER_FILE = joined.__code__.co_filename
 
 
 class Net(nn.Module):
@@ -205,6 +206,27 @@ def test_an_event_costs_no_more_calls_than_its_observers_make(form):
         setattr(observer, event, "".format)
         more = python_calls(step, data) - plain
         assert more == (ITERATIONS if form == "fused" else 0), event
+
+
+@pytest.mark.parametrize("form", ["loop", "workers", "fused", REPLAYED])
+def test_a_step_without_an_observer_enters_no_function_of_one(form):
+    step, data = compiled(form)
+    step(data)
+    entered = []
+
+    def profile(frame, event, _):
+        code = frame.f_code
+        if event == "call" and (code.co_filename == OBSERVER_FILE or "report" in code.co_name):
+            entered.append(code.co_name)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        step(data)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert entered == ["joined"]  # once for the call, and never for a step
 
 
 @pytest.mark.inductor

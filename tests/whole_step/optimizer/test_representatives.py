@@ -12,6 +12,7 @@ from ipu_dynamo.capture.private.operator_log import NotSeparableError, OperatorL
 from ipu_dynamo.capture.update import record_update
 from ipu_dynamo.capture.update.representatives import reduced, representatives
 from ipu_dynamo.capture.update.world import world_of
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer
 
 SHAPES = ((4, 3), (3,), (4, 3), (4, 3), (3,))
 X = torch.linspace(-1, 1, 12)
@@ -171,7 +172,13 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_is_that_of_all_traced(name, monkeypatch):
     """Seven steps of RAdam, which decides anew at the sixth."""
-    steps, weights = [], []
+    steps, weights, trace_next = [], [], TracedOptimizer.trace_next
+
+    def noted(*arguments):
+        steps[-1].append(trace_next(*arguments))
+        return steps[-1][-1]
+
+    monkeypatch.setattr(TracedOptimizer, "trace_next", noted)
     for every in (False, True):
         if every:
             monkeypatch.setattr(
@@ -180,10 +187,11 @@ def test_a_step_is_that_of_all_traced(name, monkeypatch):
         model = Weights()
         optimizer = KINDS[name](model.parameters())
         run = compile_training(model, optimizer, {"engine": "eager"})
+        steps.append([])
         for _ in range(7 if name == "RAdam" else 3):
             run(X)
         run.read_optimizer_state()
-        steps.append(list(run._link.traced.steps))
+        steps[-1] += run._link.traced.steps
         weights.append([*model.parameters(), *_tensors(optimizer)])
     assert all(map(torch.equal, *weights))
     few, many = steps
