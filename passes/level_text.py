@@ -57,13 +57,14 @@ from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
 from ipu_dynamo.passes.aot.keep_draws import POLICY
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
-from ipu_dynamo.passes.levels import Model, Part, Partitioned
+from ipu_dynamo.passes.levels import Model, Part, Partitioned, Pass
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member
 from ipu_dynamo.program import HostProgram, Overlap, Program
 from ipu_dynamo.program.ir.function import body_of
 from ipu_dynamo.program.ir.layout import Layout
-from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm
+from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm, opaque
 from ipu_dynamo.program.text.indented import LineError
+from ipu_dynamo.program.text.literals import write
 from ipu_dynamo.program.text.program_text import (
     parse_text,
     read_record,
@@ -237,7 +238,8 @@ def write_level(model: Model) -> str:
     """A model at any level as text. Python objects in it print as their names."""
     level = levels.level_of(model)
     if isinstance(model, HostProgram):
-        return str(model.inlined)
+        functions = [f"{function}\n{function.listing()}" for function in model.inlined.functions]
+        return "\n".join([str(model.inlined), *functions, ""])
     if isinstance(model, Program):
         return write_text(model)
     return record_text(_record(model), _first(level), _Form())
@@ -259,6 +261,11 @@ def parse_level(text: str) -> Model:
     form = _Form()
     record = read_record(text, _RECORDS[level], _first(level), _Check(form), form)
     return _model(record)
+
+
+def pass_text(step: Pass) -> str:
+    """A pass with its options, as `opt` takes it: `Recompute(mode="all")`."""
+    return write(step, otherwise=opaque)
 
 
 def _first(level: str) -> str:

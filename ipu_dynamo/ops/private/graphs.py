@@ -72,7 +72,8 @@ def erased_names(graph: fx.Graph) -> tuple[tuple[str, ...], dict[str, int]]:
     reserve_names(alike, erased, {})
     usual = alike._graph_namespace._base_count
     counts = {k: n for k, n in names._base_count.items() if usual.get(k) != n}
-    return erased, counts | dict.fromkeys(usual.keys() - names._base_count.keys(), 0)
+    counts |= dict.fromkeys(usual.keys() - names._base_count.keys(), 0)
+    return erased, dict(sorted(counts.items()))
 
 
 def reserve_names(graph: fx.Graph, names: Sequence[str], counts: Mapping[str, int]) -> None:
@@ -82,9 +83,9 @@ def reserve_names(graph: fx.Graph, names: Sequence[str], counts: Mapping[str, in
     graph._graph_namespace._base_count.update(counts)
 
 
-def _numbered(name: str) -> tuple[str, int]:
+def _numbered(name: str) -> tuple[str, int, str]:
     base, _, number = name.rpartition("_")
-    return (base, int(number)) if base and number.isdecimal() else (name, 0)
+    return (base, int(number), name) if base and number.isdecimal() else (name, 0, name)
 
 
 def with_device(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -119,7 +119,7 @@ def _any_lines(graph: fx.Graph, form: GraphForm) -> Iterator[str]:
     names, counts = erased_names(graph)
     if names or counts:
         yield f"erased {write(names)}" + (f"  {write(counts)}" if counts else "")
-    text = partial(write, otherwise=_opaque)
+    text = partial(write, otherwise=opaque)
     for node in graph.nodes:
         yield _line(node, node_text(node, text, _called, form))
 
@@ -143,7 +143,7 @@ def _called(target: object) -> str:
         return re.sub(r"[^\w.]", "", f"{module}.{name}", flags=re.ASCII)
 
 
-def _opaque(value: object) -> str:
+def opaque(value: object) -> str:
     """A Python object by its name, or that of its class."""
     name = getattr(value, "__qualname__", None) or f"{type(value).__qualname__}"
     return f"opaque({write(str(name))})"

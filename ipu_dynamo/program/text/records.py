@@ -172,7 +172,14 @@ def build(value: Any, kind: Any, field: str) -> Any:
             return value
         elif alternative is TensorType and isinstance(value, Layout) and _is_dense(value):
             return value.type
-    raise ValueError(f"{field} is {write(value)}, which is not {getattr(kind, '__name__', kind)}")
+    raise ValueError(f"{field} is {write(value)}, which is not {_named(kind)}")
+
+
+def _named(kind: Any) -> str:
+    """What an error calls a type."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(write, get_args(kind)))
+    return str(getattr(kind, "__name__", kind))
 
 
 @lru_cache(maxsize=4096)
