@@ -81,12 +81,12 @@ class PassManager:
         for number, step in enumerate(passes, 1):
             begin("passes", number, len(passes))
             model = self._run(step, model)
-            self._show(step.name, model)
+            self._show(step.name, model, step)
         return model
 
-    def _show(self, name: str, model: Model) -> None:
+    def _show(self, name: str, model: Model, step: Pass | None = None) -> None:
         assert self.dump is not None
-        self.dump.write(name, model)
+        self.dump.write(name, model, step)
         if self.watch is not None:
             self.watch(name, model)
 

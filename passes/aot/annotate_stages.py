@@ -16,12 +16,12 @@ from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
 from ipu_dynamo.passes.levels import Level
 
-_KEY = "ipu_stage"  # key of node.meta["custom"]
+CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
 
 
 def annotated_stage(node: fx.Node) -> int | None:
     """The stage of what AOTAutograd made `node` of, where that has one."""
-    stage: int | None = (node.meta.get("custom") or {}).get(_KEY)
+    stage: int | None = (node.meta.get("custom") or {}).get(CUSTOM_STAGE)
     return stage
 
 
@@ -40,7 +40,8 @@ class AnnotateStages:
                 continue
             for each in (node, *_inside(capture.graph, node)):
                 changed |= annotated_stage(each) != node.meta[STAGE]
-                each.meta["custom"] = {**(each.meta.get("custom") or {}), _KEY: node.meta[STAGE]}
+                entries = each.meta.get("custom") or {}
+                each.meta["custom"] = {**entries, CUSTOM_STAGE: node.meta[STAGE]}
         return changed
 
 

@@ -51,6 +51,7 @@ def describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:
         outputs.append(role)
     capture.graph, capture.placeholders = joint, tuple(placeholders)
     capture.set_returned(nodes, outputs)
+    del capture.output_node.meta["desc"]  # the roles say it from here on
 
 
 def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:

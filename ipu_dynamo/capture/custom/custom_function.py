@@ -58,6 +58,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
             return [leaf for leaf in out_leaves if isinstance(leaf, Tensor)]
 
         tensors = [leaves[i] for i in positions]
+        call.__qualname__ = f"{cls.__qualname__}.apply"  # as texts of graphs call it
         kept.append(call)
         values = iter(torch.ops.ipu.autograd_function(tensors, register_function(call)))
         out_leaves, out_spec = structure[0]

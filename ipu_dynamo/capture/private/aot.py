@@ -12,6 +12,8 @@ from torch._decomp import decompositions
 from torch._decomp.decompositions_for_rng import PhiloxState
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import (
+    AOTInput,
+    AOTOutput,
     BackwardTokenAOTInput,
     ForwardTokenAOTInput,
     ForwardTokenAOTOutput,
@@ -38,6 +40,8 @@ from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 __all__ = [
+    "AOTInput",
+    "AOTOutput",
     "BackwardTokenAOTInput",
     "Cutting",
     "ForwardTokenAOTInput",

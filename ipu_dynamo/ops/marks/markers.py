@@ -82,6 +82,11 @@ def register_function(call: CustomCall) -> int:
     return handle
 
 
+def function_of(handle: int) -> CustomCall | None:
+    """What a handle stands for, as long as somebody keeps it."""
+    return _functions.get(handle)
+
+
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
     """Mark `x` as the value that training minimises.
 

@@ -1,7 +1,7 @@
 """Hold every use that program makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from inspect import unwrap
 from types import FunctionType
@@ -21,19 +21,29 @@ from ipu_dynamo.ops.private.deferred_signals import signals_wait
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
 
 __all__ = [
+    "MODE_SWITCHES",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",
     "code_on_demand",
+    "erased_names",
     "is_registered",
     "module_of",
     "pytorch_compile_lock",
     "pytree",
+    "reserve_names",
     "tracing_here",
     "with_device",
 ]
+
+# what graphs before autograd call besides operators, by name
+MODE_SWITCHES: dict[str, Callable[..., Any]] = {
+    "set_grad_enabled": torch._C._set_grad_enabled,
+    "enter_autocast": torch.amp.autocast_mode._enter_autocast,
+    "exit_autocast": torch.amp.autocast_mode._exit_autocast,
+}
 
 
 def module_of(graph: fx.Graph, attributes: torch.nn.Module | None = None) -> fx.GraphModule:
@@ -48,6 +58,34 @@ def module_of(graph: fx.Graph, attributes: torch.nn.Module | None = None) -> fx.
 def code_on_demand() -> AbstractContextManager[None]:
     """Let tracing make modules like `module_of`."""
     return _use_lazy_graph_module(True)
+
+
+def erased_names(graph: fx.Graph) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names that a graph gives to no new node though no node has them, and how far it has
+    counted the names of a kind, where that is not what `reserve_names` gives by itself."""
+    names = graph._graph_namespace
+    taken = set(names._used_names).difference(node.name for node in graph.nodes)
+    erased = tuple(sorted(taken, key=_numbered))
+    alike = fx.Graph()
+    for node in graph.nodes:
+        alike._graph_namespace.create_name(node.name, None)
+    reserve_names(alike, erased, {})
+    usual = alike._graph_namespace._base_count
+    counts = {k: n for k, n in names._base_count.items() if usual.get(k) != n}
+    counts |= dict.fromkeys(usual.keys() - names._base_count.keys(), 0)
+    return erased, dict(sorted(counts.items()))
+
+
+def reserve_names(graph: fx.Graph, names: Sequence[str], counts: Mapping[str, int]) -> None:
+    """Let a graph give none of these names to a new node, and count on from there."""
+    for name in names:
+        graph._graph_namespace.create_name(name, None)
+    graph._graph_namespace._base_count.update(counts)
+
+
+def _numbered(name: str) -> tuple[str, int, str]:
+    base, _, number = name.rpartition("_")
+    return (base, int(number), name) if base and number.isdecimal() else (name, 0, name)
 
 
 def with_device(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -8,11 +8,14 @@ Types, strides and devices of results are written down: to derive them again wou
 operator's shape function, and give what this PyTorch says instead of what the program was made for.
 FX makes Python code from a graph. What can enter it from text is checked here: names of nodes,
 operators that are registered with arguments that they have, and plain values.
+
+A `GraphForm` says how graphs are written and read that are no functions yet, as passes see them.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +23,14 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.operators import check_arguments, operator_name, operator_named
-from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of, with_device
+from ipu_dynamo.ops.private.graphs import (
+    MODE_SWITCHES,
+    FakeTensorMode,
+    erased_names,
+    module_of,
+    reserve_names,
+    with_device,
+)
 from ipu_dynamo.program.ir.layout import Layout, device_named
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
@@ -35,110 +45,14 @@ _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
 Text = Callable[[Any], str]
+Marks = dict[str, Any]
 
 
-def write_graph(module: fx.GraphModule) -> list[str]:
-    """The nodes of a flat graph.
-
-    Raises:
-        ValueError: a node has something that cannot be written.
-    """
-    lines = []
-    for node in module.graph.nodes:
-        try:
-            if node.op not in _OPS or (node.op != "output" and "val" not in node.meta):
-                raise ValueError(f"{node.op} {node.target} cannot be written")
-            text = node_text(node, write, operator_name)
-        except ValueError as error:
-            raise ValueError(f"%{node.name}: {error}\n  from: {source_line(node)}") from error
-        source = source_line(node)
-        comment = f"  # {write(source)}" if _SOURCE.fullmatch(source) else ""
-        lines.append(text if node.op == "output" else f"%{node.name}: {text}{comment}")
-    return lines
+def _kept(node: fx.Node) -> Marks:
+    return {key: node.meta[key] for key in _KEPT if key in node.meta}
 
 
-def node_text(node: fx.Node, text: Text, called: Text) -> str:
-    """Everything that decides what a node computes; its name and its source line do not.
-
-    Args:
-        text: writes values, in which other nodes are.
-        called: writes operators.
-    """
-    if node.op == "output":
-        return f"return {text(node.args[0])}"
-    kept = {key: node.meta[key] for key in _KEPT if key in node.meta}
-    marks = f"  {text(kept)}" if kept else ""
-    result = text(_described(node.meta.get("val")))
-    if node.op == "placeholder":
-        return f"{result} = placeholder{marks}"
-    target = called(node.target) if node.op == "call_function" else f"{node.op} {node.target}"
-    args = [text(arg) for arg in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
-    return f"{result} = {target}({', '.join(args)}){marks}"
-
-
-def read_graph(lines: Sequence[Line]) -> fx.GraphModule:
-    """Inverse of `write_graph`; the values of the nodes are fake tensors.
-
-    Raises:
-        ValueError: the lines are not a graph.
-    """
-    graph, mode, named = fx.Graph(), FakeTensorMode(), cache(operator_named)
-    nodes: dict[str, fx.Node] = {}
-    for line in lines:
-        with in_line(line):
-            reader = Reader(line.text, nodes)
-            if line.below:
-                raise ValueError("nothing may stand below a node")
-            if line is lines[-1]:
-                _read_output(reader, graph)
-            else:
-                node = _read_node(reader, graph, mode, named)
-                nodes[node.name] = node
-            reader.end()
-    if not lines:
-        raise ValueError("its graph is empty")
-    return module_of(graph)
-
-
-def _read_output(reader: Reader, graph: fx.Graph) -> None:
-    """Append the node that returns."""
-    reader.take("return")
-    returned = reader.value()
-    if not isinstance(returned, tuple) or not all(map(_is_result, returned)):
-        raise ValueError("a function returns a tuple of tensors and None")
-    graph.output(returned).meta["val"] = None
-
-
-def _read_node(
-    reader: Reader, graph: fx.Graph, mode: FakeTensorMode, named: Callable[[str], Any]
-) -> fx.Node:
-    """Append the node that a line describes."""
-    name = reader.take("node").removeprefix("%")
-    reader.take(":")
-    value = _faked(reader.value(), mode)
-    reader.take("=")
-    target = reader.take("name")
-    if target == "placeholder":
-        if not isinstance(value, Tensor):
-            raise ValueError("a placeholder is a tensor")
-        node = graph.create_node("placeholder", name, name=name)
-    else:
-        args, kwargs = reader.arguments()
-        function = named(target)
-        check_arguments(function, args, kwargs)
-        _check_plain((args, kwargs))
-        node = graph.create_node("call_function", function, args, kwargs, name)
-    if node.name != name or name == "self":
-        raise ValueError(f"%{name} is not free as a name")
-    node.meta["val"] = value
-    node.meta |= _read_marks(reader)
-    if reader.skip("#"):
-        node.meta["stack_trace"] = _stack_trace(reader.string())
-    return node
-
-
-def _read_marks(reader: Reader) -> dict[str, Any]:
-    marks: dict[str, Any] = reader.value() if reader.sees("{") else {}
+def _known(marks: Marks) -> Marks:
     if not all(_is_mark(key, value) for key, value in marks.items()):
         raise ValueError(f"a node may be marked as {', '.join(_KEPT)}")
     return marks
@@ -150,9 +64,221 @@ def _is_mark(key: str, value: object) -> bool:
     return key in _KEPT and value is True
 
 
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+@dataclass(frozen=True)
+class GraphForm:
+    """What is written of a graph, besides its operators and their values.
+
+    Args:
+        marks: what is written of a node's meta.
+        meta: the inverse of `marks`; raises ValueError for what cannot be.
+        arguments: what is written of a node's arguments.
+        of_functions: whatever cannot be read back raises ValueError, also when it is written.
+            Otherwise tensors may be attributes, Python objects print as their names, and the
+            names of erased nodes are written: a graph gives none of them again.
+        mode: of the fake tensors that are read; None: a new one for each graph.
+        attributes: the tensors that nodes read, by their names.
+    """
+
+    marks: Callable[[fx.Node], Marks] = _kept
+    meta: Callable[[Marks], Marks] = _known
+    arguments: Callable[[fx.Node], tuple[Any, ...]] = _arguments
+    of_functions: bool = True
+    mode: FakeTensorMode | None = None
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+FUNCTION = GraphForm()
+
+
+def write_graph(module: fx.GraphModule, form: GraphForm = FUNCTION) -> list[str]:
+    """The nodes of a flat graph.
+
+    Raises:
+        ValueError: a node of a function has something that cannot be written.
+    """
+    if not form.of_functions:
+        return list(_any_lines(module.graph, form))
+    lines = []
+    for node in module.graph.nodes:
+        try:
+            if node.op not in _OPS or (node.op != "output" and "val" not in node.meta):
+                raise ValueError(f"{node.op} {node.target} cannot be written")
+            text = node_text(node, write, operator_name, form)
+        except ValueError as error:
+            raise ValueError(f"%{node.name}: {error}\n  from: {source_line(node)}") from error
+        lines.append(_line(node, text))
+    return lines
+
+
+def _any_lines(graph: fx.Graph, form: GraphForm) -> Iterator[str]:
+    """The nodes of a graph that need not be a function's, after the names that are taken."""
+    names, counts = erased_names(graph)
+    if names or counts:
+        yield f"erased {write(names)}" + (f"  {write(counts)}" if counts else "")
+    text = partial(write, otherwise=opaque)
+    for node in graph.nodes:
+        yield _line(node, node_text(node, text, _called, form))
+
+
+def _line(node: fx.Node, text: str) -> str:
+    source = source_line(node)
+    comment = f"  # {write(source)}" if _SOURCE.fullmatch(source) else ""
+    return text if node.op == "output" else f"%{node.name}: {text}{comment}"
+
+
+def _called(target: object) -> str:
+    """The name of an operator, or of another function, which is not found by it."""
+    for name, switch in MODE_SWITCHES.items():
+        if target is switch:
+            return name
+    try:
+        return operator_name(target)
+    except ValueError:
+        name = getattr(target, "__qualname__", getattr(target, "__name__", str(target)))
+        module = getattr(target, "__module__", None) or "opaque"
+        return re.sub(r"[^\w.]", "", f"{module}.{name}", flags=re.ASCII)
+
+
+def opaque(value: object) -> str:
+    """A Python object by its name, or that of its class."""
+    name = getattr(value, "__qualname__", None) or f"{type(value).__qualname__}"
+    return f"opaque({write(str(name))})"
+
+
+def node_text(node: fx.Node, text: Text, called: Text, form: GraphForm = FUNCTION) -> str:
+    """Everything that decides what a node computes; its name and its source line do not.
+
+    Args:
+        text: writes values, in which other nodes are.
+        called: writes operators.
+    """
+    kept = form.marks(node)
+    marks = f"  {text(kept)}" if kept else ""
+    if node.op == "output":
+        return f"return {text(node.args[0])}{marks}"
+    result = text(_described(node.meta.get("val", node.meta.get("example_value"))))
+    if node.op == "placeholder":
+        return f"{result} = placeholder{marks}"
+    target = called(node.target) if node.op == "call_function" else f"{node.op} {node.target}"
+    arguments = form.arguments(node)
+    args = [text(arg) for arg in arguments] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
+    return f"{result} = {target}({', '.join(args)}){marks}"
+
+
+def read_graph(lines: Sequence[Line], form: GraphForm = FUNCTION) -> fx.GraphModule:
+    """Inverse of `write_graph`; the values of the nodes are fake tensors.
+
+    Raises:
+        ValueError: the lines are not a graph.
+    """
+    graph, mode, named = fx.Graph(), form.mode or FakeTensorMode(), cache(operator_named)
+    nodes: dict[str, fx.Node] = {}
+    erased: tuple[tuple[str, ...], dict[str, int]] = ((), {})
+    for line in lines:
+        with in_line(line):
+            reader = Reader(line.text, nodes)
+            if line.below:
+                raise ValueError("nothing may stand below a node")
+            if line is lines[-1]:
+                _read_output(reader, graph, form)
+            elif line is lines[0] and not form.of_functions and reader.skip("erased"):
+                erased = _read_erased(reader)
+            else:
+                node = _read_node(reader, graph, form, mode, named)
+                nodes[node.name] = node
+            reader.end()
+    if not lines:
+        raise ValueError("its graph is empty")
+    reserve_names(graph, *erased)
+    return module_of(graph, _holding(form.attributes))
+
+
+def _holding(attributes: Mapping[str, Tensor]) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for name, tensor in attributes.items():
+        setattr(module, name, tensor)
+    return module
+
+
+def _read_erased(reader: Reader) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The names that are taken, and how far those of a kind were counted."""
+    names, counts = reader.value(), reader.value() if reader.sees("{") else {}
+    if not isinstance(names, tuple) or not all(type(name) is str for name in names):
+        raise ValueError("names are a tuple of strings")
+    if not all(type(count) is int for count in counts.values()):
+        raise ValueError("counts are whole numbers")
+    return names, counts
+
+
+def _read_output(reader: Reader, graph: fx.Graph, form: GraphForm) -> None:
+    """Append the node that returns."""
+    reader.take("return")
+    returned = reader.value()
+    kinds = tuple if form.of_functions else (tuple, list)
+    if not isinstance(returned, kinds) or not all(
+        _is_result(value) or (type(value) is int and not form.of_functions) for value in returned
+    ):
+        raise ValueError("a function returns a tuple of tensors and None")
+    node = graph.output(returned)
+    node.meta["val"] = None
+    if not form.of_functions:
+        node.meta |= _read_marks(reader, form)
+
+
+def _read_node(
+    reader: Reader,
+    graph: fx.Graph,
+    form: GraphForm,
+    mode: FakeTensorMode,
+    named: Callable[[str], Any],
+) -> fx.Node:
+    """Append the node that a line describes."""
+    name = reader.take("node").removeprefix("%")
+    reader.take(":")
+    value = _faked(reader.value(), mode)
+    reader.take("=")
+    target = reader.take("name")
+    if target == "placeholder":
+        if not isinstance(value, Tensor) and form.of_functions:
+            raise ValueError("a placeholder is a tensor")
+        node = graph.create_node("placeholder", name, name=name)
+    elif target == "get_attr" and not form.of_functions:
+        held = reader.take("name")
+        if held not in form.attributes or reader.arguments() != ((), {}):
+            raise ValueError(f"no tensor that the graph holds is called {held}")
+        node = graph.create_node("get_attr", held, name=name)
+    else:
+        args, kwargs = reader.arguments()
+        if target in MODE_SWITCHES and not form.of_functions:
+            function = MODE_SWITCHES[target]
+        else:
+            function = named(target)
+            check_arguments(function, args, kwargs)
+        _check_plain((args, kwargs))
+        node = graph.create_node("call_function", function, args, kwargs, name)
+    if node.name != name or name == "self":
+        raise ValueError(f"%{name} is not free as a name")
+    node.meta["val"] = value
+    node.meta |= _read_marks(reader, form)
+    if reader.skip("#"):
+        node.meta["stack_trace"] = _stack_trace(reader.string())
+    return node
+
+
+def _read_marks(reader: Reader, form: GraphForm) -> Marks:
+    return form.meta(reader.value() if reader.sees("{") else {})
+
+
 def _described(value: object) -> object:
     """What is written of a node's value: layouts in place of tensors."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
+        sizes = (*value.shape, *value.stride())
+        if any(type(size) is not int for size in sizes):  # to make a number of it would fix it
+            return value
         return Layout.of(value)
     if isinstance(value, list | tuple):
         parts = [_described(part) for part in value]

@@ -4,10 +4,10 @@ The text that a program gives is the only one that it is read from. So nothing i
 meaning, and whatever changed one on its way is found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.function import Function, body_of, make_function
 from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.values import Variable
+from ipu_dynamo.program.text.graph_text import FUNCTION, GraphForm
 from ipu_dynamo.program.text.indented import LineError, outline, shortened
 from ipu_dynamo.program.text.records import read_lines, write_lines
 
@@ -30,7 +31,12 @@ def write_text(program: object) -> str:
     Raises:
         ValueError: an operator has an argument that cannot be written.
     """
-    return "\n".join([_FIRST, *write_lines(program), _LAST, ""])
+    return record_text(program, _FIRST)
+
+
+def record_text(record: object, first: str, form: GraphForm = FUNCTION) -> str:
+    """A dataclass as a text of its own, which begins with the line `first`."""
+    return "\n".join([first, *write_lines(record, form), _LAST, ""])
 
 
 def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None = None) -> T:
@@ -43,14 +49,31 @@ def parse_text(text: str, kind: type[T], constants: Mapping[str, Tensor] | None 
         ValueError: `text` is no program as `write_text` writes it, or needs an operator that is not
             registered, or constants differ; the line is named.
     """
-    first, *roots = outline(text)
-    if first.text != _FIRST:
-        raise LineError(f"line 1: expected {_FIRST!r} and found {shortened(first.text)!r}")
+    result: T = read_record(text, kind, _FIRST, _Check(constants))
+    return result
+
+
+def read_record(
+    text: str, kind: Any, first: str, check: Callable[[Any], None], form: GraphForm = FUNCTION
+) -> Any:
+    """Inverse of `record_text`.
+
+    Args:
+        check: as `read_lines` calls it.
+
+    Raises:
+        ValueError: `text` is not what `record_text` writes; the line is named.
+    """
+    begin, *roots = outline(text)
+    if begin.text != first:
+        raise LineError(f"line 1: expected {first!r} and found {shortened(begin.text)!r}")
     if [line.text for line in roots[1:]] != [_LAST, ""]:
         number = text.count("\n") + 1 if len(roots) < 2 else roots[1].number
-        raise LineError(f"line {number}: expected one program, {_LAST!r}, and nothing more")
-    result: T = read_lines(roots[0], kind, _Check(constants))
-    if (written := write_text(result)) != text:
+        raise LineError(
+            f"line {number}: expected one {kind.__name__.lower()}, {_LAST!r}, and nothing more"
+        )
+    result = read_lines(roots[0], kind, check, form)
+    if (written := record_text(result, first, form)) != text:
         pairs = enumerate(zip_longest(_lines(text), _lines(written)), 1)
         number, other = next((number, b) for number, (a, b) in pairs if a != b)
         raise LineError(f"line {number}: it is written as {shortened(str(other))!r}")

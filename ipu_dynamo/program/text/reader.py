@@ -169,6 +169,8 @@ class Reader:
                 return slice(start, stop, step)
             case "device", (str(text),) if not named:
                 return device_named(text)
+            case "opaque", (str(text),):
+                raise ValueError(f"{text} is a Python object, of which a text has only the name")
             case _, ():
                 return Record(name, named)
         raise ValueError(f"these are no fields of {name}")

@@ -5,7 +5,7 @@ out. A field that holds several records, or a graph, stands below it under its n
 dataclasses need nothing here as long as their fields have types that `field_kinds` accepts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache, lru_cache
 from types import NoneType, UnionType
@@ -16,17 +16,20 @@ from torch import fx
 
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.text.graph_text import read_graph, write_graph
+from ipu_dynamo.program.text.graph_text import FUNCTION, GraphForm, read_graph, write_graph
 from ipu_dynamo.program.text.indented import Line, in_line, indented
 from ipu_dynamo.program.text.literals import write, write_record
 from ipu_dynamo.program.text.reader import Reader, Record
 
-_PLAIN = (str, int, float, bool, NoneType, torch.dtype, TensorType, Layout)
+_PLAIN = (str, int, float, bool, NoneType, torch.dtype, torch.device, TensorType, Layout)
 Check = Callable[[Any], None]
 
 
-def write_lines(record: Any) -> list[str]:
+def write_lines(record: Any, form: GraphForm = FUNCTION) -> list[str]:
     """A dataclass as lines of text.
+
+    Args:
+        form: of the graphs in it.
 
     Raises:
         ValueError: it holds something that cannot be written.
@@ -37,18 +40,22 @@ def write_lines(record: Any) -> list[str]:
     for field in below:
         value = getattr(record, field.name)
         if field.default is MISSING or value != field.default:
-            parts = write_graph(value) if kinds[field.name] is fx.GraphModule else _each(value)
+            if kinds[field.name] is fx.GraphModule:
+                parts = write_graph(value, form)
+            else:
+                parts = [line for record in value for line in write_lines(record, form)]
             lines += indented([field.name, *indented(parts)])
     return lines
 
 
-def read_lines(line: Line, kind: Any, check: Check) -> Any:
+def read_lines(line: Line, kind: Any, check: Check, form: GraphForm = FUNCTION) -> Any:
     """Inverse of `write_lines`.
 
     Args:
         kind: what has to stand there: a dataclass, or a union of some.
         check: is called with every record that has lines of its own, inner ones first; raises
             ValueError for what cannot be.
+        form: of the graphs in it.
     """
     with in_line(line):
         reader = Reader(line.text)
@@ -60,7 +67,7 @@ def read_lines(line: Line, kind: Any, check: Check) -> Any:
             with in_line(block):
                 if block.text in blocks or block.text in record.fields:
                     raise ValueError(f"{block.text} is there already")
-                blocks[block.text] = _read_block(block, type_, check)
+                blocks[block.text] = _read_block(block, type_, check, form)
         result = _make(type_, record.fields, blocks)
         check(result)
     return result
@@ -97,7 +104,7 @@ def _needed(record: Any) -> list[str]:
 
 def _is_known(kind: Any) -> bool:
     origin = get_origin(kind)
-    if origin in (tuple, Union, UnionType):
+    if origin in (tuple, Union, UnionType, Mapping, Sequence):
         return all(part is ... or _is_known(part) for part in get_args(kind))
     return origin is Literal or kind in _PLAIN or kind is fx.GraphModule or is_dataclass(kind)
 
@@ -113,19 +120,15 @@ def _is_block(kind: Any) -> bool:
     return kind is fx.GraphModule
 
 
-def _each(records: tuple[Any, ...]) -> list[str]:
-    return [line for record in records for line in write_lines(record)]
-
-
-def _read_block(block: Line, record: type, check: Check) -> Any:
+def _read_block(block: Line, record: type, check: Check, form: GraphForm) -> Any:
     """What stands below the name of a field."""
     kind = field_kinds(record).get(block.text)
     if not _is_block(kind):
         raise ValueError(f"{record.__name__} has no part {block.text}")
     if kind is fx.GraphModule:
-        return read_graph(block.below)
+        return read_graph(block.below, form)
     part, _ = get_args(kind)
-    return tuple(read_lines(line, part, check) for line in block.below)
+    return tuple(read_lines(line, part, check, form) for line in block.below)
 
 
 def _make(type_: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> Any:
@@ -133,7 +136,7 @@ def _make(type_: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> 
     kinds = field_kinds(type_)
     if unknown := values.keys() - kinds.keys():
         raise ValueError(f"{type_.__name__} has no field {min(unknown)}")
-    built = {name: _build(value, kinds[name], name) for name, value in values.items()}
+    built = {name: build(value, kinds[name], name) for name, value in values.items()}
     built.update(blocks)
     for name in _needed(type_):
         if name not in built:
@@ -141,8 +144,12 @@ def _make(type_: type, values: Mapping[str, Any], blocks: Mapping[str, Any]) -> 
     return type_(**built)
 
 
-def _build(value: Any, kind: Any, field: str) -> Any:
-    """`value` as a field of type `kind` holds it."""
+def build(value: Any, kind: Any, field: str) -> Any:
+    """`value`, which was read, as a field of type `kind` holds it.
+
+    Raises:
+        ValueError: such a field cannot hold it; `field` is named.
+    """
     if type(value) is kind:
         return value
     if isinstance(value, Record):
@@ -153,7 +160,11 @@ def _build(value: Any, kind: Any, field: str) -> Any:
                 return value
             kinds = args[:1] * len(value) if args[1:] == (...,) else args
             if len(kinds) == len(value):
-                return tuple(_build(*pair, field) for pair in zip(value, kinds, strict=True))
+                return tuple(build(*pair, field) for pair in zip(value, kinds, strict=True))
+        elif origin is Sequence and isinstance(value, list | tuple):
+            return type(value)(build(part, args[0], field) for part in value)
+        elif origin is Mapping and isinstance(value, dict):
+            return {key: build(part, args[1], field) for key, part in value.items()}
         elif origin is Literal:
             if any(value == arg and type(value) is type(arg) for arg in args):
                 return value
@@ -161,7 +172,14 @@ def _build(value: Any, kind: Any, field: str) -> Any:
             return value
         elif alternative is TensorType and isinstance(value, Layout) and _is_dense(value):
             return value.type
-    raise ValueError(f"{field} is {write(value)}, which is not {getattr(kind, '__name__', kind)}")
+    raise ValueError(f"{field} is {write(value)}, which is not {_named(kind)}")
+
+
+def _named(kind: Any) -> str:
+    """What an error calls a type."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(write, get_args(kind)))
+    return str(getattr(kind, "__name__", kind))
 
 
 @lru_cache(maxsize=4096)

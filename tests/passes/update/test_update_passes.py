@@ -9,7 +9,7 @@ from ipu_dynamo import Options, compile_training, identity_loss
 from ipu_dynamo.capture.update.record_update import record_update
 from ipu_dynamo.capture.update.trace_step import UntraceableUpdate
 from ipu_dynamo.capture.update.world import world_of
-from ipu_dynamo.passes.dump import text_of
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.levels import UpdateGraphs
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import update_passes
@@ -90,9 +90,9 @@ def test_keeps_values_and_a_second_run_changes_nothing(kind):
             for ours, theirs in zip(after, before, strict=True):
                 assert all(map(torch.equal, ours, theirs)), step.name
         if step.level == "update":
-            text = text_of(model)
+            text = write_level(model)
             assert not step(model), step.name
-            assert text_of(model) == text
+            assert write_level(model) == text
         before = after
     changed = {run.name for run in manager.runs if run.changed}
     assert {"RemoveWrites", "JoinEqual", "PlanUpdate", "AssignOwners", "CutUpdate"} <= changed

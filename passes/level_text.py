@@ -1,0 +1,671 @@
+"""Write a model at any level as text, and read it back: what dumps hold and `opt` runs passes on.
+
+    ipu_dynamo joint, form 1
+    Joint(ipus=((0, 0),), training=True)
+      inputs
+        GraphInput(node="primals_1", name="fc.weight", kind="parameter", trainable=True)
+      outputs
+        GraphOutput(node="t_2", kind="gradient", name="fc.weight")
+      graph
+        %primals_1: f32[3,8] = placeholder
+        %t: f32[8,3]{1,8} = aten.t.default(%primals_1)  {"ipu.stage": 0, "ipu.backward": False}
+        ...
+
+Programs have the text of `ipu_dynamo/program/text/`, whose mechanism this is, too: dataclasses are
+records, and a text is read only if it is what the model that it becomes is written as. Values of
+parameters and buffers are in no text; they become tensors without values. What a text has not:
+how the caller puts results together, and which tensors from outside the model were read.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeGuard
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ipu_dynamo.capture.capture import (
+    BACKWARD,
+    MATMUL_NAME,
+    NAME,
+    NO_STRUCTURE,
+    STAGE,
+    START,
+    WANTED_GRADIENTS,
+    Capture,
+    LossScale,
+    OutputKind,
+    OutputRole,
+    Placeholder,
+    PlaceholderKind,
+)
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow, Kind
+from ipu_dynamo.capture.private.aot import AOTInput, AOTOutput, TangentAOTInput
+from ipu_dynamo.capture.private.tracing import fake_mode, is_fake
+from ipu_dynamo.capture.scopes import SCOPE
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.ops.bodies import Body, all_bodies
+from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, hold_bodies, register_flow
+from ipu_dynamo.ops.marks.inner_gradients import HOOK
+from ipu_dynamo.ops.marks.markers import autograd_function_op, function_of
+from ipu_dynamo.ops.marks.print_tensor import Printing
+from ipu_dynamo.ops.operator_costs import ANCHORED
+from ipu_dynamo.ops.serialized_loss import CUTS_ROWS
+from ipu_dynamo.passes import levels
+from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
+from ipu_dynamo.passes.aot.keep_draws import POLICY
+from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
+from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
+from ipu_dynamo.passes.levels import Model, Part, Partitioned, Pass
+from ipu_dynamo.passes.traced.tag_convolution_groups import Member
+from ipu_dynamo.passes.update.update_text import update_text
+from ipu_dynamo.program import HostProgram, Overlap, Program
+from ipu_dynamo.program.ir.function import body_of
+from ipu_dynamo.program.ir.layout import Layout
+from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm, opaque
+from ipu_dynamo.program.text.indented import LineError
+from ipu_dynamo.program.text.literals import write
+from ipu_dynamo.program.text.program_text import (
+    parse_text,
+    read_record,
+    record_text,
+    write_text,
+)
+from ipu_dynamo.program.text.records import build
+
+_WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
+_TAG, _DESCRIBED, _CUSTOM = "partitioner_tag", "desc", "custom"  # keys of meta that are PyTorch's
+_MARKS: dict[str, Any] = {  # keys of meta that passes read, and what they hold in a text
+    SCOPE: str,
+    NAME: str,
+    MATMUL_NAME: str,
+    WANTED_GRADIENTS: tuple[str, ...],
+    STAGE: int,
+    START: bool,
+    BACKWARD: bool,
+    RECOMPUTED: bool,
+    GROUP: str,
+    PARTIALS: str,
+    OWN_MEMORY: bool,
+    STREAM: tuple[int, int],
+    CUTS_ROWS: bool,
+    ANCHORED: bool,
+    _WINDOW: bool,
+    _CUSTOM: Mapping[str, int | str | Member],
+    _TAG: str,
+    "is_gradient_acc": bool,
+    POLICY: str,
+    _DESCRIBED: AOTInput | tuple[AOTOutput | None, ...],
+}
+_LARGEST = 1 << 16  # bytes of a constant, beyond which its values are left out
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input of a graph.
+
+    Args:
+        node: its name in the graph.
+        name, kind, trainable: as a `Placeholder` has them.
+        tensor: the user's own, where that is laid out in another way than the node's value.
+        values: of a constant: its elements in memory, in base64; None: they take too much room.
+        memory: of tensors that share memory: the number of that memory, its bytes, and the first
+            element in it.
+    """
+
+    node: str
+    name: str
+    kind: PlaceholderKind
+    trainable: bool = False
+    tensor: Layout | None = None
+    values: str | None = ""
+    memory: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """An output of a graph: the name of its node, and its role."""
+
+    node: str | None
+    kind: OutputKind
+    name: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A tensor that a graph holds.
+
+    Args:
+        target: what the graph calls it.
+        name: what the user calls it.
+    """
+
+    target: str
+    name: str
+    tensor: Layout
+    values: str | None
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What a node does with a gradient."""
+
+    node: str
+    graph: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Graph:
+    """What traced and joint graphs have in common; see `Capture`."""
+
+    level: ClassVar[Literal["traced", "joint"]]
+
+    ipus: tuple[tuple[int, int], ...] = ((0, 0),)
+    training: bool = False
+    keeps_stages: bool = False
+    phases: tuple[tuple[int, tuple[int, int]], ...] = ()
+    alone: Literal["forward", "backward"] | None = None
+    owners: tuple[tuple[str, int], ...] = ()
+    aliases: bool = False
+    overlaps: tuple[tuple[tuple[str, str], Overlap], ...] = ()
+    names: tuple[str, ...] = ()
+    anchors: tuple[tuple[str, str], ...] = ()
+    prints: tuple[tuple[str, Printing], ...] = ()
+    inputs: tuple[GraphInput, ...] = ()
+    outputs: tuple[GraphOutput, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    flows: "tuple[Flow, ...]" = ()
+    hooks: tuple[Hook, ...] = ()
+    attributes: tuple[Attribute, ...] = ()
+    graph: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(_Graph):
+    """A graph before autograd; `loss` is the name of its node."""
+
+    level: ClassVar[Literal["traced", "joint"]] = "traced"
+
+    loss: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint(_Graph):
+    """A graph after autograd, of both directions or of one."""
+
+    level: ClassVar[Literal["traced", "joint"]] = "joint"
+
+    gradients: tuple[str, ...] = ()
+    loss_scale: LossScale | None = None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A loop or a branch before autograd; see `ControlFlow`. Its node has its number."""
+
+    kind: Kind
+    carried: int
+    scanned: int
+    count: int
+    where: str
+    bodies: tuple[Traced | Joint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions:
+    """Forward and backward apart."""
+
+    bodies: tuple[Body, ...] = ()
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of stages, and the graph that was cut, which says what their inputs are."""
+
+    returned: tuple[str, ...]
+    changed: tuple[tuple[str, str], ...] = ()
+    bodies: tuple[Body, ...] = ()
+    parts: tuple[Part, ...]
+    cut: tuple[Joint, ...]
+
+
+_RECORDS = {"traced": Traced, "joint": Joint, "directions": Directions, "parts": Parts}
+
+
+def write_level(model: Model) -> str:
+    """A model at any level as text. Python objects in it print as their names."""
+    level = levels.level_of(model)
+    if isinstance(model, RecordedUpdate | levels.UpdateGraphs | levels.UpdateFunctions):
+        return f"{_first(level)}\n{update_text(model)}\n"
+    if isinstance(model, HostProgram):
+        functions = [f"{function}\n{function.listing()}" for function in model.inlined.functions]
+        return "\n".join([str(model.inlined), *functions, ""])
+    if isinstance(model, Program):
+        return write_text(model)
+    return record_text(_record(model), _first(level), _Form())
+
+
+def parse_level(text: str) -> Model:
+    """Inverse of `write_level`, but for the levels of an update.
+
+    Raises:
+        ValueError: `text` is no model as `write_level` writes it; the line is named.
+    """
+    first = text.partition("\n")[0]
+    if first.startswith("ipu_dynamo program, "):
+        return parse_text(text, Program)
+    level = next((level for level in _RECORDS if first == _first(level)), None)
+    if level is None:
+        known = ", ".join(repr(_first(level)) for level in _RECORDS)
+        raise LineError(f"line 1: expected one of {known}, or a program, and found {first!r}")
+    form = _Form()
+    record = read_record(text, _RECORDS[level], _first(level), _Check(form), form)
+    return _model(record)
+
+
+def pass_text(step: Pass) -> str:
+    """A pass with its options, as `opt` takes it: `Recompute(mode="all")`."""
+    return write(step, otherwise=opaque)
+
+
+def _first(level: str) -> str:
+    return f"ipu_dynamo {level}, form 1"
+
+
+# --- What is written of a node --------------------------------------------------------------------
+
+
+class _Form(GraphForm):
+    """How graphs of these levels are written and read; the values of all have one mode."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+        super().__init__(
+            marks=lambda node: dict(_marks(node)),
+            meta=_meta,
+            of_functions=False,
+            arguments=_arguments,
+            mode=fake_mode(),
+            attributes=self.held,
+        )
+
+
+def _marks(node: fx.Node) -> Iterator[tuple[str, Any]]:
+    """What passes read of a node's meta. AOTAutograd's descriptions of inputs and outputs only as
+    long as these have no roles, but for gradients that the graph gets."""
+    meta = node.meta
+    described = _DESCRIBED in node.graph.output_node().meta
+    for key in _MARKS:
+        value = meta.get(key)
+        match key:
+            case "ipu.wanted_gradients" if value is not None:
+                value = tuple(sorted(value))
+            case "recompute" if value is not None:
+                value = value.name
+            case "custom" if value is not None:
+                value = _custom(value, meta) or None
+            case "partitioner_tag" if node.op == "placeholder" and not described:
+                value = None
+            case "partitioner_tag" if BACKWARD in meta and value == _tag(meta[BACKWARD]):
+                value = None
+            case "desc" if not described and not isinstance(value, TangentAOTInput):
+                value = None
+            case "desc" if isinstance(value, list):
+                value = tuple(value)
+        if value is not None:
+            yield key, value
+
+
+def _custom(entries: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of meta["custom"] that passes read; a stage only until the node has it."""
+    known = {key: value for key, value in entries.items() if isinstance(value, int | str | Member)}
+    if BACKWARD in meta and STAGE in meta and known.get(CUSTOM_STAGE) == meta[STAGE]:
+        del known[CUSTOM_STAGE]
+    return known
+
+
+def _meta(marks: dict[str, Any]) -> dict[str, Any]:
+    """Inverse of `_marks`."""
+    meta = {}
+    for key, value in marks.items():
+        if key not in _MARKS:
+            raise ValueError(f"no pass reads a mark {key}; those are {', '.join(_MARKS)}")
+        meta[key] = build(value, _MARKS[key], key)
+    if WANTED_GRADIENTS in meta:
+        meta[WANTED_GRADIENTS] = frozenset(meta[WANTED_GRADIENTS])
+    if POLICY in meta:
+        if meta[POLICY] not in CheckpointPolicy.__members__:
+            raise ValueError(f"{POLICY} is one of {', '.join(CheckpointPolicy.__members__)}")
+        meta[POLICY] = CheckpointPolicy[meta[POLICY]]
+    if BACKWARD in meta:
+        meta.setdefault(_TAG, _tag(meta[BACKWARD]))
+        if STAGE in meta:
+            meta[_CUSTOM] = {CUSTOM_STAGE: meta[STAGE], **meta.get(_CUSTOM, {})}
+    if isinstance(meta.get(_DESCRIBED), tuple):
+        meta[_DESCRIBED] = list(meta[_DESCRIBED])
+    return meta
+
+
+def _tag(backward: bool) -> str:
+    return "is_backward" if backward else "is_forward"
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a node, with what a handle stands for in this process in its place."""
+    if node.target is control_flow_op and FLOW in node.meta:
+        nodes = node.graph.find_nodes(op="call_function", target=control_flow_op)
+        return (node.args[0], list(nodes).index(node))
+    if node.target is autograd_function_op:
+        return (node.args[0], function_of(node.args[1]))  # type: ignore[arg-type]
+    return node.args
+
+
+# --- From models to records -----------------------------------------------------------------------
+
+
+def _record(model: Model) -> Any:
+    if isinstance(model, Capture):
+        return _of_capture(model)
+    if isinstance(model, levels.Directions):
+        bodies = _bodies(model.forward, model.backward)
+        return Directions(bodies=bodies, forward=model.forward, backward=model.backward)
+    assert isinstance(model, Partitioned)
+    bodies = _bodies(*(part.graph for part in model.parts))
+    return Parts(
+        returned=model.returned,
+        changed=tuple(model.changed.items()),
+        bodies=bodies,
+        parts=model.parts,
+        cut=(_of_capture(model.capture),),
+    )
+
+
+def _of_capture(capture: Capture) -> Any:
+    own: dict[str, Any] = {}
+    if capture.level == "traced":
+        own = {"loss": capture.loss and capture.loss.name}
+    else:
+        own = {"gradients": capture.gradients, "loss_scale": capture.loss_scale}
+    graph = capture.graph.graph
+    names = [node.name if isinstance(node, fx.Node) else None for node in capture.returned]
+    return (Traced if capture.level == "traced" else Joint)(
+        ipus=tuple(capture.ipus.items()),
+        training=capture.training,
+        keeps_stages=capture.keeps_stages,
+        phases=tuple(capture.phases.items()),
+        alone=capture.alone,
+        owners=tuple(capture.owners.items()),
+        aliases=capture.aliases,
+        overlaps=tuple(capture.overlaps.items()),
+        names=capture.names,
+        anchors=tuple(capture.anchors.items()),
+        prints=tuple(capture.prints.items()),
+        inputs=_inputs(capture),
+        outputs=tuple(
+            GraphOutput(name, role.kind, role.name)
+            for name, role in zip(names, capture.outputs, strict=True)
+        ),
+        attributes=tuple(_attributes(capture)),
+        bodies=_bodies(capture.graph),
+        flows=tuple(
+            Flow(
+                flow.kind,
+                flow.carried,
+                flow.scanned,
+                flow.count,
+                flow.where,
+                tuple(map(_of_capture, flow.bodies)),
+            )
+            for node in graph.find_nodes(op="call_function", target=control_flow_op)
+            if (flow := node.meta.get(FLOW)) is not None
+        ),
+        hooks=tuple(Hook(node.name, node.meta[HOOK]) for node in graph.nodes if HOOK in node.meta),
+        graph=capture.graph,
+        **own,
+    )
+
+
+def _inputs(capture: Capture) -> tuple[GraphInput, ...]:
+    roles = capture.roles()
+    known = [role.name for role in roles.values() if role.name in capture.tensors]
+    shared = _shared({name: capture.tensors[name] for name in known})
+    inputs = []
+    for node, role in roles.items():
+        tensor = capture.tensors.get(role.name)
+        layout: Layout | None = None
+        values: str | None = ""
+        value = node.meta.get("val", node.meta.get("example_value"))
+        if tensor is not None and _is_strided(tensor):
+            layout = Layout.of(tensor)
+            if _is_strided(value):
+                usual = Layout.of(value)
+                layout = replace(layout, device=usual.device)
+                layout = None if layout == usual else layout
+            if role.kind == "constant":
+                values = _values(tensor)
+        inputs.append(
+            GraphInput(
+                node.name,
+                role.name,
+                role.kind,
+                role.trainable,
+                layout,
+                values,
+                shared.get(role.name),
+            )
+        )
+    return tuple(inputs)
+
+
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor whose sizes are known, with strides."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and all(type(size) is int for size in (*value.shape, *value.stride()))
+    )
+
+
+def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int, int]]:
+    """The `memory` of those that share it."""
+    places: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        memory = 0 if is_fake(tensor) else tensor.untyped_storage().data_ptr()
+        if memory and _is_strided(tensor):
+            places.setdefault(memory, []).append(name)
+    several = [names for names in places.values() if len(names) > 1]
+    return {
+        name: (
+            number,
+            tensors[name].untyped_storage().nbytes(),
+            int(tensors[name].storage_offset()),
+        )
+        for number, names in enumerate(several)
+        for name in names
+    }
+
+
+def _values(tensor: torch.Tensor) -> str | None:
+    """The elements of a tensor as text; None for many, and for a tensor without values."""
+    if is_fake(tensor) or tensor.device.type == "meta" or tensor.nbytes > _LARGEST:
+        return None
+    dense = tensor.detach().cpu().contiguous().reshape(-1)
+    raw = dense.view(torch.uint8) if dense.numel() else dense.to(torch.uint8)
+    return base64.b64encode(raw.numpy().tobytes()).decode()
+
+
+def _attributes(capture: Capture) -> Iterator[Attribute]:
+    targets = {str(node.target) for node in capture.graph.graph.find_nodes(op="get_attr")}
+    for target in sorted(targets):
+        tensor = getattr(capture.graph, target, None)
+        if isinstance(tensor, torch.Tensor) and _is_strided(tensor):
+            name, _ = capture.attributes.get(id(tensor), (target, None))
+            yield Attribute(target, name, Layout.of(tensor), _values(tensor))
+
+
+def _bodies(*graphs: fx.GraphModule) -> tuple[Body, ...]:
+    found = (body for graph in graphs for body in all_bodies(graph.graph))
+    return tuple({body.name: body for body in found}.values())
+
+
+# --- From records to models -----------------------------------------------------------------------
+
+
+@dataclass
+class _Check:
+    """Build what graphs further down in a text need, as soon as it is read."""
+
+    form: _Form
+
+    def __call__(self, record: object) -> None:
+        """Raise ValueError for a record that cannot be."""
+        match record:
+            case Attribute():
+                self.form.held[record.target] = _tensor(record.target, record.tensor, record.values)
+            case GraphInput(values=None):
+                raise ValueError(_left_out(record.name))
+            case Body():
+                self.body(record)
+            case Directions():
+                _hold(record.bodies, record.forward, record.backward)
+            case Parts():
+                _hold(record.bodies, *(part.graph for part in record.parts))
+                if len(record.cut) != 1:
+                    raise ValueError("one graph was cut")
+            case Traced() | Joint():
+                self.graph(record)
+
+    def body(self, body: Body) -> None:
+        name = body_of(body.graph).name
+        if name != body.name:
+            raise ValueError(f"{body.name} has the graph of {name}, so it was changed")
+
+    def graph(self, record: _Graph) -> None:
+        self.form.held.clear()
+        _hold(record.bodies, record.graph)
+        graph = record.graph.graph
+        inputs = [node.name for node in graph.find_nodes(op="placeholder")]
+        if inputs != [tensor.node for tensor in record.inputs]:
+            raise ValueError(f"its inputs are {', '.join(inputs)}")
+        returned: Any = graph.output_node().args[0]
+        names = [node.name if isinstance(node, fx.Node) else None for node in returned]
+        if names != [result.node for result in record.outputs]:
+            raise ValueError(f"it returns {', '.join(map(str, names))}")
+        known = {node.name for node in graph.nodes}
+        for hook in record.hooks:
+            if hook.node not in known:
+                raise ValueError(f"a hook is at %{hook.node}, which is not in the graph")
+
+
+def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
+    """Let nodes hold the bodies that they run."""
+    named: dict[str, Body] = {}
+
+    def known(name: str) -> Body:
+        if name not in named:
+            raise ValueError(f"a loop or branch runs {name}, which is no body here")
+        return named[name]
+
+    for body in bodies:
+        hold_bodies(body.graph.graph, known)
+        named[body.name] = body_of(body.graph)
+    for graph in graphs:
+        hold_bodies(graph.graph, known)
+
+
+def _model(record: Any) -> Model:
+    if isinstance(record, Directions):
+        return levels.Directions(record.forward, record.backward)
+    if isinstance(record, Parts):
+        return Partitioned(
+            record.parts, record.returned, dict(record.changed), _capture(record.cut[0])
+        )
+    return _capture(record)
+
+
+def _capture(record: Any) -> Capture:
+    """Inverse of `_of_capture`."""
+    graph = record.graph.graph
+    nodes = {node.name: node for node in graph.nodes}
+    flows = graph.find_nodes(op="call_function", target=control_flow_op)
+    for node, flow in zip(flows, record.flows, strict=True):
+        held = ControlFlow(
+            flow.kind,
+            [_capture(body) for body in flow.bodies],
+            flow.carried,
+            flow.scanned,
+            flow.count,
+            flow.where,
+        )
+        node.meta[FLOW] = held
+        node.args = (node.args[0], register_flow(held))
+    for hook in record.hooks:
+        nodes[hook.node].meta[HOOK] = hook.graph
+    attributes = {}
+    for one in record.attributes:
+        tensor = getattr(record.graph, one.target)
+        attributes[id(tensor)] = (one.name, tensor)
+    return Capture(
+        graph=record.graph,
+        placeholders=tuple(Placeholder(t.name, t.kind, t.trainable) for t in record.inputs),
+        outputs=tuple(OutputRole(r.kind, r.name) for r in record.outputs),
+        tensors=_tensors(record, nodes),
+        structure=NO_STRUCTURE,
+        training=record.training,
+        level=record.level,
+        loss=nodes[record.loss] if getattr(record, "loss", None) else None,
+        ipus=dict(record.ipus),
+        keeps_stages=record.keeps_stages,
+        alone=record.alone,
+        aliases=record.aliases,
+        phases=dict(record.phases),
+        owners=dict(record.owners),
+        overlaps=dict(record.overlaps),
+        loss_scale=getattr(record, "loss_scale", None),
+        names=record.names,
+        gradients=getattr(record, "gradients", ()),
+        anchors=dict(record.anchors),
+        prints=dict(record.prints),
+        attributes=attributes,
+    )
+
+
+def _tensors(record: _Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:
+    """The tensors of the user's, without values but for constants."""
+    tensors: dict[str, torch.Tensor] = {}
+    memories: dict[int, torch.Tensor] = {}  # pages that nobody touches
+    for one in record.inputs:
+        value = nodes[one.node].meta["val"]
+        if one.kind not in ("parameter", "buffer", "constant"):
+            continue
+        layout = one.tensor or Layout.of(value)
+        if one.memory is not None:
+            number, nbytes, start = one.memory
+            memory = memories.setdefault(number, torch.empty(nbytes, dtype=torch.uint8))
+            tensor = memory.view(layout.type.dtype)
+            tensors[one.name] = tensor.as_strided(layout.type.shape, layout.stride, start)
+        elif one.kind == "constant":
+            tensors[one.name] = _tensor(one.name, layout, one.values)
+        else:
+            tensors[one.name] = layout.empty("meta")
+    return tensors
+
+
+def _tensor(name: str, layout: Layout, values: str | None) -> torch.Tensor:
+    """A tensor with its values."""
+    if values is None:
+        raise ValueError(_left_out(name))
+    tensor, raw = layout.empty("cpu"), base64.b64decode(values, validate=True)
+    if len(raw) != tensor.numel() * tensor.itemsize:
+        raise ValueError(f"{name} has values of {len(raw)} bytes")
+    if raw:
+        tensor.copy_(torch.frombuffer(bytearray(raw), dtype=tensor.dtype).reshape(tensor.shape))
+    return tensor
+
+
+def _left_out(name: str) -> str:
+    return f"the values of {name} are left out: they take more than {_LARGEST} bytes"

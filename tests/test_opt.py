@@ -1,0 +1,152 @@
+"""Check `python -m ipu_dynamo.opt`: passes on files give what the pipeline gives."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_dynamo
+from examples.digits import ACCUMULATION, ITERATIONS, MICRO_BATCH, Network, pipelined
+from ipu_dynamo.opt import main, read_pass, run_passes
+from ipu_dynamo.options import Options
+from ipu_dynamo.passes.dump import DUMP, PASSES
+from ipu_dynamo.passes.level_text import parse_level, pass_text, write_level
+
+
+class TwoStages(nn.Module):
+    """Two stages with dropout, batch norm, a constant and an anchored value."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = ipu_dynamo.BeginBlock(nn.Linear(4, 6), "first", ipu_id=0)
+        self.norm = nn.BatchNorm1d(6)
+        self.second = ipu_dynamo.BeginBlock(nn.Linear(6, 3), "second", ipu_id=1)
+
+    def forward(self, x, y):
+        h = torch.dropout(self.norm(self.first(x)), 0.5, True) * torch.tensor([2.0])
+        return nn.functional.cross_entropy(self.second(h), y)
+
+
+def train_two_stages():
+    model = TwoStages()
+    options = Options(engine="eager", gradient_accumulation=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    ipu_dynamo.compile_training(model, optimizer, options)(
+        torch.randn(8, 4), torch.randint(3, (8,))
+    )
+
+
+def train_digits():
+    model = pipelined(Network())
+    options = Options(
+        engine="eager", gradient_accumulation=ACCUMULATION, device_iterations=ITERATIONS
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rows = MICRO_BATCH * ACCUMULATION * ITERATIONS
+    ipu_dynamo.compile_training(model, optimizer, options)(
+        torch.rand(rows, 1, 8, 8), torch.randint(10, (rows,))
+    )
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """The files of a training step and its passes, compiled once."""
+    found = {}
+
+    def of(train):
+        if train not in found:
+            root = tmp_path_factory.mktemp("dump")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(DUMP, str(root))
+                train()
+            (folder,) = root.iterdir()
+            files = sorted(folder.glob("*_*.txt"))
+            found[train] = files, (folder / PASSES).read_text().splitlines()
+        return found[train]
+
+    return of
+
+
+def named(files, name):
+    """The place of the file that the pass of that name left."""
+    return next(i for i, file in enumerate(files) if file.stem.partition("_")[2] == name)
+
+
+@pytest.mark.parametrize(
+    "train", [train_two_stages, pytest.param(train_digits, marks=pytest.mark.slow)]
+)
+def test_each_pass_on_its_file_gives_the_next_file(train, dumps):
+    files, passes = dumps(train)
+    assert len(files) == len(passes) + 1
+    for before, line, after in zip(files, passes, files[1:], strict=False):
+        if before.stem.endswith("_InlineWrites"):
+            break
+        step = read_pass(line)
+        assert pass_text(step) == line
+        found = write_level(run_passes(parse_level(before.read_text()), [step]))
+        assert found == after.read_text(), f"{line} on {before.name}"
+
+
+def test_a_command_runs_several_passes(dumps, tmp_path, capsys):
+    files, passes = dumps(train_two_stages)
+    start, stop = named(files, "ReadStages"), named(files, "Emit")
+    chosen = [part for line in passes[start:stop] for part in ("-p", line)]
+    assert main([str(files[start]), *chosen]) == 0
+    assert capsys.readouterr().out == files[stop].read_text()
+
+
+def test_a_process_writes_a_file(dumps, tmp_path):
+    files, _ = dumps(train_two_stages)
+    out = tmp_path / "out.txt"
+    source = files[named(files, "SplitGradientSums")]
+    command = [sys.executable, "-m", "ipu_dynamo.opt", str(source), "-p", "Outline", "-o", str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert out.read_text() == files[named(files, "Outline")].read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Recomput", "there is no pass 'Recomput'; did you mean: Recompute?"),
+        ("Recompute(mod=1)", "Recompute has no option mod; it has mode, budget"),
+        ("CallChecks(x=1)", "CallChecks has no option x; it has no options"),
+        ('Recompute(mode="some")', 'mode is "some"'),
+        ("Partition", "missing 1 required positional argument: 'accumulation'"),
+        ("Recompute(mode=", "expected a value"),
+        ("PrepareBodies(passes=(None,))", "expected a name with options"),
+        ("PrepareBodies(passes=(Nothing(),))", "there is no pass 'Nothing'"),
+        ('Emit(options=opaque("x"))', "x is a Python object"),
+        ('Emit(options=Options(replicas="2"))', 'replicas is "2", which is not int'),
+        ("3", "nothing may follow before ("),
+    ],
+)
+def test_other_passes_are_refused(line, message):
+    with pytest.raises(ValueError, match=r"^pass '") as error:
+        read_pass(line)
+    assert message in str(error.value)
+
+
+def test_nothing_is_written_where_a_pass_fails(dumps, tmp_path, capsys):
+    files, _ = dumps(train_two_stages)
+    out = tmp_path / "out.txt"
+    out.write_text("before")
+    joint = str(files[named(files, "ReadStages")])
+    for passes, message in (
+        (["-p", "NameValues"], "it takes a traced, not joint\n  in pass NameValues"),
+        (["-p", "RemoveDeadCode", "-p", "Outlin"], "there is no pass 'Outlin'"),
+    ):
+        assert main([joint, *passes, "-o", str(out)]) == 1
+        assert message in capsys.readouterr().err
+    assert main([str(tmp_path / "missing.txt")]) == 1
+    assert out.read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_passes_are_listed_with_their_levels(capsys):
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "joint      Recompute" in lines
+    assert "parts      Outline" in lines
