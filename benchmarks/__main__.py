@@ -6,20 +6,18 @@ Every contender runs in a process of its own, without anything that was compiled
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, FACTS
-from benchmarks.first_call.__main__ import main as first_call
-from benchmarks.jax_peer.peer import is_installed
+from benchmarks.cases import CASES, FACTS, measure
+from benchmarks.child import fresh_child
+from benchmarks.first_call import main as first_call
+from benchmarks.jax_peer import is_installed
 from benchmarks.measure import Wrong
 from benchmarks.page import refreshed
-from benchmarks.processes import measure
-from benchmarks.provenance import ROOT, provenance
+from benchmarks.provenance import provenance, write_json
 
 
 def main() -> None:
@@ -32,28 +30,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     parser.add_argument("--page", type=Path, help="write the table into this page of the guide")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each case")
-    parser.add_argument("--fact", choices=FACTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.fact:
-        print(json.dumps(FACTS[arguments.fact]()))
-        return
     if unknown := set(arguments.names) - set(known):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not is_installed():
         print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
-    content: dict[str, Any] = {**provenance(), "benchmarks": {}, "facts": {}}
+    content: dict[str, Any] = {"benchmarks": {}, "facts": {}}
     for name in arguments.names or known:
         if name in CASES:
             content["benchmarks"][name] = _timed(name, arguments.seconds)
         if name in FACTS:
             content["facts"][name] = _fact(name)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {arguments.json}")
+        write_json(arguments.json, content)
     if arguments.page:
         text = arguments.page.read_text(encoding="utf-8")
-        arguments.page.write_text(refreshed(text, content), encoding="utf-8")
+        arguments.page.write_text(refreshed(text, provenance() | content), encoding="utf-8")
 
 
 def _timed(name: str, seconds: float) -> dict[str, Any]:
@@ -73,9 +65,9 @@ def _timed(name: str, seconds: float) -> dict[str, Any]:
 
 def _fact(name: str) -> dict[str, float]:
     """Figures that a process of their own has found, printed."""
-    command = [sys.executable, "-m", "benchmarks", "--fact", name]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    facts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    function = FACTS[name]
+    with fresh_child() as child:
+        facts: dict[str, float] = child.call(f"{function.__module__}:{function.__name__}")
     print(f"{name}:")
     for what, value in facts.items():
         print(f"  {what}: {value:.3f}", flush=True)

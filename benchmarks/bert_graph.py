@@ -13,17 +13,20 @@ _FLOAT, _INT = 1, 3
 _MAGIC = 0xDB4775248B80FB57
 
 
-def write_bert(folder: Path, layers: int = LAYERS, words: int = WORDS) -> int:
-    """Write a BERT-base with random weights; the bytes of its variables."""
-    writer = GraphWriter()
-    _bert(writer, layers, words)
+def write_bert(path: str, layers: int = LAYERS, words: int = WORDS) -> int:
+    """Write a BERT-base with random weights into a folder; the bytes of its variables."""
+    folder, writer = Path(path), GraphWriter()
+    writer.bert(layers, words)
     (folder / "variables").mkdir(parents=True)
-    writer.save(folder)
+    (folder / "saved_model.pb").write_bytes(writer.message.SerializeToString())
     return write_variables(folder / "variables/variables", writer.variables)
 
 
 class GraphWriter:
-    """A graph that grows node by node; every method returns the name of a value."""
+    """A graph that grows node by node; every method returns the name of a value.
+
+    Names of nodes are their operators with a number; those of variables are given.
+    """
 
     def __init__(self) -> None:
         self.message = parse_message("SavedModel", b"", "new")
@@ -35,7 +38,8 @@ class GraphWriter:
         self.signature.value.method_name = "tensorflow/serving/predict"
         self.variables: dict[str, tuple[int, ...]] = {}
 
-    def node(self, op: str, name: str, *inputs: str, **attributes: Any) -> str:
+    def node(self, op: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        name = name or f"{op}_{len(self.graph.node)}"
         node = self.graph.node.add(name=name, op=op)
         node.input.extend(inputs)
         for key, value in attributes.items():
@@ -43,118 +47,97 @@ class GraphWriter:
             if isinstance(value, bool):
                 entry.value.b = value
             elif isinstance(value, tuple):
-                for size in value:
-                    entry.value.shape.dim.add(size=size)
+                _set_shape(entry.value.shape, value)
             elif isinstance(value, np.ndarray):
                 tensor = entry.value.tensor
                 tensor.dtype = _INT if value.dtype == np.int32 else _FLOAT
-                for size in value.shape:
-                    tensor.shape.dim.add(size=size)
+                _set_shape(tensor.shape, value.shape)
                 tensor.tensor_content = value.tobytes()
             else:
                 entry.value.type = value
         return name
 
-    def constant(self, name: str, value: Any, kind: type = np.float32) -> str:
-        array = np.asarray(value, kind)
+    def bert(self, layers: int, words: int) -> None:
+        ids = self.node("Placeholder", name="input_ids", dtype=_INT, shape=(-1, LENGTH))
+        self._border(self.signature.value.inputs, ids, _INT, -1, LENGTH)
+        scope = "bert/embeddings"
+        table = self._variable(f"{scope}/word_embeddings", words, WIDTH)
+        rows = self.node("GatherV2", table, ids, self._constant(0, np.int32), Tparams=_FLOAT)
+        places = self._variable(f"{scope}/position_embeddings", LENGTH, WIDTH)
+        x = self._normalised(f"{scope}/LayerNorm", self.node("AddV2", rows, places))
+        for layer in range(layers):
+            x = self._layer(f"bert/encoder/layer_{layer}", x)
+        result = self.node("Identity", x, name="sequence_output", T=_FLOAT)
+        self._border(self.signature.value.outputs, result, _FLOAT, -1, LENGTH, WIDTH)
+
+    def _layer(self, scope: str, x: str) -> str:
+        flat = self._shaped(x, -1, WIDTH)
+        query, key, value = (
+            self._split(self._dense(f"{scope}/attention/self/{name}", flat, WIDTH, WIDTH))
+            for name in ("query", "key", "value")
+        )
+        scores = self.node("BatchMatMulV2", query, key, T=_FLOAT, adj_y=True)
+        scaled = self.node("Mul", scores, self._constant((WIDTH / HEADS) ** -0.5))
+        context = self.node("BatchMatMulV2", self.node("Softmax", scaled), value, T=_FLOAT)
+        rows = self._shaped(self._transposed(context), -1, WIDTH)
+        out = f"{scope}/attention/output"
+        attended = self._dense(f"{out}/dense", rows, WIDTH, WIDTH)
+        flat = self._normalised(f"{out}/LayerNorm", self.node("AddV2", attended, flat))
+        inner = self._gelu(self._dense(f"{scope}/intermediate/dense", flat, WIDTH, INNER))
+        outer = self._dense(f"{scope}/output/dense", inner, INNER, WIDTH)
+        flat = self._normalised(f"{scope}/output/LayerNorm", self.node("AddV2", outer, flat))
+        return self._shaped(flat, -1, LENGTH, WIDTH)
+
+    def _dense(self, scope: str, x: str, fan_in: int, fan_out: int) -> str:
+        kernel = self._variable(f"{scope}/kernel", fan_in, fan_out)
+        bias = self._variable(f"{scope}/bias", fan_out)
+        return self.node("BiasAdd", self.node("MatMul", x, kernel), bias)
+
+    def _split(self, x: str) -> str:
+        """Rows of all heads as [batch, heads, length, width of a head]."""
+        return self._transposed(self._shaped(x, -1, LENGTH, HEADS, WIDTH // HEADS))
+
+    def _transposed(self, x: str) -> str:
+        return self.node("Transpose", x, self._constant([0, 2, 1, 3], np.int32), Tperm=_INT)
+
+    def _shaped(self, x: str, *shape: int) -> str:
+        return self.node("Reshape", x, self._constant(shape, np.int32))
+
+    def _gelu(self, x: str) -> str:
+        erf = self.node("Erf", self.node("RealDiv", x, self._constant(2**0.5)))
+        half = self.node("Mul", self.node("AddV2", erf, self._constant(1.0)), self._constant(0.5))
+        return self.node("Mul", x, half)
+
+    def _normalised(self, scope: str, x: str) -> str:
+        gamma, beta = (self._variable(f"{scope}/{name}", WIDTH) for name in ("gamma", "beta"))
+        axis = self._constant([-1], np.int32)
+        mean = self.node("Mean", x, axis, keep_dims=True)
+        square = self.node("SquaredDifference", x, mean)
+        variance = self.node("Mean", square, axis, keep_dims=True)
+        root = self.node("Rsqrt", self.node("AddV2", variance, self._constant(1e-12)))
+        scale = self.node("Mul", root, gamma)
+        shift = self.node("Sub", beta, self.node("Mul", mean, scale))
+        return self.node("AddV2", self.node("Mul", x, scale), shift)
+
+    def _constant(self, value: Any, kind: type = np.float32) -> str:
         dtype = _INT if kind is np.int32 else _FLOAT
-        return self.node("Const", name, dtype=dtype, value=array)
+        return self.node("Const", dtype=dtype, value=np.asarray(value, kind))
 
-    def variable(self, name: str, *shape: int) -> str:
+    def _variable(self, name: str, *shape: int) -> str:
         self.variables[name] = shape
-        self.node("VariableV2", name, dtype=_FLOAT, shape=shape)
-        return self.node("Identity", f"{name}/read", name, T=_FLOAT)
+        self.node("VariableV2", name=name, dtype=_FLOAT, shape=shape)
+        return self.node("Identity", name, T=_FLOAT)
 
-    def border(self, entries: Any, key: str, tensor: str, dtype: int, shape: list[int]) -> None:
-        entry = entries.add(key=key)
-        entry.value.name, entry.value.dtype = f"{tensor}:0", dtype
-        for size in shape:
-            entry.value.shape.dim.add(size=size)
-
-    def save(self, folder: Path) -> None:
-        (folder / "saved_model.pb").write_bytes(self.message.SerializeToString())
+    def _border(self, entries: Any, name: str, dtype: int, *shape: int) -> None:
+        """Name an input or output of the signature."""
+        entry = entries.add(key=name)
+        entry.value.name, entry.value.dtype = f"{name}:0", dtype
+        _set_shape(entry.value.shape, shape)
 
 
-def _bert(w: GraphWriter, layers: int, words: int) -> None:
-    ids = w.node("Placeholder", "input_ids", dtype=_INT, shape=(-1, LENGTH))
-    w.border(w.signature.value.inputs, "input_ids", ids, _INT, [-1, LENGTH])
-    scope = "bert/embeddings"
-    table = w.variable(f"{scope}/word_embeddings", words, WIDTH)
-    axis = w.constant(f"{scope}/axis", 0, np.int32)
-    rows = w.node("GatherV2", f"{scope}/GatherV2", table, ids, axis, Tparams=_FLOAT)
-    places = w.variable(f"{scope}/position_embeddings", LENGTH, WIDTH)
-    x = _normalised(w, f"{scope}/LayerNorm", w.node("AddV2", f"{scope}/add", rows, places))
-    for layer in range(layers):
-        x = _layer(w, f"bert/encoder/layer_{layer}", x)
-    result = w.node("Identity", "sequence_output", x, T=_FLOAT)
-    w.border(w.signature.value.outputs, "sequence_output", result, _FLOAT, [-1, LENGTH, WIDTH])
-
-
-def _layer(w: GraphWriter, scope: str, x: str) -> str:
-    flat = _shaped(w, f"{scope}/flat", x, [-1, WIDTH])
-    own = f"{scope}/attention/self"
-    query, key, value = (
-        _split(w, f"{own}/{name}", _dense(w, f"{own}/{name}", flat, WIDTH, WIDTH))
-        for name in ("query", "key", "value")
-    )
-    scores = w.node("BatchMatMulV2", f"{own}/MatMul", query, key, T=_FLOAT, adj_y=True)
-    scale = w.constant(f"{own}/Mul/y", (WIDTH / HEADS) ** -0.5)
-    weights = w.node("Softmax", f"{own}/Softmax", w.node("Mul", f"{own}/Mul", scores, scale))
-    context = w.node("BatchMatMulV2", f"{own}/MatMul_1", weights, value, T=_FLOAT)
-    order = w.constant(f"{own}/perm", [0, 2, 1, 3], np.int32)
-    joined = w.node("Transpose", f"{own}/transpose_3", context, order, Tperm=_INT)
-    rows = _shaped(w, f"{own}/joined", joined, [-1, WIDTH])
-    scope_out = f"{scope}/attention/output"
-    attended = _dense(w, f"{scope_out}/dense", rows, WIDTH, WIDTH)
-    flat = _normalised(
-        w, f"{scope_out}/LayerNorm", w.node("AddV2", f"{scope_out}/add", attended, flat)
-    )
-    inner = _gelu(w, f"{scope}/intermediate", _dense(
-        w, f"{scope}/intermediate/dense", flat, WIDTH, INNER))  # fmt: skip
-    outer = _dense(w, f"{scope}/output/dense", inner, INNER, WIDTH)
-    flat = _normalised(
-        w, f"{scope}/output/LayerNorm", w.node("AddV2", f"{scope}/output/add", outer, flat)
-    )
-    return _shaped(w, f"{scope}/unflat", flat, [-1, LENGTH, WIDTH])
-
-
-def _dense(w: GraphWriter, scope: str, x: str, fan_in: int, fan_out: int) -> str:
-    kernel = w.variable(f"{scope}/kernel", fan_in, fan_out)
-    bias = w.variable(f"{scope}/bias", fan_out)
-    return w.node(
-        "BiasAdd", f"{scope}/BiasAdd", w.node("MatMul", f"{scope}/MatMul", x, kernel), bias
-    )
-
-
-def _shaped(w: GraphWriter, name: str, x: str, shape: list[int]) -> str:
-    return w.node("Reshape", name, x, w.constant(f"{name}/shape", shape, np.int32))
-
-
-def _split(w: GraphWriter, scope: str, x: str) -> str:
-    """Rows of all heads as [batch, heads, length, width of a head]."""
-    apart = _shaped(w, f"{scope}/Reshape", x, [-1, LENGTH, HEADS, WIDTH // HEADS])
-    order = w.constant(f"{scope}/perm", [0, 2, 1, 3], np.int32)
-    return w.node("Transpose", f"{scope}/transpose", apart, order, Tperm=_INT)
-
-
-def _gelu(w: GraphWriter, scope: str, x: str) -> str:
-    root = w.constant(f"{scope}/Sqrt", 2**0.5)
-    erf = w.node("Erf", f"{scope}/Erf", w.node("RealDiv", f"{scope}/truediv", x, root))
-    more = w.node("AddV2", f"{scope}/add", erf, w.constant(f"{scope}/add/x", 1.0))
-    half = w.node("Mul", f"{scope}/mul", more, w.constant(f"{scope}/mul/x", 0.5))
-    return w.node("Mul", f"{scope}/mul_1", x, half)
-
-
-def _normalised(w: GraphWriter, scope: str, x: str) -> str:
-    gamma, beta = w.variable(f"{scope}/gamma", WIDTH), w.variable(f"{scope}/beta", WIDTH)
-    axis = w.constant(f"{scope}/axis", [-1], np.int32)
-    mean = w.node("Mean", f"{scope}/mean", x, axis, keep_dims=True)
-    square = w.node("SquaredDifference", f"{scope}/SquaredDifference", x, mean)
-    variance = w.node("Mean", f"{scope}/variance", square, axis, keep_dims=True)
-    small = w.node("AddV2", f"{scope}/add", variance, w.constant(f"{scope}/add/y", 1e-12))
-    scale = w.node("Mul", f"{scope}/mul", w.node("Rsqrt", f"{scope}/Rsqrt", small), gamma)
-    shift = w.node("Sub", f"{scope}/sub", beta, w.node("Mul", f"{scope}/mul_2", mean, scale))
-    return w.node("AddV2", f"{scope}/add_1", w.node("Mul", f"{scope}/mul_1", x, scale), shift)
+def _set_shape(message: Any, shape: tuple[int, ...]) -> None:
+    for size in shape:
+        message.dim.add(size=size)
 
 
 def write_variables(prefix: Path, shapes: dict[str, tuple[int, ...]]) -> int:
@@ -170,8 +153,7 @@ def write_variables(prefix: Path, shapes: dict[str, tuple[int, ...]]) -> int:
             entry = parse_message("BundleEntry", b"", "new")
             entry.dtype, entry.offset, entry.size = _FLOAT, offset, len(data)
             entry.crc32c = masked_crc(data)
-            for size in shapes[name]:
-                entry.shape.dim.add(size=size)
+            _set_shape(entry.shape, shapes[name])
             entries[name.encode()] = entry.SerializeToString()
             offset += len(data)
     table, handle = _block(b"", entries)

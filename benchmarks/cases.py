@@ -1,24 +1,29 @@
-"""List what is measured."""
+"""List what is measured, and time contenders in processes of their own, in turn."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from benchmarks import (
-    ctc_decoder,
     door_overhead,
-    half,
     inference,
-    language_model,
-    layer_plans,
     loader,
-    loops,
-    pipeline,
-    recurrent,
-    saved_programs,
-    traced_updates,
-    training_step,
+    pieces,
+    training,
 )
-from benchmarks.measure import Maker
+from benchmarks.child import Child, fresh_child
+from benchmarks.measure import (
+    Checked,
+    Maker,
+    Timing,
+    Wrong,
+    WrongValuesError,
+    clock,
+    side_by_side,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +42,94 @@ class Case:
 
 
 CASES = {
-    "mlp": Case(training_step.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call"),
+    "mlp": Case(training.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call"),
     "mlp_784": Case(
-        training_step.mlp_784, "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call"
+        training.mlp_784, "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call"
     ),
-    "mnist": Case(
-        training_step.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"
-    ),
-    "digits": Case(
-        training_step.digits, "two convolutions on 8x8 images, batch 32, a step in a call"
-    ),
-    "language_model": Case(language_model.one_core, "4 layers, width 256, 8 micro-batches, AdamW"),
-    "language_model_2": Case(language_model.two_cores, "the same on two cores", threads=2),
-    "cuts": Case(language_model.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
-    "pipeline": Case(pipeline.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
+    "mnist": Case(training.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"),
+    "digits": Case(training.digits, "two convolutions on 8x8 images, batch 32, a step in a call"),
+    "language_model": Case(training.one_core, "4 layers, width 256, 8 micro-batches, AdamW"),
+    "language_model_2": Case(training.two_cores, "the same on two cores", threads=2),
+    "cuts": Case(training.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
+    "pipeline": Case(training.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
     "encoder": Case(inference.one_core, "inference of 6 layers, width 512, batch 4"),
     "encoder_2": Case(inference.all_cores, "four such batches on two cores", threads=2),
     **{name: Case(contenders, what) for name, (what, contenders) in door_overhead.CASES.items()},
     **{
-        f"recurrent_{kind}": Case(contenders, f"2 layers of {kind.upper()}, 100 steps, batch 32")
-        for kind, contenders in recurrent.CASES.items()
+        f"recurrent_{kind}": Case(
+            partial(training.recurrent, kind), f"2 layers of {kind.upper()}, 100 steps, batch 32"
+        )
+        for kind in training.KINDS
     },
     "saved_executable": Case(
-        saved_programs.encoder, "6 layers, width 512, four batches of 4 in a call of an executable"
+        inference.saved_encoder, "6 layers, width 512, four batches of 4 in a call of an executable"
     ),
     "saved_executable_small": Case(
-        saved_programs.small, "MLP 64-128-10, four batches of 32 in a call of an executable"
+        inference.small_saved, "MLP 64-128-10, four batches of 32 in a call of an executable"
     ),
-    "for_loop": Case(loops.contenders, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
-    "half_partials": Case(half.partial_sums, "a product and its gradients"),
-    "half_training": Case(half.training_step, "a small language model in float16"),
+    **{
+        f"outlined_{layers}": Case(
+            partial(training.outlined, layers), f"a step of {layers} equal layers, AdamW"
+        )
+        for layers in (6, 48)
+    },
+    "for_loop": Case(inference.loop, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
+    "half_partials": Case(training.partial_sums, "a product and its gradients"),
+    "half_training": Case(training.half_training, "a small language model in float16"),
 }
 FACTS: dict[str, Callable[[], dict[str, float]]] = {
-    "overhead": training_step.overhead,
-    "pipeline": pipeline.idle_shares,
-    "half_training": half.distances,
-    "layer_plans": layer_plans.seconds,
+    "overhead": training.overhead,
+    "pipeline": training.idle_shares,
+    "half_training": training.distances,
+    "layer_plans": pieces.layer_plans,
     "loader": loader.epochs,
-    "ctc_decoder": ctc_decoder.batches,
-    "traced_updates": traced_updates.seconds,
-    "for_loop": loops.programs,
-    "recurrent": recurrent.first_calls,
-    "saved_programs": saved_programs.reading,
+    "ctc_decoder": pieces.decoder,
+    "traced_updates": pieces.updates,
+    "for_loop": inference.loop_programs,
+    "recurrent": training.first_calls,
+    "saved_programs": inference.reading,
 }  # what else is to be known, by name: figures by what they say
+
+
+def measure(
+    case: str, names: list[str], *, threads: int, seconds: float
+) -> dict[str, Timing | Wrong]:
+    """Time the contenders `names` of a case, each with so many intra-op threads.
+
+    Nothing that was compiled before is used: the first call is the time to a first step.
+    """
+    with ExitStack() as stack:
+        clocks = {}
+        for name in names:
+            child = stack.enter_context(fresh_child(OMP_NUM_THREADS=str(threads)))
+            child.call("benchmarks.cases:Contender", case, name)
+            clocks[name] = partial(_seconds, child)
+        return side_by_side(clocks, seconds=seconds)
+
+
+def _seconds(child: Child, calls: int) -> float:
+    """Seconds per call of a contender in a process of its own."""
+    found = child.call(".seconds", calls)
+    if "apart" in found:
+        raise WrongValuesError(found["apart"])
+    return float(found["seconds"])
+
+
+class Contender:
+    """A contender of a case, in this process."""
+
+    def __init__(self, case: str, name: str) -> None:
+        torch.manual_seed(0)
+        self._step = CASES[case].contenders()[name]()
+        self._checked = not isinstance(self._step, Checked)
+
+    def seconds(self, calls: int) -> dict[str, float]:
+        """Seconds per call; after the first ones, values are compared."""
+        found = {"seconds": clock(self._step)(calls)}
+        if not self._checked:
+            self._checked = True
+            try:
+                self._step.check()
+            except WrongValuesError as error:
+                return {"apart": error.apart}
+        return found

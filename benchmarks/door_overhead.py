@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import Maker, Step
+from benchmarks.work import without_gradient
 from ipu_dynamo.torch_compile.backend import ipu
 
 ROWS, WIDTH = 4, 8
@@ -23,16 +24,28 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-def inference(layers: int, between: Activation = None) -> dict[str, Maker]:
-    """A call without gradients."""
-    settings = {"backend eager": {"backend": "eager"}, **OURS}
-    return {name: partial(_inferring, layers, between, given) for name, given in settings.items()}
+PLAIN = {"inference": "eager", "training": "aot_eager"}  # PyTorch's backends
 
 
-def training(layers: int, between: Activation = None) -> dict[str, Maker]:
-    """Forward and backward; the gradients are kept, as between two steps of an optimiser."""
-    settings = {"backend aot_eager": {"backend": "aot_eager"}, **OURS}
-    return {name: partial(_training, layers, between, given) for name, given in settings.items()}
+def contenders(kind: str, layers: int, between: Activation) -> dict[str, Maker]:
+    """A call without gradients; or forward and backward, whose gradients are kept, as between two
+    steps of an optimiser."""
+    plain = PLAIN[kind]
+    settings = {f"backend {plain}": {"backend": plain}, **OURS}
+    return {name: partial(_step, kind, layers, between, given) for name, given in settings.items()}
+
+
+def _step(kind: str, layers: int, between: Activation, settings: dict[str, Any]) -> Step:
+    torch.manual_seed(0)
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        modules += [nn.Linear(WIDTH, WIDTH), *([between()] if between else [])]
+    model = nn.Sequential(*modules)
+    call = torch.compile(model, fullgraph=True, isolate_recompiles=True, **settings)
+    x = torch.randn(ROWS, WIDTH)
+    if kind == "inference":
+        return without_gradient(call, x)
+    return lambda: call(x).sum().backward()
 
 
 MODELS: dict[str, tuple[str, int, Activation]] = {
@@ -41,41 +54,10 @@ MODELS: dict[str, tuple[str, int, Activation]] = {
     "mlp": ("a tiny perceptron of 3 layers", 3, nn.ReLU),
 }
 CASES: dict[str, tuple[str, Callable[[], dict[str, Maker]]]] = {
-    f"door_{kind.__name__}_{name}": (
-        f"{kind.__name__} through torch.compile, {what}",
-        partial(kind, layers, between),
+    f"door_{kind}_{name}": (
+        f"{kind} through torch.compile, {what}",
+        partial(contenders, kind, layers, between),
     )
-    for kind in (inference, training)
+    for kind in PLAIN
     for name, (what, layers, between) in MODELS.items()
 }
-
-
-def _inferring(layers: int, between: Activation, settings: dict[str, Any]) -> Step:
-    call, x = _compiled(_model(layers, between), settings), torch.randn(ROWS, WIDTH)
-
-    def step() -> None:
-        with torch.no_grad():
-            call(x)
-
-    return step
-
-
-def _training(layers: int, between: Activation, settings: dict[str, Any]) -> Step:
-    call, x = _compiled(_model(layers, between), settings), torch.randn(ROWS, WIDTH)
-
-    def step() -> None:
-        call(x).sum().backward()
-
-    return step
-
-
-def _compiled(model: nn.Module, settings: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    return torch.compile(model, fullgraph=True, isolate_recompiles=True, **settings)
-
-
-def _model(layers: int, between: Activation) -> nn.Module:
-    torch.manual_seed(0)
-    modules: list[nn.Module] = []
-    for _ in range(layers):
-        modules += [nn.Linear(WIDTH, WIDTH), *([between()] if between else [])]
-    return nn.Sequential(*modules)

@@ -5,34 +5,20 @@ Prints what became of each program of `tests/known_wrong`, and how many are righ
 compiled or checked before is used.
 """
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.provenance import ROOT
+from benchmarks.child import in_fresh_child
 
 KINDS = ("inductor", "ipu-inductor", "ipu-eager")
 Outcomes = dict[str, tuple[str, str]]  # of each program: `right`, `wrong`, ...; and words
 
 
 def outcomes(kind: str, names: Sequence[str] = ()) -> Outcomes:
-    """Run programs in new processes, or all of them; return their outcomes."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.known_wrong.run_reported", kind, *names],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "IPU_DYNAMO_CACHE_DIR": folder},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            check=True,
-        )
-    lines = map(json.loads, done.stdout.splitlines())
-    return {name: (outcome, words) for name, outcome, words in lines}
+    """Run programs in a new process, or all of them; return their outcomes."""
+    found = in_fresh_child("tests.known_wrong.run_reported:outcomes", kind, names)
+    return {name: (outcome, words) for name, outcome, words in found}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Say where figures come from: the commit, the versions and the machine."""
 
+import json
 import os
 import platform
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.child import ROOT
 
 
 def provenance() -> dict[str, Any]:
@@ -24,6 +25,13 @@ def provenance() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def write_json(path: Path, figures: dict[str, Any]) -> None:
+    """Write figures into a file, with where they come from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(provenance() | figures, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
 
 
 def state_of_checkout(root: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ raises, or where two runs of the old checkout differ. Memory and time are report
 """
 
 import argparse
-import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against.checkouts import Checkout
 from benchmarks.against.comparison import HEAD, Comparison, summary
-from benchmarks.against.configurations import MODELS, Configuration, configurations
+from benchmarks.against.configurations import CONFIGURATIONS, MODELS, Configuration
 from benchmarks.against.expected import LEFT_OUT
-from benchmarks.provenance import ROOT, provenance, state_of_checkout
+from benchmarks.child import ROOT, Child
+from benchmarks.provenance import state_of_checkout, write_json
 
 _ROUNDS = 2
 
@@ -39,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path, help="the checkout to compare with")
     parser.add_argument("--new", type=Path, default=ROOT, help="instead of this checkout")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="a quarter of them, none by Inductor")
     parser.add_argument("--only", default="*", help="names that match this shell pattern")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "against.json")
@@ -55,7 +55,8 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [
         c
-        for c in configurations(quick=arguments.quick, models=tuple(arguments.models))
+        for c in CONFIGURATIONS.values()
+        if c.model in arguments.models and c.quick >= arguments.quick
         if fnmatchcase(c.name, arguments.only)
     ]
     if not chosen:
@@ -76,16 +77,22 @@ def _compare_all(
 ) -> list[Comparison]:
     comparisons = []
     texts: dict[str, str] = {}
+    # What measured times decide may differ from run to run; a library that is named may not.
+    steady = {
+        "OMP_NUM_THREADS": "1",
+        "IPU_DYNAMO_MATMUL": os.environ.get("IPU_DYNAMO_MATMUL", "torch"),
+    }
+    left_out = {"IPU_DYNAMO_WITHOUT": ",".join(without)} if without else {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        folder = Path(temporary)
-        processes = {
-            who: stack.enter_context(Checkout(root, who, folder, folder / cache, left_out))
-            for who, root, cache, left_out in (
-                ("old", old, "cache_of_old", ()),
-                ("new", new, "cache_of_new", without),
-                ("again", old, "cache_of_old", ()),
-            )
-        }
+        processes = {}
+        for who, root, folder, more in (
+            ("old", old, "old", {}),
+            ("new", new, "new", left_out),
+            ("again", old, "old", {}),
+        ):
+            child = stack.enter_context(Child(Path(temporary, folder), root, **steady, **more))
+            child.call("benchmarks.against.runner:Runner", str(root))
+            processes[who] = child
         print(HEAD)
         for configuration in chosen:
             comparison = _compare(configuration, processes, texts)
@@ -95,13 +102,13 @@ def _compare_all(
 
 
 def _compare(
-    configuration: Configuration, processes: dict[str, Checkout], texts: dict[str, str]
+    configuration: Configuration, processes: dict[str, Child], texts: dict[str, str]
 ) -> Comparison:
     """Old and new compile side by side, the old one again after them; calls are timed in turn."""
     answers: dict[str, dict[str, Any]] = {}
     for together in (("old", "new"), ("again",)):
         for who in together:
-            processes[who].ask(f"run {configuration.name}")
+            processes[who].ask(".run", configuration.name)
         for who in together:
             answers[who] = processes[who].answer()
             texts |= answers[who].pop("texts", {})
@@ -110,15 +117,13 @@ def _compare(
         order = list(processes)
         for _ in range(_ROUNDS):
             for who in order:
-                processes[who].ask("time")
-                seconds[who] += processes[who].answer()["seconds"]
+                seconds[who] += processes[who].call(".time")
             order.reverse()  # the first one may find a machine that is still at other work
     return Comparison(configuration, seconds=seconds, texts=texts, **answers)
 
 
 def _write_json(path: Path, comparisons: list[Comparison], old: Path, new: Path) -> None:
     content = {
-        **provenance(),
         **state_of_checkout(new),
         "old": state_of_checkout(old),
         "configurations": {
@@ -139,9 +144,7 @@ def _write_json(path: Path, comparisons: list[Comparison], old: Path, new: Path)
             for c in comparisons
         },
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    write_json(path, content)
 
 
 def _write_graphs(folder: Path, comparisons: list[Comparison]) -> None:

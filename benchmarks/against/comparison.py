@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .configurations import Configuration
-from .expected import EXPECTED, Expected, Kind
+from benchmarks.against.configurations import Configuration
+from benchmarks.against.expected import EXPECTED, Expected, Kind
 
 _MEMORY = 1.02  # a peak that grew by more is marked,
 _MEMORY_BYTES = 4096  # if it is by more bytes than this

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from benchmarks.against.configurations import TWO_STAGES
+
 Kind = Literal["graphs", "bits"]
 
 
@@ -39,6 +41,7 @@ _BOTH: frozenset[Kind] = frozenset({"graphs", "bits"})
 _SUMS = "gradients of half weights are summed in float32 over micro-batches and replicas"
 _WORDS = "both words of a random key are taken before bits are mixed, not one behind the other"
 _REPEATED = "repeated steps have matmuls of their own; equal with `--without ReplaySteps`, too"
+_STREAMS = "equal stages that draw take the numbers of their streams, and are one function"
 _RECURRENT = "a recurrent layer is one operator for each layer and direction, not unrolled"
 
 # Passes that change nearly every graph on purpose, so that any other difference would hide behind
@@ -50,6 +53,8 @@ EXPECTED: tuple[Expected, ...] = (
     Expected("training/dropout/*", _GRAPHS, _WORDS),
     Expected("poptorch/dropout/*", _BITS, _KEYS),
     Expected("poptorch/dropout/*", _GRAPHS, _WORDS),
+    *(Expected(f"training/dropout/{strategy}/*", _GRAPHS, _STREAMS) for strategy in TWO_STAGES),
+    Expected("poptorch/dropout/pipelined/*", _GRAPHS, _STREAMS),
     Expected("training/mlp/sequential/1/inductor", _BITS, _REPEATED),
     Expected("*/lstm/*", _BOTH, _RECURRENT),
     *(

@@ -69,12 +69,10 @@ def graph_text(graph: fx.Graph) -> str:
     number = {node: f"%{i}" for i, node in enumerate(nodes)}
     lines = [f"writes {_written(graph, inputs)}"]
     for node in nodes:
-        arguments = [_literal(a, number) for a in node.args]
-        arguments += [f"{k}={_literal(v, number)}" for k, v in sorted(node.kwargs.items())]
-        if node.op == "placeholder":
-            arguments = []
+        given = () if node.op == "placeholder" else (node.args, sorted(node.kwargs.items()))
+        arguments = _ADDRESS.sub("", repr(fx.node.map_arg(given, number.__getitem__)))
         value = _value(node.meta.get("val")) if node.op != "output" else ""
-        lines.append(f"{number[node]}{value} = {_operator(node)}({', '.join(arguments)})")
+        lines.append(f"{number[node]}{value} = {_operator(node)}{arguments}")
     return "\n".join(lines) + "\n"
 
 
@@ -127,21 +125,10 @@ def _operator(node: fx.Node) -> str:
 def _attribute(node: fx.Node) -> str:
     """The value of an attribute: a tensor, or an inner graph as its text."""
     value = operator.attrgetter(str(node.target))(node.graph.owning_module)
-    return graph_text(value.graph) if isinstance(value, fx.GraphModule) else _literal(value, {})
-
-
-def _literal(value: object, number: dict[fx.Node, str]) -> str:
-    if isinstance(value, fx.Node):
-        return number[value]
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_literal(v, number) for v in value)}]"
-    if isinstance(value, dict):
-        items = (f"{k}: {_literal(v, number)}" for k, v in value.items())
-        return f"{{{', '.join(items)}}}"
+    if isinstance(value, fx.GraphModule):
+        return graph_text(value.graph)
     if isinstance(value, Tensor):
         return f"{_value(value)}{value.detach().cpu().tolist()}"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return str(value.__qualname__)
     return _ADDRESS.sub("", repr(value))
 
 

@@ -9,8 +9,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.against.comparison import Comparison
-from benchmarks.against.configurations import MODELS, STRATEGIES, Configuration, configurations
-from benchmarks.against.expected import Expected
+from benchmarks.against.configurations import CONFIGURATIONS, MODELS, STRATEGIES, Configuration
+from benchmarks.against.expected import EXPECTED, Expected
 from benchmarks.against.graphs import graph_text
 
 CONFIGURATION = Configuration("training", "mlp", "sequential", 1)
@@ -134,13 +134,13 @@ def test_memory_is_marked_and_does_not_fail():
 
 
 def test_every_model_and_strategy_is_run_once_under_a_name_of_its_own():
-    everything = configurations(quick=False)
-    names = [c.name for c in everything]
-    assert len(set(names)) == len(names)
-    assert (
-        {c.model for c in everything}
-        == set(MODELS)
-        == {c.model for c in configurations(quick=True)}
-    )
+    everything = CONFIGURATIONS.values()
+    assert len({c.name for c in everything}) == len(everything) == 213
+    assert {c.model for c in everything} == set(MODELS) == {c.model for c in everything if c.quick}
     assert {c.strategy for c in everything} == set(STRATEGIES)
     assert replace(CONFIGURATION, accumulation=4) in everything
+
+
+@pytest.mark.parametrize("entry", EXPECTED, ids=lambda entry: entry.pattern)
+def test_an_expected_difference_is_one_of_configurations(entry):
+    assert any(entry.covers(name, kind) for name in CONFIGURATIONS for kind in entry.kinds)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.half import RATIO, distances
+from benchmarks.training import RATIO, distances
 
 
 @pytest.mark.slow

@@ -4,18 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.jax_peer import models, peer
-from benchmarks.jax_peer.peer import Training, compare, inferred, trained, with_jax
+from benchmarks import jax_peer, models
+from benchmarks.jax_peer import compare, inferred, trained, with_jax
 from benchmarks.measure import WrongValuesError
-from benchmarks.recurrent import Model
-from benchmarks.training_step import WithLoss
+from benchmarks.work import Training
 
 
 def test_without_jax_there_is_no_such_contender(monkeypatch):
     contenders = {"eager": list, "ours": dict}
-    monkeypatch.setattr(peer, "is_installed", lambda: False)
+    monkeypatch.setattr(jax_peer, "is_installed", lambda: False)
     assert with_jax(contenders, set) == contenders
-    monkeypatch.setattr(peer, "is_installed", lambda: True)
+    monkeypatch.setattr(jax_peer, "is_installed", lambda: True)
     assert list(with_jax(contenders, set)) == ["eager", "JAX", "ours"]
 
 
@@ -40,43 +39,64 @@ def _adamw(model):
 def test_a_training_is_plain_pytorchs(optimizer):
     pytest.importorskip("jax")
     torch.manual_seed(0)
-    model = WithLoss(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     inputs = torch.randn(24, 6), torch.randint(3, (24,))
-    work = Training(model, optimizer, models.perceptron, inputs, rows=4, accumulation=2)
+    work = Training(models.perceptron(6, 8, 3), optimizer, inputs, rows=4, accumulation=2)
     step = trained(work)
     step()
     step.check()
 
 
-def test_a_wrong_model_is_noticed():
+TOKENS = torch.arange(12).view(2, 6) % 7
+IMAGES = torch.linspace(-1, 1, 2 * 28 * 28).view(2, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (models.mnist, (IMAGES, TOKENS[0, :2])),
+        (models.digits, (IMAGES[..., :8, :8], TOKENS[0, :2])),
+        (lambda: models.encoder(2, 16), (IMAGES[:, 0, :6, :16], IMAGES[:, 0, 6:12, :16])),
+        (lambda: models.tied_language_model(2, 7, 16, 6), (TOKENS, TOKENS.roll(-1, 1))),
+        (lambda: models.plain_language_model(1, 7, 16), (TOKENS, TOKENS.roll(-1, 1))),
+    ],
+)
+def test_every_model_is_plain_pytorchs(make, inputs):
     pytest.importorskip("jax")
     torch.manual_seed(0)
-    model = WithLoss(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    work = Training(
-        model, _sgd, models.perceptron, (torch.randn(4, 6), torch.arange(4) % 3), rows=4
-    )
-    step = trained(work)
+    step = trained(Training(make(), _sgd, inputs, rows=1))
     step()
-    with pytest.raises(WrongValuesError):
-        step.check()
+    step.check()
 
 
 def test_recurrent_layers_are_plain_pytorchs():
     pytest.importorskip("jax")
     torch.manual_seed(0)
-    model, batch = Model("lstm"), (torch.randn(3, 2, 128), torch.randn(3, 2, 128))
-
-    def loss(weights, x):
-        return models.lstm(weights, x, 0.0, layers=2)
-
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = model.layers
-
-        def forward(self, x):
-            return self.layers(x)[0].square().mean()
-
-    step = inferred(loss, Norm(), batch[0])
+    inputs = torch.randn(2, 3, 4, 8).unbind()
+    step = trained(Training(models.recurrent(nn.LSTM, 2, 8), _sgd, inputs, rows=2, axis=1))
     step()
     step.check()
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (models.normed_encoder(1, 16), torch.randn(2, 3, 16)),
+        (models.Repeated(8, 5), torch.randn(2, 8)),
+    ],
+)
+def test_inferences_are_plain_pytorchs(model, x):
+    pytest.importorskip("jax")
+    step = inferred(model, x)
+    step()
+    step.check()
+
+
+def test_a_wrong_model_is_noticed(monkeypatch):
+    pytest.importorskip("jax")
+    torch.manual_seed(0)
+    monkeypatch.setitem(jax_peer._LOSSES, models.cross_entropy, lambda x, y: (x**2).mean())
+    inputs = torch.randn(4, 6), torch.arange(4) % 3
+    step = trained(Training(models.perceptron(6, 8, 3), _sgd, inputs, rows=4))
+    step()
+    with pytest.raises(WrongValuesError):
+        step.check()

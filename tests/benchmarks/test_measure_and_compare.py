@@ -4,11 +4,10 @@ import json
 import time
 from dataclasses import asdict
 
-from benchmarks.cases import CASES, FACTS
+from benchmarks.cases import CASES, FACTS, measure
 from benchmarks.compare import main as compare
 from benchmarks.measure import Wrong, WrongValuesError, clock, side_by_side
 from benchmarks.page import refreshed
-from benchmarks.processes import measure
 from benchmarks.provenance import provenance
 
 

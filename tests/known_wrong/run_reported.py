@@ -1,9 +1,6 @@
-"""Run programs after reports, each in a process of its own.
+"""Run programs after reports, each in a process of its own, for `benchmarks.known_wrong`.
 
-Usage: python -m tests.known_wrong.run_reported KIND [NAME ...]
-KIND is `inductor` (PyTorch's own compiler), or an engine of ours: `ipu-eager`, `ipu-inductor`.
-Prints for each program one line of JSON: its name, an outcome, and words. An outcome is `right`,
-`wrong`, `refused` (an IpuError), `fails` (another error), or `dies`.
+An outcome is `right`, `wrong`, `refused` (an IpuError), `fails` (another error), or `dies`.
 """
 
 import gc
@@ -11,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -66,8 +63,15 @@ def _in_child(name: str, kind: str, writer: int) -> Any:
     os._exit(0)
 
 
-def main() -> None:
-    kind, *names = sys.argv[1:]
+def outcomes(kind: str, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Run programs, or all of them: of each the name, an outcome, and words.
+
+    This process is a fresh one, of which each program gets a copy.
+
+    Args:
+        kind: `inductor` (PyTorch's own compiler), or an engine of ours: `ipu-eager`,
+            `ipu-inductor`.
+    """
     assert kind in KINDS, kind
     os.environ["IPU_DYNAMO_ENGINE"] = kind.removeprefix("ipu-")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -80,9 +84,4 @@ def main() -> None:
     else:
         torch.compile(torch.cos, backend="ipu", options={"engine": "eager"})(torch.ones(2))
     gc.freeze()  # no process copies what all have
-    for line in run(names or PROGRAMS, kind):
-        print(json.dumps(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return list(run(names or PROGRAMS, kind))
