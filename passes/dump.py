@@ -13,15 +13,18 @@ from ipu_dynamo.capture.update.trace_step import RecordedStep
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.passes.levels import (
     JOINT,
+    BatchPieces,
     Directions,
     Model,
     Partitioned,
+    SplitCapture,
     UpdateFunctions,
     UpdateGraphs,
     UpdatePlan,
     UpdateStep,
 )
-from ipu_dynamo.program import HostProgram, graph_outputs
+from ipu_dynamo.passes.micro_batch.placements import Kind, Piece
+from ipu_dynamo.program import Function, HostProgram, graph_outputs
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
@@ -36,8 +39,14 @@ def text_of(model: Model) -> str:
         return "\n".join(_directions_lines(model))
     if isinstance(model, Partitioned):
         return "\n".join(_parts_lines(model))
+    if isinstance(model, SplitCapture):
+        return "\n".join(_split_lines(model))
+    if isinstance(model, BatchPieces):
+        return "\n".join(line for piece in model.pieces for line in _piece_lines(piece))
     if isinstance(model, RecordedUpdate | UpdateGraphs):
         return "\n".join(_update_lines(model))
+    if isinstance(model, Function):
+        return f"{model}\n{model.listing()}"
     if isinstance(model, UpdateFunctions):
         return "\n".join(_functions_lines(model))
     if isinstance(model, HostProgram):
@@ -54,8 +63,14 @@ def operators_in(model: Model) -> int:
         return _count(model.forward) + _count(model.backward)
     if isinstance(model, Partitioned):
         return sum(_count(part.graph) for part in model.parts)
+    if isinstance(model, SplitCapture):
+        return _count(model.capture.graph)
+    if isinstance(model, BatchPieces):
+        return sum(_count(piece.capture.graph) for piece in model.pieces)
     if isinstance(model, RecordedUpdate | UpdateGraphs):
         return sum(_count(step.graph) for step in model.steps)
+    if isinstance(model, Function):
+        return len(model.operators)
     if isinstance(model, UpdateFunctions):
         functions = [f for step in model.steps for f in (step.factors, *step.pieces.values())]
         return sum(len(function.operators) for function in functions)
@@ -124,6 +139,20 @@ def _directions_lines(directions: Directions) -> Iterator[str]:
         for node in graph.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 yield f"  {_line(node)}"
+
+
+def _split_lines(model: SplitCapture) -> Iterator[str]:
+    yield f"{model.split.n} micro-batches"
+    for node, placements in model.split.at.items():
+        placed = placements if isinstance(placements, tuple) else (placements,)
+        names = ", ".join(at.name if isinstance(at, Kind) else str(at) for at in placed)
+        text = value_text(node) if node.op == "placeholder" else operator_text(node)
+        yield f"{text:<{_COLUMN}}  # {names}"
+
+
+def _piece_lines(piece: Piece) -> Iterator[str]:
+    yield f"{piece.phase}: ({', '.join(piece.sources.values())}) -> ({', '.join(piece.results)})"
+    yield from (f"  {line}" for line in _capture_lines(piece.capture))
 
 
 def _parts_lines(partitioned: Partitioned) -> Iterator[str]:
