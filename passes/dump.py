@@ -13,14 +13,16 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.passes.level_text import pass_text, write_level
 from ipu_dynamo.passes.levels import (
+    BatchPieces,
     Directions,
     Model,
     Partitioned,
     Pass,
+    SplitCapture,
     UpdateFunctions,
     UpdateGraphs,
 )
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import Function, HostProgram
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
 PASSES = "passes.txt"
@@ -34,8 +36,14 @@ def operators_in(model: Model) -> int:
         return _count(model.forward) + _count(model.backward)
     if isinstance(model, Partitioned):
         return sum(_count(part.graph) for part in model.parts)
+    if isinstance(model, SplitCapture):
+        return _count(model.capture.graph)
+    if isinstance(model, BatchPieces):
+        return sum(_count(piece.capture.graph) for piece in model.pieces)
     if isinstance(model, RecordedUpdate | UpdateGraphs):
         return sum(_count(step.graph) for step in model.steps)
+    if isinstance(model, Function):
+        return len(model.operators)
     if isinstance(model, UpdateFunctions):
         functions = [f for step in model.steps for f in (step.factors, *step.pieces.values())]
         return sum(len(function.operators) for function in functions)

@@ -45,7 +45,6 @@ from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow, Kind
 from ipu_dynamo.capture.private.aot import AOTInput, AOTOutput, TangentAOTInput
 from ipu_dynamo.capture.private.tracing import fake_mode, is_fake
 from ipu_dynamo.capture.scopes import SCOPE
-from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.bodies import Body, all_bodies
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, hold_bodies, register_flow
 from ipu_dynamo.ops.marks.inner_gradients import HOOK
@@ -58,10 +57,11 @@ from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
 from ipu_dynamo.passes.aot.keep_draws import POLICY
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
-from ipu_dynamo.passes.levels import Model, Part, Partitioned, Pass
+from ipu_dynamo.passes.levels import Model, Move, Moves, Part, Partitioned, Pass
+from ipu_dynamo.passes.listing import listing
+from ipu_dynamo.passes.micro_batch.placements import Piece
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member
-from ipu_dynamo.passes.update.update_text import update_text
-from ipu_dynamo.program import HostProgram, Overlap, Program
+from ipu_dynamo.program import HostProgram, Input, Output, Overlap, Program
 from ipu_dynamo.program.ir.function import body_of
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm, opaque
@@ -228,6 +228,10 @@ class Parts:
 
     returned: tuple[str, ...]
     changed: tuple[tuple[str, str], ...] = ()
+    loads: tuple[tuple[int, tuple[Move, ...]], ...] = ()
+    stores: tuple[tuple[int, tuple[Move, ...]], ...] = ()
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
     bodies: tuple[Body, ...] = ()
     parts: tuple[Part, ...]
     cut: tuple[Joint, ...]
@@ -239,8 +243,10 @@ _RECORDS = {"traced": Traced, "joint": Joint, "directions": Directions, "parts":
 def write_level(model: Model) -> str:
     """A model at any level as text. Python objects in it print as their names."""
     level = levels.level_of(model)
-    if isinstance(model, RecordedUpdate | levels.UpdateGraphs | levels.UpdateFunctions):
-        return f"{_first(level)}\n{update_text(model)}\n"
+    if isinstance(model, levels.SplitCapture | levels.Update):
+        return f"{_first(level)}\n{listing(model)}\n"
+    if isinstance(model, levels.BatchPieces):
+        return "\n".join([_first(level), *map(_piece, model.pieces)])
     if isinstance(model, HostProgram):
         functions = [f"{function}\n{function.listing()}" for function in model.inlined.functions]
         return "\n".join([str(model.inlined), *functions, ""])
@@ -250,7 +256,7 @@ def write_level(model: Model) -> str:
 
 
 def parse_level(text: str) -> Model:
-    """Inverse of `write_level`, but for the levels of an update.
+    """Inverse of `write_level` for the levels of `_RECORDS` and for programs.
 
     Raises:
         ValueError: `text` is no model as `write_level` writes it; the line is named.
@@ -378,10 +384,24 @@ def _record(model: Model) -> Any:
     return Parts(
         returned=model.returned,
         changed=tuple(model.changed.items()),
+        loads=_moves(model.moves.loads),
+        stores=_moves(model.moves.stores),
+        inputs=model.inputs,
+        outputs=model.outputs,
         bodies=bodies,
         parts=model.parts,
         cut=(_of_capture(model.capture),),
     )
+
+
+def _moves(moves: Mapping[int, Iterable[Move]]) -> tuple[tuple[int, tuple[Move, ...]], ...]:
+    return tuple((index, tuple(of)) for index, of in moves.items())
+
+
+def _piece(piece: Piece) -> str:
+    """A piece of a cut graph, whose own text reads back."""
+    ends = f"({', '.join(piece.sources.values())}) -> ({', '.join(piece.results)})"
+    return f"{piece.phase}: {ends}\n{write_level(piece.capture)}"
 
 
 def _of_capture(capture: Capture) -> Any:
@@ -581,8 +601,15 @@ def _model(record: Any) -> Model:
     if isinstance(record, Directions):
         return levels.Directions(record.forward, record.backward)
     if isinstance(record, Parts):
+        loads, stores = ({i: [*of] for i, of in m} for m in (record.loads, record.stores))
         return Partitioned(
-            record.parts, record.returned, dict(record.changed), _capture(record.cut[0])
+            record.parts,
+            record.returned,
+            dict(record.changed),
+            _capture(record.cut[0]),
+            Moves(loads, stores),
+            record.inputs,
+            record.outputs,
         )
     return _capture(record)
 

@@ -7,11 +7,17 @@
     program   what every IPU does
     host      what this computer does for that
 
+With micro-batches of torch.compile, a joint graph is cut before it goes on:
+
+    split     a joint Capture, with the placement of each value on the micro-batches
+    pieces    captures of what runs before the micro-batches, in each of them, and after
+
 An optimiser's step that was traced goes down a stair of its own, up to a part of a program:
 
     recorded  its operators, on tensors and on Python's numbers
     update    graphs of tensors, and a plan of what is a counter, a state, a hyperparameter
     functions what programs call: functions of numbers, and of one parameter each
+    function  one of these, as this computer runs it
 
 `invariants.py` says what holds at each level, and from which pass on.
 """
@@ -26,7 +32,17 @@ from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep
 from ipu_dynamo.capture.update.world import Leaf, World
-from ipu_dynamo.program import Accumulation, Direction, HostProgram, Program, graph_outputs
+from ipu_dynamo.passes.micro_batch.placements import Piece, Split
+from ipu_dynamo.program import (
+    Accumulation,
+    Direction,
+    Function,
+    HostProgram,
+    Input,
+    Output,
+    Program,
+    graph_outputs,
+)
 from ipu_dynamo.program.ir.traced_update import Counter, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
 
@@ -37,9 +53,12 @@ Level = Literal[
     "parts",
     "program",
     "host",
+    "split",
+    "pieces",
     "recorded",
     "update",
     "functions",
+    "function",
 ]
 
 
@@ -135,6 +154,33 @@ class Part:
         return self.name or f"{prefix}{self.stage}"
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value goes to streaming memory or comes back.
+
+    Args:
+        value: name of a part's result, or of a stream.
+        owner: the IPU that made or received it, and stores it.
+        ipu: the IPU that stores or loads it.
+        phase: when it moves.
+        until: of a load, the phase that reads it.
+    """
+
+    value: str
+    owner: int
+    ipu: int
+    phase: int
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The values to load before, and to store after, the part with a given index."""
+
+    loads: dict[int, list[Move]] = field(default_factory=dict)
+    stores: dict[int, list[Move]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Partitioned:
     """The parts, in the order in which a micro-batch runs them.
@@ -143,12 +189,26 @@ class Partitioned:
         returned: for each `value` output of the capture, the name of its value.
         changed: for each input that the model changes in place, the name of its new value.
         capture: what was cut, with the roles of its inputs.
+        moves: the values that leave the chip between phases; `OffloadActivations` plans them.
+        inputs, outputs: what the host brings and gets, from `EmitStreams` on.
     """
 
     parts: tuple[Part, ...]
     returned: tuple[str, ...]
     changed: dict[str, str]
     capture: Capture = field(repr=False, compare=False)
+    moves: Moves = field(default_factory=Moves)
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+
+    @property
+    def types(self) -> dict[str, TensorType]:
+        """The types of what parts make, by name."""
+        return {
+            name: TensorType.of(node.meta["val"])
+            for part in self.parts
+            for name, node in zip(part.outputs, graph_outputs(part.graph), strict=True)
+        }
 
 
 @dataclass(frozen=True)
@@ -157,6 +217,29 @@ class Directions:
 
     forward: fx.GraphModule
     backward: fx.GraphModule
+
+
+@dataclass(frozen=True)
+class SplitCapture:
+    """A joint graph of a whole batch, and how it runs on one micro-batch after the other."""
+
+    capture: Capture
+    split: Split
+
+
+@dataclass(frozen=True)
+class BatchPieces:
+    """What runs before the micro-batches, in each of them, and after.
+
+    Args:
+        pieces: those that do anything, in order.
+        names: where each output of `capture` is found: a result of a piece, or a placeholder.
+    """
+
+    pieces: tuple[Piece, ...]
+    names: tuple[str, ...]
+    capture: Capture = field(repr=False, compare=False)
+    split: Split = field(repr=False, compare=False)
 
 
 JOINT = -1  # in the place of a parameter
@@ -325,8 +408,9 @@ class UpdateFunctions:
         return self.worlds[0]
 
 
-Update = RecordedUpdate | UpdateGraphs | UpdateFunctions
-Model = Capture | Directions | Partitioned | Program | HostProgram | Update
+Update = RecordedUpdate | UpdateGraphs | UpdateFunctions | Function
+Batch = SplitCapture | BatchPieces
+Model = Capture | Directions | Partitioned | Program | HostProgram | Batch | Update
 
 
 def level_of(model: Model) -> Level:
@@ -336,8 +420,11 @@ def level_of(model: Model) -> Level:
         Program: "program",
         Directions: "directions",
         Partitioned: "parts",
+        SplitCapture: "split",
+        BatchPieces: "pieces",
         RecordedUpdate: "recorded",
         UpdateGraphs: "update",
         UpdateFunctions: "functions",
+        Function: "function",
     }
     return model.level if isinstance(model, Capture) else levels[type(model)]

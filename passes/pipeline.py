@@ -8,8 +8,9 @@ torch.compile(backend="ipu")           captured_passes, placement_passes, then A
                                        placed_passes, numeric_passes, host_passes
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
-                                       numeric_passes, host_passes
-an optimiser's step that is traced     update_passes, before the model is compiled
+                                       numeric_passes (of the loop: loop_passes), host_passes
+an optimiser's step that is traced     update_passes, before the model is compiled; RetraceUpdate
+                                       between two steps, where another one was traced
 """
 
 from collections.abc import Sequence
@@ -32,15 +33,16 @@ from ipu_dynamo.passes.aot.refuse_sparse import RefuseSparse
 from ipu_dynamo.passes.aot.remove_dead_code import RemoveDeadCode
 from ipu_dynamo.passes.aot.remove_detach import RemoveDetach
 from ipu_dynamo.passes.aot.remove_numbers import RemoveNumbers
+from ipu_dynamo.passes.aot.select_by_indices import SelectByIndices
 from ipu_dynamo.passes.aot.split_directions import SplitDirections
 from ipu_dynamo.passes.aot.start_backward import StartBackward
 from ipu_dynamo.passes.host.functions.accumulate_in_loop import AccumulateInLoop
 from ipu_dynamo.passes.host.functions.accumulate_matmuls import AccumulateMatmuls
 from ipu_dynamo.passes.host.functions.call_onednn_lstms import CallOnednnLstms
 from ipu_dynamo.passes.host.functions.fuse_loss import FuseLoss
-from ipu_dynamo.passes.host.functions.join_updates import joined
+from ipu_dynamo.passes.host.functions.join_updates import JoinUpdates, can_join
 from ipu_dynamo.passes.host.functions.set_stage_device import SetStageDevice
-from ipu_dynamo.passes.host.functions.write_updates import writing
+from ipu_dynamo.passes.host.functions.write_updates import WriteUpdates
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.host.recipes.avoid_inductor_faults import AvoidInductorFaults
@@ -81,13 +83,20 @@ from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
 from ipu_dynamo.passes.levels import Pass, UpdateFunctions, UpdatePlan
 from ipu_dynamo.passes.manager import PassManager, forced, without
+from ipu_dynamo.passes.micro_batch.cut_batch import CutBatch
+from ipu_dynamo.passes.micro_batch.placements import Piece
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
+from ipu_dynamo.passes.micro_batch.split_batch import SplitBatch
+from ipu_dynamo.passes.micro_batch.stream_rows import StreamRows
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
 from ipu_dynamo.passes.program.emit import Emit
+from ipu_dynamo.passes.program.emit_streams import EmitStreams
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.lift_streams import LiftStreams
+from ipu_dynamo.passes.program.offload_activations import ActivationRule, OffloadActivations
 from ipu_dynamo.passes.program.outline import Outline
 from ipu_dynamo.passes.program.own_results import OwnResults
+from ipu_dynamo.passes.program.retrace_update import RetraceUpdate
 from ipu_dynamo.passes.program.split_gradient_sums import SplitGradientSums
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.passes.traced.anchor_values import AnchorValues
@@ -122,10 +131,12 @@ from ipu_dynamo.passes.update.remove_writes import RemoveWrites
 from ipu_dynamo.passes.update.share_counters import ShareCounters
 from ipu_dynamo.passes.update.tensorify_scalars import TensorifyScalars
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
+from ipu_dynamo.program.ir.traced_update import TracedStep
 from ipu_dynamo.program.recipe import Recipe
 
 Passes = Sequence[Pass]
 ANY_MACHINE = Machine()
+SPLIT_BATCH = SplitBatch()
 _NESTED: tuple[Pass, ...] = (RefuseNestedGraphs(), RemoveIdleDropout())
 
 
@@ -239,6 +250,7 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
     """From the graph in which all is decided to the program."""
     several = options.strategy.kind == "pipelined"
     zero_bubble = options.strategy.schedule == "zero_bubble"
+    rule = ActivationRule(options.strategy.liveness, options.locations.activations)
     return [
         Partition(_accumulation(options)),
         SplitGradientSums(),
@@ -247,6 +259,8 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
         LiftStreams(),
         OwnResults(),
         *([CheckPipelineHazards()] if several else []),
+        OffloadActivations(rule),
+        EmitStreams(options),
         Emit(options, tuple(groups)),
     ]
 
@@ -273,6 +287,20 @@ def _update_passes(known: UpdatePlan | None = None) -> list[Pass]:
         CutUpdate(),
         ExpandRepresentatives(),
     ]
+
+
+def retrace(
+    program: Program, trace: TracedStep, groups: Sequence[UpdateGroup], options: Options
+) -> Program:
+    """`program` with the updates of `trace`, which was traced for other numbers.
+
+    Args:
+        groups: of the optimiser, as in the program.
+    """
+    manager = PassManager("retraced", first="program")
+    retraced = manager.run([RetraceUpdate(options, trace, groups)], program)
+    assert isinstance(retraced, Program), "RetraceUpdate makes a program"
+    return retraced
 
 
 def host_passes(options: Options, machine: Machine = ANY_MACHINE) -> list[Pass]:
@@ -319,13 +347,18 @@ def update_recipe(
         writes: it writes weight and states; else it returns what the function gives.
         elements: of parameters that are updated together, in a row; None: one has its own shape.
     """
-    if elements is not None:
-        together = joined(function, elements)
-        if together is None:
-            return None
-        function = together
-    written = writing(function, keep_weight=keep_weight) if writes else function
-    return recipe_of(written, options, ANY_MACHINE if once else machine, threads)
+    if elements is not None and not can_join(function):
+        return None
+    steps = left_out(_function_passes(elements, keep_weight=keep_weight, writes=writes), options)
+    rewritten = PassManager("update_function", first="function").run(steps, function)
+    assert isinstance(rewritten, Function), "these passes make functions"
+    return recipe_of(rewritten, options, ANY_MACHINE if once else machine, threads)
+
+
+def _function_passes(
+    elements: int | None = None, *, keep_weight: bool = False, writes: bool = True
+) -> list[Pass]:
+    return [JoinUpdates(elements), *([WriteUpdates(keep_weight)] if writes else [])]
 
 
 def recipe_of(
@@ -402,6 +435,7 @@ def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
     return left_out(
         [
             AvoidReadingValues(),
+            SelectByIndices(),
             FixSizes(),
             WriteUnderMask("joint"),
             RemoveDetach(),
@@ -447,9 +481,14 @@ def placed_passes(options: Options) -> list[Pass]:
     return left_out([AssignGradientStages()], options)
 
 
-def split_passes() -> list[Pass]:
-    """Those on a placed flat graph that is to be split into micro-batches."""
-    return [PrepareBatch()]
+def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
+    """Those that cut a placed flat graph into what runs before, in and after micro-batches."""
+    return [PrepareBatch(), split, CutBatch()]
+
+
+def loop_passes(options: Options, piece: Piece) -> list[Pass]:
+    """From what runs in each micro-batch to its program."""
+    return [*numeric_passes(options), StreamRows(piece.slices, piece.joins)]
 
 
 def numeric_passes(options: Options) -> list[Pass]:
@@ -468,10 +507,10 @@ def numeric_passes(options: Options) -> list[Pass]:
 
 
 def lower(model: Capture, passes: Passes, manager: PassManager | None = None) -> Program:
-    """The program that `passes`, of which the last is `Emit`, make of a capture."""
+    """The program that `passes` make of a capture."""
     manager = PassManager("graph") if manager is None else manager
     program = manager.run(passes, model)
-    assert isinstance(program, Program), "Emit is the last pass"
+    assert isinstance(program, Program), "Emit makes a program"
     return program
 
 
@@ -508,6 +547,8 @@ def all_passes() -> list[Pass]:
         *_writing_passes(ANY_MACHINE),
         *_form_passes(options, ANY_MACHINE),
         *_update_passes(),
+        RetraceUpdate(options),
+        *_function_passes(),
         SortByStage(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
@@ -515,6 +556,7 @@ def all_passes() -> list[Pass]:
         ReadHigherOrder(),
         CallRecurrentLayers(),
         AvoidReadingValues(),
+        SelectByIndices(),
         FixSizes(),
         KeepDraws(),
         KeepPrinted(),
@@ -524,6 +566,7 @@ def all_passes() -> list[Pass]:
         SplitDirections(),
         RemoveNumbers(),
         *split_passes(),
+        StreamRows(),
     ]
     return list({step.name: step for step in steps}.values())
 

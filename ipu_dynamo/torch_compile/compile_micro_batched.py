@@ -12,12 +12,13 @@ from ipu_dynamo.capture.dynamo import FlatPass
 from ipu_dynamo.capture.private.aot import TangentAOTInput
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.host.machine import Machine
+from ipu_dynamo.passes.levels import BatchPieces
 from ipu_dynamo.passes.manager import PassManager
-from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
-from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
-from ipu_dynamo.passes.micro_batch.split_batch import plan
+from ipu_dynamo.passes.micro_batch.placements import Kind, Piece, Placement, Shard
+from ipu_dynamo.passes.micro_batch.split_batch import SplitBatch
 from ipu_dynamo.passes.pipeline import (
     host_passes,
+    loop_passes,
     lower,
     numeric_passes,
     run_host_passes,
@@ -63,12 +64,13 @@ class MicroBatches:
         capture, n = flat.capture, self.options.micro_batches
         backward = capture.alone == "backward"
         returned = [node.name for node in capture.returned if node is not None]
-        manager.run(split_passes(), capture)
         named = self.options.batch_inputs
         seeds = self._known(capture) if backward else split_inputs(capture, n, named)
-        split = plan(capture, n, seeds, self.deferred)
+        by_name = {node.name: placement for node, placement in seeds.items()}
+        made = manager.run(split_passes(SplitBatch(n, by_name, self.deferred)), capture)
+        assert isinstance(made, BatchPieces), "CutBatch makes pieces"
+        split, pieces, names = made.split, made.pieces, made.names
         placed = [split.of(node) for node in capture.returned if node is not None]
-        pieces, names = cut(capture, split)
         if not backward:
             self.values |= {node.name: split.of(node) for node in capture.placeholder_nodes}
             self.values |= dict(zip(returned, placed, strict=True))
@@ -121,24 +123,7 @@ class MicroBatches:
             host = run_host_passes(program, host_passes(core, machine), manager)
             return host, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
         core = replace(core, device_iterations=n)
-        program = lower(piece.capture, numeric_passes(core), manager)
-        program = replace(
-            program,
-            inputs=tuple(
-                replace(i, dim=rows.dim, outer=rows.outer)
-                for i in program.inputs
-                for rows in [piece.slices[i.name]]
-            ),
-            outputs=tuple(
-                replace(
-                    o,
-                    dim=join.rows.dim,
-                    outer=join.rows.outer,
-                    returns="sum" if join.how == "sum" else "all",
-                )
-                for o, join in zip(program.outputs, piece.joins, strict=True)
-            ),
-        )
+        program = lower(piece.capture, loop_passes(core, piece), manager)
         host = run_host_passes(program, host_passes(core, machine), manager)
         run = bind_loop(
             host,

@@ -10,8 +10,12 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.capture.private.dynamo import is_read_number
-from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
-from ipu_dynamo.passes.graph.slices_at_values import ReturnedCut, model_results, returned_cut
+from ipu_dynamo.passes.aot.select_by_indices import (
+    ReturnedCut,
+    model_results,
+    number_as_tensor,
+    returned_cut,
+)
 
 LateResults = Mapping[int, ReturnedCut | None]  # by place; None: a number
 

@@ -1,17 +1,17 @@
 """Compute in tensors what a graph computes by reading a tensor's values, where shapes allow it.
 
 Before   %u = aten._local_scalar_dense(%x);  aten.scalar_tensor(%u, dtype=float64)
-         aten.slice.Tensor(%x, 0, %u, %end);  return %u          a place, or a result
+         return %u                                               a result
          aten.sum(aten.index(%x, [%mask]), [0], True)            the elements that a mask selects
          aten.sum(aten.index_select(%x, d, aten._unique(%i)))    each selected element once
 After    aten._to_copy(%x, dtype=float64)
-         aten.index_select(%x, 0, %u + arange);  return %x       of no dims: the caller reads it
+         return %x                                               of no dims: the caller reads it
          aten.sum(aten.masked_fill(%x, not %mask, 0), ...)       all elements, most of them zero
 Keeps    values up to the order of a sum, shapes, dtypes, source lines.
 Source   programs have static shapes, and no value of a tensor decides what runs.
 
-The first is a number of the model (`x.item()`) that becomes a tensor again; then come
-`torch.narrow` with a tensor as its start, and a number that the model returns. The others are
+The first is a number of the model (`x.item()`) that becomes a tensor again; then comes a number
+that the model returns, or where a result is cut from an input. The others are
 gradients of one value that `x[mask] = value` or `index_fill` writes to many places.
 """
 
@@ -24,12 +24,12 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.dynamo import is_read_number
-from ipu_dynamo.passes.graph.read_numbers import insert as _insert
-from ipu_dynamo.passes.graph.read_numbers import number_as_tensor
-from ipu_dynamo.passes.graph.slices_at_values import (
+from ipu_dynamo.passes.aot.select_by_indices import (
+    erase_unused,
+    insert,
     model_results,
+    number_as_tensor,
     returned_cut,
-    select_by_indices,
     start_of_cut,
 )
 from ipu_dynamo.passes.levels import Level
@@ -53,9 +53,6 @@ class AvoidReadingValues:
             for node in graph.find_nodes(op="call_function", target=target):
                 changed |= _sum_under_mask(node)
         changed |= _return_tensors(graph)
-        for node in select_by_indices(graph):
-            _erase_unused(node)
-            changed = True
         if changed:
             capture.graph.recompile()
         return changed
@@ -68,10 +65,10 @@ def _keep_as_tensor(node: fx.Node) -> bool:
         return False
     number: Any = read.args[0]
     if number.meta["val"].dim():
-        number = _insert(node, aten.view.default, number, [])
+        number = insert(node, aten.view.default, number, [])
     dtype = node.meta["val"].dtype
-    node.replace_all_uses_with(_insert(node, aten._to_copy.default, number, dtype=dtype))
-    _erase_unused(node)
+    node.replace_all_uses_with(insert(node, aten._to_copy.default, number, dtype=dtype))
+    erase_unused(node)
     return True
 
 
@@ -91,23 +88,23 @@ def _sum_under_mask(node: fx.Node) -> bool:
             *range(first, first + extra + 1),
         ]
         for _ in range(source.meta["val"].dim() - first - extra - 1):
-            mask = _insert(node, aten.unsqueeze.default, mask, -1)
-        hidden = _insert(node, aten.logical_not.default, mask)
+            mask = insert(node, aten.unsqueeze.default, mask, -1)
+        hidden = insert(node, aten.logical_not.default, mask)
     elif selected.target is aten.index_select.default and _is_unique(selected.args[2]):
         source, dim, unique = selected.args
         if source.meta["val"].dim() and dim % source.meta["val"].dim() not in dims:
             return False
-        all_hidden = _insert(node, aten.ones_like.default, source, dtype=torch.bool)
+        all_hidden = insert(node, aten.ones_like.default, source, dtype=torch.bool)
         indices = unique.args[0].args[0]
-        hidden = _insert(node, aten.index_fill.int_Scalar, all_hidden, dim, indices, False)
+        hidden = insert(node, aten.index_fill.int_Scalar, all_hidden, dim, indices, False)
     else:
         return False
-    shown = _insert(node, aten.masked_fill.Scalar, source, hidden, 0)
+    shown = insert(node, aten.masked_fill.Scalar, source, hidden, 0)
     options = {"dtype": node.kwargs["dtype"]} if "dtype" in node.kwargs else {}
-    total = _insert(node, aten.sum.dim_IntList, shown, dims, **options)
-    total = _insert(node, aten.view.default, total, list(node.meta["val"].shape))
+    total = insert(node, aten.sum.dim_IntList, shown, dims, **options)
+    total = insert(node, aten.view.default, total, list(node.meta["val"].shape))
     node.replace_all_uses_with(total)
-    _erase_unused(node)
+    erase_unused(node)
     return True
 
 
@@ -144,7 +141,7 @@ def _return_tensors(graph: fx.Graph) -> bool:
     graph.output_node().args = (returned,)
     for result in tensors:
         _drop_bounds(result)
-        _erase_unused(result)
+        erase_unused(result)
     return bool(tensors)
 
 
@@ -164,13 +161,3 @@ def _drop_bounds(number: fx.Node) -> None:
                     bound.graph.erase_node(node)
         if not as_number.users:
             as_number.graph.erase_node(as_number)
-
-
-def _erase_unused(node: fx.Node) -> None:
-    """Erase `node`, and what was computed for it alone."""
-    if node.users or node.op == "placeholder":
-        return
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        _erase_unused(source)

@@ -8,7 +8,7 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution".
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -20,49 +20,21 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
-from ipu_dynamo.passes.micro_batch.placements import Kind, Placements, Shard
-from ipu_dynamo.passes.micro_batch.split_batch import Split
+from ipu_dynamo.passes.levels import BatchPieces, Level, SplitCapture
+from ipu_dynamo.passes.micro_batch.placements import (
+    Join,
+    Kind,
+    Phase,
+    Piece,
+    Placements,
+    Shard,
+    Split,
+)
 from ipu_dynamo.program.ir.values import blocks
 
 aten = torch.ops.aten
-Phase = Literal["before", "loop", "after"]
 PHASES: tuple[Phase, ...] = ("before", "loop", "after")
-Joining = Literal["rows", "sum"]
 BEFORE, LOOP, AFTER = range(3)
-
-
-@dataclass(frozen=True)
-class Join:
-    """How the values that micro-batches make become one.
-
-    Args:
-        how: blocks of `rows`, or a sum in the order of micro-batches.
-        like: what results, on the whole batch.
-    """
-
-    how: Joining
-    rows: Shard
-    like: Tensor
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A capture of one phase.
-
-    Args:
-        sources: for each of its inputs, the tensor that it reads: an argument, or a result of an
-            earlier piece.
-        slices: inputs that are blocks of their source.
-        results: what its outputs are called outside, in order.
-        joins: for the loop, how each becomes one value.
-    """
-
-    phase: Phase
-    capture: Capture
-    sources: dict[str, str]
-    slices: dict[str, Shard]
-    results: tuple[str, ...]
-    joins: tuple[Join, ...]
 
 
 def cut(capture: Capture, split: Split) -> tuple[list[Piece], list[str]]:
@@ -238,3 +210,16 @@ def _repeats(node: fx.Node, home: int, index: int) -> bool:
         return True
     looks = is_view(node) and root(node).op == "placeholder"
     return home == BEFORE and (makes_constant(node) or looks)
+
+
+@dataclass(frozen=True)
+class CutBatch:
+    """The pass."""
+
+    name: ClassVar[str] = "CutBatch"
+    level: ClassVar[Level] = "split"
+    needed: ClassVar[str] = "micro-batches run a graph of their own"
+
+    def __call__(self, model: SplitCapture) -> BatchPieces:
+        pieces, names = cut(model.capture, model.split)
+        return BatchPieces(tuple(pieces), tuple(names), model.capture, model.split)

@@ -1,9 +1,12 @@
-"""Say how a value stands to the micro-batches of a call, and what a row of the table says."""
+"""Say how values stand to the micro-batches of a call, and what a graph is cut into for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Literal
 
-from torch import fx
+from torch import Tensor, fx
+
+from ipu_dynamo.capture.capture import Capture
 
 
 class Kind(Enum):
@@ -31,6 +34,8 @@ Placement = Kind | Shard
 Placements = Placement | tuple[Placement, ...]
 Label = int | str | None  # dimensions with the same label are cut together; None: not cut
 Labels = tuple[Label, ...]
+Phase = Literal["before", "loop", "after"]
+Joining = Literal["rows", "sum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,64 @@ class Row:
     too_large: bool = False
     outer: int | None = None
     first: tuple[tuple[fx.Node, Labels], ...] = ()
+
+
+@dataclass
+class Split:
+    """The decision.
+
+    Args:
+        n: micro-batches.
+        at: the placement of every node.
+        slices: whole arguments of which an operator reads a block.
+        first: whole arguments of which an operator reads the first block in each micro-batch.
+        args: arguments that differ on a micro-batch: sizes and numbers of rows.
+        means: values of which a micro-batch gives 1 / n.
+    """
+
+    n: int
+    at: dict[fx.Node, Placements] = field(default_factory=dict)
+    slices: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
+    first: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
+    args: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
+    means: set[fx.Node] = field(default_factory=set)
+
+    def of(self, node: fx.Node) -> Placement:
+        """The placement of a node that is one tensor, or a list of tensors with the same one."""
+        placement = self.at[node]
+        assert not isinstance(placement, tuple)
+        return placement
+
+
+@dataclass(frozen=True)
+class Join:
+    """How the values that micro-batches make become one.
+
+    Args:
+        how: blocks of `rows`, or a sum in the order of micro-batches.
+        like: what results, on the whole batch.
+    """
+
+    how: Joining
+    rows: Shard
+    like: Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A capture of one phase.
+
+    Args:
+        sources: for each of its inputs, the tensor that it reads: an argument, or a result of an
+            earlier piece.
+        slices: inputs that are blocks of their source.
+        results: what its outputs are called outside, in order.
+        joins: for the loop, how each becomes one value.
+    """
+
+    phase: Phase
+    capture: Capture
+    sources: dict[str, str]
+    slices: dict[str, Shard]
+    results: tuple[str, ...]
+    joins: tuple[Join, ...]

@@ -10,13 +10,14 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution"; batch norm as in GP
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import is_view, root
+from ipu_dynamo.passes.levels import Level, SplitCapture
 from ipu_dynamo.passes.micro_batch.batch_table import (
     REPLICATED,
     RULES,
@@ -31,39 +32,13 @@ from ipu_dynamo.passes.micro_batch.placements import (
     Placements,
     Row,
     Shard,
+    Split,
 )
 
 _HINT = (
     "mix the rows of a batch in the loss only, after all layers; name the inputs that are cut in "
     "batch_inputs; or leave out micro_batches"
 )
-
-
-@dataclass
-class Split:
-    """The decision.
-
-    Args:
-        n: micro-batches.
-        at: the placement of every node.
-        slices: whole arguments of which an operator reads a block.
-        first: whole arguments of which an operator reads the first block in each micro-batch.
-        args: arguments that differ on a micro-batch: sizes and numbers of rows.
-        means: values of which a micro-batch gives 1 / n.
-    """
-
-    n: int
-    at: dict[fx.Node, Placements] = field(default_factory=dict)
-    slices: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
-    first: dict[fx.Node, dict[fx.Node, Shard]] = field(default_factory=dict)
-    args: dict[fx.Node, tuple[Any, ...]] = field(default_factory=dict)
-    means: set[fx.Node] = field(default_factory=set)
-
-    def of(self, node: fx.Node) -> Placement:
-        """The placement of a node that is one tensor, or a list of tensors with the same one."""
-        placement = self.at[node]
-        assert not isinstance(placement, tuple)
-        return placement
 
 
 def plan(
@@ -275,3 +250,27 @@ def _refuse(n: int, cause: fx.Node, node: fx.Node, who: str) -> NoReturn:
         hint=_HINT,
         id="micro-batches",
     )
+
+
+@dataclass(frozen=True)
+class SplitBatch:
+    """The pass.
+
+    Args:
+        n: micro-batches.
+        seeds: placeholders that are cut, or that every micro-batch has for itself, by name.
+        deferred: see `plan`.
+    """
+
+    name: ClassVar[str] = "SplitBatch"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "it says what a micro-batch computes"
+
+    n: int = 1
+    seeds: Mapping[str, Placement] = field(default_factory=dict)
+    deferred: Collection[int] = ()
+
+    def __call__(self, capture: Capture) -> SplitCapture:
+        nodes = capture.placeholder_nodes
+        seeds = {node: self.seeds[node.name] for node in nodes if node.name in self.seeds}
+        return SplitCapture(capture, plan(capture, self.n, seeds, self.deferred))

@@ -1,10 +1,10 @@
 """Write the program: variables with owners, streams, functions, and every copy between IPUs.
 
-Before   parts of the graph, in order, and the optimiser's groups
+Before   parts of the graph, in order, with streams and moves, and the optimiser's groups
 After    a Program that says what one replica does in a call
 Keeps    what the parts compute; equal parts become one function.
 Source   PopTorch user guide, "Parallel execution strategies". `emit_update` writes the end of a
-         step, `emit_streams` the streams.
+         step.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,16 +17,10 @@ import torch
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STREAMED, Capture
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.levels import Level, Move, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
-from ipu_dynamo.passes.program.emit_streams import inputs, outputs
 from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup, emit_traced
-from ipu_dynamo.passes.program.offload_activations import (
-    ActivationRule,
-    Move,
-    Moves,
-    store_activations,
-)
+from ipu_dynamo.passes.program.offload_activations import ActivationRule
 from ipu_dynamo.passes.program.offload_variables import (
     gather_for_copies,
     locate_variables,
@@ -77,7 +71,6 @@ class _Emitter:
     local: dict[tuple[str, int], str] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     stored: dict[tuple[str, int], Store] = field(default_factory=dict)  # by value and its owner
-    moves: Moves = field(default_factory=Moves)
     before: list[Instruction] = field(default_factory=list)
     micro_batch: list[Instruction] = field(default_factory=list)
 
@@ -98,11 +91,6 @@ class _Emitter:
                     self.changed.add(write.target)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
-        types = {name: type_ for name, (_, _, type_) in self.sources.items()}
-        streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}
-        for name, role in self.roles.items():
-            if role.kind in STREAMED:
-                streams[name] = self.variable_type(name)
         parts = self.partitioned.parts
         self.readers: dict[str, list[tuple[int, Part]]] = {}  # of each value, in order
         for index, part in enumerate(parts):
@@ -120,7 +108,7 @@ class _Emitter:
         )
         self.variables = self.find_variables()
         self.located = {v.name: v for v in self.variables}
-        self.moves = store_activations(parts, types | streams, streams, self.rule())
+        self.moves = self.partitioned.moves
 
     def loss_scale(self) -> LossScaleEnd | None:
         """What the end of a step does with the factor on the loss, if that is a variable."""
@@ -350,14 +338,13 @@ def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGrou
     else:
         loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
         body = (*emitter.before, loop)
-    received = {i.stream for i in emitter.micro_batch if isinstance(i, Receive)}
     program = Program(
         kind=capture.alone or ("training" if capture.training else "inference"),
         num_ipus=max(capture.ipus.values()) + 1,
         replicas=options.replicas,
         variables=tuple(emitter.variables),
-        inputs=tuple(inputs(capture, received)),
-        outputs=tuple(outputs(capture, partitioned.changed, options)),
+        inputs=partitioned.inputs,
+        outputs=partitioned.outputs,
         functions=with_bodies(emitter.functions.values()),
         body=body,
         io_tiles=options.io_tiles,

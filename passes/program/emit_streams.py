@@ -1,13 +1,16 @@
 """Write the streams of a program: what the host brings, and what it gets.
 
-Before   a capture whose placeholders and outputs are described
-After    an Input for every argument, random key and accumulation weight; an Output for everything
-         returned, and for every input that the model changes, with the rule of its return
+Before   parts of a capture whose placeholders and outputs are described
+After    the same, with an Input for every argument, random key and accumulation weight; an Output
+         for everything returned, and for every input that the model changes, with the rule of its
+         return
 Keeps    the order of arguments and of returned values.
 Source   PopTorch user guide, "Output mode".
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -15,6 +18,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Capture, Placeholder
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
+from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.program import Input, Output, Returns, TensorType
 
 aten = torch.ops.aten
@@ -30,8 +34,9 @@ _FROM_SHAPE = frozenset(  # read the shape and dtype of their first argument, no
 )
 
 
-def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
-    """The streams to the IPUs; `received` are those that something reads."""
+def _inputs(partitioned: Partitioned) -> list[Input]:
+    """The streams to the IPUs."""
+    capture = partitioned.capture
     sources = {
         "input": "host",
         "random_key": "random",
@@ -48,13 +53,14 @@ def inputs(capture: Capture, received: Collection[str]) -> list[Input]:
         for node, role in capture.roles().items()
         if role.kind in sources
     ]
-    if ACCUMULATION_WEIGHT in received and ACCUMULATION_WEIGHT not in {s.name for s in streams}:
+    read = any(ACCUMULATION_WEIGHT in part.reads for part in partitioned.parts)
+    if read and ACCUMULATION_WEIGHT not in {s.name for s in streams}:
         weight = TensorType(torch.float32, ())
         streams.append(Input(ACCUMULATION_WEIGHT, weight, "accumulation"))
     return streams
 
 
-def outputs(capture: Capture, changed: Collection[str], options: Options) -> list[Output]:
+def _outputs(capture: Capture, changed: Collection[str], options: Options) -> list[Output]:
     """The streams to the host; `changed` are the inputs that get a new value."""
     mode: Returns = options.returns(capture.training)  # type: ignore[assignment]
     varying = _varying(capture, options.replica_groups)
@@ -102,3 +108,19 @@ def _varies(role: Placeholder, node: fx.Node) -> bool:
     if role.kind == "constant":
         return False
     return role.kind in STREAMED or bool(node.meta["val"].is_floating_point())
+
+
+@dataclass(frozen=True)
+class EmitStreams:
+    """The pass."""
+
+    name: ClassVar[str] = "EmitStreams"
+    level: ClassVar[Level] = "parts"
+    needed: ClassVar[str] = "a program says what the host brings and gets"
+
+    options: Options
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        inputs = tuple(_inputs(partitioned))
+        outputs = tuple(_outputs(partitioned.capture, partitioned.changed, self.options))
+        return replace(partitioned, inputs=inputs, outputs=outputs)

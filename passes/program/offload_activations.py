@@ -1,45 +1,22 @@
 """Plan which activations of a phased program leave the chip between phases, and when they return.
 
 Before   parts in phases; every value stays on its IPU until its last reader has run
-After    for each part the values to load before it and to store after it
+After    the same with `moves`: the values to load before each part and to store after it
 Keeps    the parts, and which values they read.
 Source   PopTorch user guide, "poptorch.Liveness".
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
+import torch
+
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED
 from ipu_dynamo.options import Liveness, Location
-from ipu_dynamo.passes.levels import Part
+from ipu_dynamo.passes.levels import Level, Move, Moves, Part, Partitioned
 from ipu_dynamo.program import TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A value goes to streaming memory or comes back.
-
-    Args:
-        value: name of a part's result, or of a stream.
-        owner: the IPU that made or received it, and stores it.
-        ipu: the IPU that stores or loads it.
-        phase: when it moves.
-        until: of a load, the phase that reads it.
-    """
-
-    value: str
-    owner: int
-    ipu: int
-    phase: int
-    until: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """What to load before, and what to store after the part with a given index."""
-
-    loads: dict[int, list[Move]] = field(default_factory=dict)
-    stores: dict[int, list[Move]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +41,7 @@ def _later(liveness: Liveness, maker: Part, reader: Part) -> bool:
     return maker.direction == "forward" and reader.direction == "backward"
 
 
-def store_activations(
+def _plan(
     parts: Sequence[Part],
     types: Mapping[str, TensorType],
     streams: Collection[str],
@@ -121,3 +98,23 @@ def _end(parts: Sequence[Part], maker: int, liveness: Liveness) -> int:
 def _number(part: Part) -> int:
     assert part.phase is not None, "liveness without phases"
     return part.phase
+
+
+@dataclass(frozen=True)
+class OffloadActivations:
+    """The pass."""
+
+    name: ClassVar[str] = "OffloadActivations"
+    level: ClassVar[Level] = "parts"
+    needed: ClassVar[str] = "the values that it moves are not copied otherwise"
+
+    rule: ActivationRule
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}
+        for node, role in partitioned.capture.roles().items():
+            if role.kind in STREAMED:
+                streams[role.name] = TensorType.of(node.meta["val"])
+        types = partitioned.types | streams
+        moves = _plan(partitioned.parts, types, streams, self.rule)
+        return partitioned if moves == partitioned.moves else replace(partitioned, moves=moves)

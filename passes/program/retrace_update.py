@@ -3,13 +3,17 @@
 Before   updates by functions of one trace
 After    updates by those of another one: the same parameters, states and counters
 Keeps    the loop over micro-batches, variables, and where updates stand.
+Source   optimisers that decide by their numbers in Python, as RAdam does after five steps.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.program.emit_traced import TracedEnd
+from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.offload_variables import move_around
 from ipu_dynamo.program import (
     Copy,
@@ -25,45 +29,6 @@ from ipu_dynamo.program import (
     UpdatePart,
 )
 from ipu_dynamo.program.ir.verify.program import verify
-
-
-def with_trace(
-    program: Program, trace: TracedStep, groups: Sequence[object], options: Options
-) -> Program:
-    """`program` with the updates of `trace`.
-
-    Args:
-        groups: of the optimiser, as in the program.
-    """
-    (loop,) = program.body
-    assert isinstance(loop, Repeat)
-    updates = [i for i in loop.body if isinstance(i, Update)]
-    owners = {name: update.ipu for update in updates for name in update.parameters}
-    end = TracedEnd(trace, groups, owners, options)  # type: ignore[arg-type]
-    located = {variable.name: variable for variable in program.variables}
-    split = [part for update in updates for part in end.split(update, located)]
-    added: list[Instruction] = [*end.copies(updates)]
-    added += [step for i in end.rounds(split) for step in move_around(i, located)]
-    body: list[Instruction] = []
-    loop_body = _without_rounds(loop.body)
-    first = next(i for i, step in enumerate(loop_body) if _begins_updates(step, loop_body[i:]))
-    for number, instruction in enumerate(loop_body):
-        if number == first:
-            body += added
-        match instruction:
-            case UpdateFactors():
-                body.append(end.factors())
-            case Update():
-                body += end.split(instruction, located)
-            case _:
-                body.append(instruction)
-    made = replace(
-        program,
-        body=(replace(loop, body=tuple(body)),),
-        update_functions=(trace.factors, *trace.pieces.values()),
-    )
-    verify(made)
-    return made
 
 
 def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
@@ -99,3 +64,60 @@ def _begins_updates(instruction: Instruction, rest: Sequence[Instruction]) -> bo
         return True
     following = next((i for i in rest if not isinstance(i, Load)), None)
     return isinstance(instruction, Load) and isinstance(following, Update)
+
+
+def _with_trace(
+    program: Program, trace: TracedStep, groups: Sequence[UpdateGroup], options: Options
+) -> Program:
+    (loop,) = program.body
+    assert isinstance(loop, Repeat)
+    updates = [i for i in loop.body if isinstance(i, Update)]
+    owners = {name: update.ipu for update in updates for name in update.parameters}
+    end = TracedEnd(trace, groups, owners, options)
+    located = {variable.name: variable for variable in program.variables}
+    split = [part for update in updates for part in end.split(update, located)]
+    added: list[Instruction] = [*end.copies(updates)]
+    added += [step for i in end.rounds(split) for step in move_around(i, located)]
+    body: list[Instruction] = []
+    loop_body = _without_rounds(loop.body)
+    first = next(i for i, step in enumerate(loop_body) if _begins_updates(step, loop_body[i:]))
+    for number, instruction in enumerate(loop_body):
+        if number == first:
+            body += added
+        match instruction:
+            case UpdateFactors():
+                body.append(end.factors())
+            case Update():
+                body += end.split(instruction, located)
+            case _:
+                body.append(instruction)
+    made = replace(
+        program,
+        body=(replace(loop, body=tuple(body)),),
+        update_functions=(trace.factors, *trace.pieces.values()),
+    )
+    verify(made)
+    return made
+
+
+@dataclass(frozen=True)
+class RetraceUpdate:
+    """The pass.
+
+    Args:
+        trace: the step to update by; None: updates stay as they are.
+        groups: of the optimiser, as in the program.
+    """
+
+    name: ClassVar[str] = "RetraceUpdate"
+    level: ClassVar[Level] = "program"
+    needed: ClassVar[str] = "the program's updates hold for other numbers"
+
+    options: Options
+    trace: TracedStep | None = None
+    groups: Sequence[UpdateGroup] = ()
+
+    def __call__(self, program: Program) -> Program:
+        if self.trace is None:
+            return program
+        return _with_trace(program, self.trace, self.groups, self.options)

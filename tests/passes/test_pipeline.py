@@ -28,6 +28,7 @@ from ipu_dynamo.passes.dump import DUMP
 from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.levels import Partitioned, UpdateFunctions, UpdateGraphs, level_of
 from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
+from ipu_dynamo.passes.micro_batch.stream_rows import StreamRows
 from ipu_dynamo.passes.pipeline import (
     all_passes,
     host_passes,
@@ -40,7 +41,8 @@ from ipu_dynamo.program import HostProgram, Program
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
 LEVELS = ("traced", "joint", "directions", "parts", "program", "host")
-UPDATE_LEVELS = ("recorded", "update", "functions")
+BATCH_LEVELS = ("split", "pieces")
+UPDATE_LEVELS = ("recorded", "update", "functions", "function")
 HOST = [step.name for step in host_passes(Options())]
 CLEAN = "CopySourceLines"  # from here on every operator has a line again
 
@@ -144,7 +146,7 @@ def dumped(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", STEPS, ids=NAMES)
 def test_a_step_has_a_name_a_level_and_says_what_it_does(step):
     assert step.name == type(step).__name__
-    assert step.level in (*LEVELS, *UPDATE_LEVELS)
+    assert step.level in (*LEVELS, *BATCH_LEVELS, *UPDATE_LEVELS)
     text = inspect.getdoc(sys.modules[type(step).__module__])
     for word in ("Before   ", "After    ", "Keeps    ", "Source   "):
         assert f"\n{word}" in text
@@ -187,8 +189,16 @@ RUNS = {  # ways to compile that have every pass between them
     balanced: names_of(training_steps(Options(**BALANCED))),
     kept: names_of(training_steps(Options(**KEPT))),
     through_dynamo: names_of(dynamo_steps()),
-    by_traced_update: [*update_steps(), *names_of(training_steps(Options()))],
-    in_micro_batches: names_of([*dynamo_steps(micro_batches=True), *pipeline.split_passes()]),
+    by_traced_update: [
+        *update_steps(),
+        *names_of(training_steps(Options())),
+        "RetraceUpdate",  # of the first step
+        "JoinUpdates",
+        "WriteUpdates",
+    ],
+    in_micro_batches: names_of(
+        [*dynamo_steps(micro_batches=True), *pipeline.split_passes(), StreamRows()]
+    ),
 }
 
 
@@ -196,23 +206,25 @@ def test_every_step_is_dumped_under_its_name(dumped):
     for run in RUNS:
         run()
     graphs = dumped()
-    assert list(graphs) == [
-        "000_training",
-        "001_training",
-        "002_training",
-        "003_captured",
-        "004_joint",
-        "005_forward",
-        "006_backward",
-        "007_update",
-        "008_training",
-        "009_captured",
-        "010_joint",
-        "011_forward",
-        "012_forward_before",
-        "013_forward_loop",
-        "014_backward",
-        "015_backward_loop",
+    kinds = [name.partition("_")[2] for name in graphs]
+    assert [kind for kind in kinds if kind != "update_function"] == [
+        "training",
+        "training",
+        "training",
+        "captured",
+        "joint",
+        "forward",
+        "backward",
+        "update",
+        "training",
+        "retraced",
+        "captured",
+        "joint",
+        "forward",
+        "forward_before",
+        "forward_loop",
+        "backward",
+        "backward_loop",
     ]
     assert graphs["000_training"] == ["traced", *RUNS[trained]]
     assert graphs["001_training"] == ["traced", *RUNS[balanced]]
@@ -441,7 +453,8 @@ def test_explanations_of_both_front_ends_list_every_step():
     assert explained == step.explain()
     assert names_of(explained.passes) == names_of(training_steps(Options()))
     assert "Differentiate: 7 -> " in str(explained)
-    assert names_of(by_traced_update().explain().passes) == RUNS[by_traced_update]
+    of_update = [*update_steps(), *names_of(training_steps(Options()))]
+    assert names_of(by_traced_update().explain().passes) == of_update
     torch._dynamo.reset()
     (graph,) = ipu_dynamo.explain(Net(), *batch(), options={"engine": "eager"}).graphs
     kinds = dict(graph.passes)

@@ -10,7 +10,7 @@ from ipu_dynamo.capture.private.tracing import mark_stepped
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.program.retrace_update import with_trace
+from ipu_dynamo.passes.pipeline import retrace
 from ipu_dynamo.program import JointUpdate, Program, UpdateFactors
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.execute.executable import Executable
@@ -172,7 +172,7 @@ class OptimizerLink:
         self._known_steps = known  # the call that asks is counted, and its step is still to come
         traced = 1 + len(executable.other_updates)
         step = self.traced.trace_next(self.optimizer, self._parameters(), traced)
-        return with_trace(program, step, self.groups, options)
+        return retrace(program, step, self.groups, options)
 
     def host(self, executable: Executable) -> HostOptimizer:
         """What makes the optimiser's step in Python."""

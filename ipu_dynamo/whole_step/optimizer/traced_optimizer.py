@@ -18,8 +18,7 @@ from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.passes.manager import PassManager, PassRun
-from ipu_dynamo.passes.pipeline import lower_update, update_passes
-from ipu_dynamo.passes.program.retrace_update import with_trace
+from ipu_dynamo.passes.pipeline import lower_update, retrace, update_passes
 from ipu_dynamo.passes.update.cut_factors import EPOCH
 from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
 from ipu_dynamo.program import Program, TracedStep
@@ -409,4 +408,4 @@ def extra_programs(
     program: Program, optimizer: TracedOptimizer, groups: Sequence[Group], options: Options
 ) -> list[Program]:
     """The programs of the steps before the last one that was traced."""
-    return [with_trace(program, step, groups, options) for step in optimizer.steps[:-1]]
+    return [retrace(program, step, groups, options) for step in optimizer.steps[:-1]]

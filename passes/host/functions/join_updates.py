@@ -5,18 +5,23 @@ After    the same for f32[1200], of a hundred such parameters
 Keeps    what each element becomes, up to the rounding of other vector instructions: only functions
          that compute element by element are joined. For small parameters copies take less time
          than calls.
+Source   torch.optim, which updates lists of tensors (`foreach`).
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.update.step_graphs import is_elementwise
 from ipu_dynamo.program import Function, graph_outputs, make_function
 
 
-def joined(function: Function, elements: int) -> Function | None:
-    """The function for vectors of so many elements; None: it does not compute element by element.
+def can_join(function: Function) -> bool:
+    """Whether a function computes element by element.
 
     Args:
         function: takes a weight first; all that it takes is the parameter's own and of the
@@ -27,10 +32,12 @@ def joined(function: Function, elements: int) -> Function | None:
     shape = weight.shape if weight is not None else ()
     types = [t for t in (*function.inputs, *function.outputs) if t is not None]
     if not shape or any(type_.shape not in ((), shape) for type_ in types):
-        return None
+        return False
     size = torch.Size(shape)
-    if not all(is_elementwise(node, size) for node in function.operators):
-        return None
+    return all(is_elementwise(node, size) for node in function.operators)
+
+
+def _joined(function: Function, elements: int) -> Function:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     with torch.no_grad():
         for node in function.graph.graph.nodes:
@@ -49,3 +56,21 @@ def joined(function: Function, elements: int) -> Function | None:
             copies[node].meta["val"] = value
     graph.output(tuple(copies[node] for node in graph_outputs(function.graph)))
     return make_function(f"{function.name}_joined", fx.GraphModule(torch.nn.Module(), graph))
+
+
+@dataclass(frozen=True)
+class JoinUpdates:
+    """The pass.
+
+    Args:
+        elements: of parameters that are updated together, in a row; None: one has its own shape.
+    """
+
+    name: ClassVar[str] = "JoinUpdates"
+    level: ClassVar[Level] = "function"
+    needed: ClassVar[str] = "parameters in a row have another shape"
+
+    elements: int | None = None
+
+    def __call__(self, function: Function) -> Function:
+        return function if self.elements is None else _joined(function, self.elements)

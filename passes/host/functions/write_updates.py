@@ -4,22 +4,22 @@ Before   (%weight', %state') = @piece(%weight, %gradient, %state, %factor)
 After    aten.copy_(%weight, %weight'); aten.copy_(%state, %state'), behind everything else
 Keeps    what both hold afterwards. The compiler stores results over its inputs: no copy of them is
          held. A weight that is rounded at random stays a result.
+Source   the updates of torch.optim, which are in place.
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
 
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import Function, graph_outputs, make_function
 
 aten = torch.ops.aten
 
 
-def writing(function: Function, *, keep_weight: bool) -> Function:
-    """The function that writes.
-
-    Args:
-        keep_weight: return the new weight, and do not write it.
-    """
+def _writing(function: Function, *, keep_weight: bool) -> Function:
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(function.graph.graph, copies)
     results = [copies[node] for node in graph_outputs(function.graph)]
@@ -42,3 +42,21 @@ def _direct(result: fx.Node, target: fx.Node) -> fx.Node:
     if result.target is aten.clone.default and result.args[0] is target:
         return target
     return result
+
+
+@dataclass(frozen=True)
+class WriteUpdates:
+    """The pass.
+
+    Args:
+        keep_weight: return the new weight, and do not write it.
+    """
+
+    name: ClassVar[str] = "WriteUpdates"
+    level: ClassVar[Level] = "function"
+    needed: ClassVar[str] = "the results of an update would be lost"
+
+    keep_weight: bool = False
+
+    def __call__(self, function: Function) -> Function:
+        return _writing(function, keep_weight=self.keep_weight)

@@ -1,12 +1,19 @@
 """Turn block markers into stages, and stages into IPUs.
 
 Before   ipu.begin_block("encoder", 1); %h = aten.linear(%x, %w, %b); ipu.end_block()
+         in stage 1: ipu.write_at_step_end(%m, aten.lerp(%m, %g, 0.1)), where stage 0 alone reads
+         %g and %m
 After    %h = aten.linear(%x, %w, %b)               with meta["ipu.stage"] = 1
+         the write, and the operators that serve it alone, with meta["ipu.stage"] = 0: variables are
+         the same all through a step, whichever stage reads them
 Keeps    every operator and its order.
-Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies".
+Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies". The operator
+         ExpMovAvg of published programs for PopTorch runs behind the pipeline: a block that it is
+         called in says where a layer is; a hook of that layer which computes its weight
+         (`weight_norm`) runs before the block begins, on the IPU before.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import getitem
 from typing import ClassVar
@@ -17,10 +24,10 @@ from torch import fx
 from ipu_dynamo.capture.capture import STAGE, Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
+from ipu_dynamo.ops.marks.step_end import write_at_step_end_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.traced.stages import step_end_places
 from ipu_dynamo.passes.traced.stages.block_places import Blocks
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
@@ -116,7 +123,7 @@ def plan(graph: fx.Graph, strategy: Strategy, variables: Collection[fx.Node] = (
             ranks[node] = current
         elif node.target is getitem and node.args[0] in ranks:
             ranks[node] = ranks[node.args[0]]
-    ranks |= step_end_places.plan(graph, ranks, ipus, variables)
+    ranks |= _ranks_of_step_end(graph, ranks, ipus, variables)
     if strategy.kind != "sharded":
         _check_order(ranks, "phase" if strategy.phased else "pipeline stage")
     order = sorted(set(ranks.values())) or [(0, 0)]
@@ -280,6 +287,50 @@ def _check_order(ranks: dict[fx.Node, Rank], what: str) -> None:
                     + ", or use ShardedExecution",
                     id="block",
                 )
+
+
+def _ranks_of_step_end(
+    graph: fx.Graph,
+    ranks: Mapping[fx.Node, Rank],
+    ipus: Mapping[Rank, int],
+    variables: Collection[fx.Node],
+) -> dict[fx.Node, Rank]:
+    """New ranks for operators that serve writes at the end of a step alone. Reads the graph only.
+
+    A write stays where it is if it is made of what another stage computes, or of variables that
+    several IPUs read, or that nothing else reads.
+
+    Args:
+        ranks: of all operators; what comes first is less.
+        ipus: of each rank.
+        variables: parameters and buffers, which one IPU may read.
+    """
+    serving = {
+        write: _serving(write, ranks)
+        for write in graph.find_nodes(op="call_function", target=write_at_step_end_op)
+    }
+    all_serving = {node for nodes in serving.values() for node in nodes}
+    moved: dict[fx.Node, Rank] = {}
+    for nodes in serving.values():
+        sources = {source for node in nodes for source in node.all_input_nodes} - nodes
+        if any(source.op not in ("placeholder", "get_attr") for source in sources):
+            continue
+        readers = [user for v in sources & set(variables) for user in v.users]
+        places = [ranks[r] for r in readers if r in ranks and r not in all_serving]
+        if len({ipus[rank] for rank in places}) == 1:
+            moved |= dict.fromkeys(nodes, min(places))
+    return moved
+
+
+def _serving(write: fx.Node, ranks: Collection[fx.Node]) -> set[fx.Node]:
+    """The write, and the operators whose results it alone reads."""
+    nodes, waiting = {write}, list(write.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in ranks and node not in nodes and nodes.issuperset(node.users):
+            nodes.add(node)
+            waiting += node.all_input_nodes
+    return nodes
 
 
 def _variables(capture: Capture) -> list[fx.Node]:

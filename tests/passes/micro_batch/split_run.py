@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ipu_dynamo.capture.capture import STAGE, Capture, OutputRole, Placeholder, Structure
-from ipu_dynamo.passes.micro_batch.cut_batch import Piece, cut
-from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
+from ipu_dynamo.passes.micro_batch.cut_batch import cut
+from ipu_dynamo.passes.micro_batch.placements import Kind, Piece, Placement, Shard, Split
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
-from ipu_dynamo.passes.micro_batch.split_batch import Split, plan
+from ipu_dynamo.passes.micro_batch.split_batch import plan
 from ipu_dynamo.program.ir.values import blocks
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.micro_batch.batch_table import LINEAR, REPLICATED, RULES, pattern
-from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard
-from ipu_dynamo.passes.micro_batch.split_batch import Split
+from ipu_dynamo.passes.micro_batch.placements import Kind, Placement, Shard, Split
 from tests.passes.micro_batch.split_run import drawn_placements, is_split, run_split, traced
 from tests.passes.micro_batch.table_calls import CALLS, Draw, pointwise
 

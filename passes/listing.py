@@ -1,7 +1,6 @@
-"""Write the levels of a traced update as text: recorded steps, graphs, functions.
+"""List the levels that no text holds whole: steps of an optimiser, and graphs cut by rows.
 
-A text of these levels is for readers. Recorded steps name objects of the user's optimiser, which no
-text can hold.
+What is listed is for readers. Recorded steps name objects of the user's optimiser, for example.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,18 +9,40 @@ from torch import fx
 
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep
-from ipu_dynamo.passes.levels import JOINT, UpdateFunctions, UpdateGraphs, UpdatePlan, UpdateStep
-from ipu_dynamo.program import graph_outputs
+from ipu_dynamo.passes.levels import (
+    JOINT,
+    SplitCapture,
+    Update,
+    UpdateFunctions,
+    UpdateGraphs,
+    UpdatePlan,
+    UpdateStep,
+)
+from ipu_dynamo.passes.micro_batch.placements import Kind
+from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
 _COLUMN = 96  # where notes begin
 
 
-def update_text(model: RecordedUpdate | UpdateGraphs | UpdateFunctions) -> str:
-    """Operators with their types and owners, results, conditions, and the plan."""
+def listing(model: SplitCapture | Update) -> str:
+    """Operators with their types, and what the level knows of each; then its tables."""
+    if isinstance(model, SplitCapture):
+        return "\n".join(_split_lines(model))
+    if isinstance(model, Function):
+        return f"{model}\n{model.listing()}"
     if isinstance(model, UpdateFunctions):
         return "\n".join(_functions_lines(model))
     return "\n".join(_update_lines(model))
+
+
+def _split_lines(model: SplitCapture) -> Iterator[str]:
+    yield f"{model.split.n} micro-batches"
+    for node, placements in model.split.at.items():
+        placed = placements if isinstance(placements, tuple) else (placements,)
+        names = ", ".join(at.name if isinstance(at, Kind) else str(at) for at in placed)
+        text = value_text(node) if node.op == "placeholder" else operator_text(node)
+        yield f"{text:<{_COLUMN}}  # {names}"
 
 
 def _update_lines(update: RecordedUpdate | UpdateGraphs) -> Iterator[str]:

@@ -1,9 +1,11 @@
 """Select by indices what a graph cuts from a tensor at a place that is the value of another.
 
-Before   %u: Sym(u0) = aten._local_scalar_dense(%i);  aten.slice.Tensor(%x, 0, %u, %end)
-After    aten.index_select(%x, 0, %i + aten.arange(length))
-Keeps    values, shapes, dtypes, source lines. A place outside of the tensor is an error when the
-         program runs.
+Before   %u: Sym(u0) = aten._local_scalar_dense(%i);  %v: Sym(u0 + 2) = operator.add(%u, 2)
+         aten.slice.Tensor(%x, 0, %v, %end)
+After    %two = aten.full_like(%i, 2);  %s: i64[] = aten.add(%i, %two)
+         aten.index_select(%x, 0, %s + aten.arange(length))
+Keeps    values, shapes, dtypes, source lines. Whole numbers are int64, truth values are bool,
+         others float64. A place outside of the tensor is an error when the program runs.
 Source   `torch.narrow` with a tensor as its start, `torch.select` with a number from a tensor, and
          what autograd and the removal of writes make of them.
 
@@ -11,17 +13,20 @@ A cut that is returned is to share memory with the input that it is cut from: th
 where it begins, and its caller cuts.
 """
 
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.private.aot import PlainAOTOutput
 from ipu_dynamo.capture.private.dynamo import static
 from ipu_dynamo.ops.graph_queries import is_view
-from ipu_dynamo.passes.graph.read_numbers import insert, number_as_tensor
+from ipu_dynamo.passes.graph.builder import evaluate
+from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
 _FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, then the place
@@ -53,6 +58,85 @@ class ReturnedCut:
         if self.length is None:
             return whole.select(self.dim, start)
         return whole.narrow(self.dim, start, self.length)
+
+
+aten = torch.ops.aten
+_SAME: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.neg: aten.neg.default,
+    operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor,
+    operator.gt: aten.gt.Tensor,
+    operator.ge: aten.ge.Tensor,
+    operator.eq: aten.eq.Tensor,
+    operator.ne: aten.ne.Tensor,
+    operator.and_: aten.logical_and.default,
+    operator.or_: aten.logical_or.default,
+    torch.sym_not: aten.logical_not.default,
+    torch.sym_ite: aten.where.self,
+    torch.sym_min: aten.minimum.default,
+    torch.sym_max: aten.maximum.default,
+}
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def number_as_tensor(number: Any, *, plan: bool = False) -> fx.Node | None:
+    """The tensor of a number that operators read from tensors; None where it is not known how.
+
+    Args:
+        plan: only ask, and get the number itself.
+
+    What is inserted stands before the node `number`, and has its source line.
+    """
+    if not isinstance(number, fx.Node) or not _is_known(number):
+        return None
+    return number if plan else _converted(number, {})
+
+
+def insert(before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call that has the metadata of `before`, which it helps to replace, and its own value."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    node.meta = dict(before.meta)
+    node.meta["val"] = evaluate(node, before)
+    return node
+
+
+def _is_known(number: fx.Node) -> bool:
+    """Whether all that a number is computed from can be computed in tensors."""
+    if number.target is aten._local_scalar_dense.default:
+        return True
+    parts = [part for part in number.args if not isinstance(part, bool | int | float)]
+    known = all(isinstance(part, fx.Node) and _is_known(part) for part in parts)
+    return number.target in _SAME and bool(parts) and known
+
+
+def _converted(number: fx.Node, done: dict[fx.Node, fx.Node]) -> fx.Node:
+    if number in done:
+        return done[number]
+    if number.target is aten._local_scalar_dense.default:
+        tensor: Any = number.args[0]
+        value = tensor.meta["val"]
+        if value.dim():
+            tensor = insert(number, aten.view.default, tensor, [])
+        wide = torch.float64 if value.dtype.is_floating_point else torch.int64
+        if value.dtype not in (torch.bool, wide):
+            tensor = insert(number, aten._to_copy.default, tensor, dtype=wide)
+        done[number] = tensor
+        return done[number]
+    numbers = [part for part in number.args if isinstance(part, fx.Node)]
+    tensors = {part: _converted(part, done) for part in numbers}
+    like = tensors[numbers[0]]
+    parts = [
+        tensors[part]
+        if isinstance(part, fx.Node)
+        else insert(number, aten.full_like.default, like, part, dtype=_DTYPES[type(part)])
+        for part in number.args
+    ]
+    done[number] = insert(number, _SAME[number.target], *parts)
+    return done[number]
 
 
 def model_results(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
@@ -89,22 +173,15 @@ def start_of_cut(node: fx.Node) -> fx.Node:
     return start
 
 
-def select_by_indices(graph: fx.Graph) -> list[fx.Node]:
-    """Compute by indices the cuts at values whose lengths are known.
-
-    Returns:
-        The cuts, which nobody reads any more. What is returned as a view of something stays.
-    """
+def _cuts_at_values(graph: fx.Graph) -> list[fx.Node]:
+    """The cuts at values whose lengths are known. What is returned as a view of something stays."""
     results = {node for _, node in model_results(graph)}
-    cuts = [
+    return [
         node
         for target in _FIRST_OPTION
         for node in graph.find_nodes(op="call_function", target=target)
         if _options(node) is not None and not (target in _CUTS and _is_returned(node, results))
     ]
-    for node in cuts:
-        _select(node)
-    return cuts
 
 
 def _is_returned(node: fx.Node, results: Collection[fx.Node]) -> bool:
@@ -186,3 +263,30 @@ def _indices(node: fx.Node, start: fx.Node, size: int, length: int) -> fx.Node:
         node, aten.arange.default, length, dtype=torch.int64, device=start.meta["val"].device
     )
     return insert(node, aten.add.Tensor, steps, begin)
+
+
+def erase_unused(node: fx.Node) -> None:
+    """Erase `node`, and what was computed for it alone."""
+    if node.users or node.op == "placeholder":
+        return
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        erase_unused(source)
+
+
+@dataclass(frozen=True)
+class SelectByIndices:
+    """The pass. Other cuts at values are refused later."""
+
+    name: ClassVar[str] = "SelectByIndices"
+    level: ClassVar[Level] = "joint"
+
+    def __call__(self, capture: Capture) -> bool:
+        cuts = _cuts_at_values(capture.graph.graph)
+        for node in cuts:
+            _select(node)
+            erase_unused(node)
+        if cuts:
+            capture.graph.recompile()
+        return bool(cuts)

@@ -1,0 +1,54 @@
+"""Bring the host's rows to micro-batches block by block, and join what they return.
+
+Before   input %x: f32[2,8] and output %y: f32[2,4] of a loop over 4 micro-batches
+After    %x is the m-th block of rows of f32[8,8]; the blocks of %y follow each other, or are added
+Keeps    functions and instructions.
+Source   PopTorch user guide, "poptorch.PipelinedExecution".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.micro_batch.placements import Join, Shard
+from ipu_dynamo.program import Program
+from ipu_dynamo.program.ir.verify.program import verify
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """The pass.
+
+    Args:
+        slices: the blocks of each input, by name.
+        joins: how the values of each output become one.
+    """
+
+    name: ClassVar[str] = "StreamRows"
+    level: ClassVar[Level] = "program"
+    needed: ClassVar[str] = "each micro-batch would read the first rows"
+
+    slices: Mapping[str, Shard] = field(default_factory=dict)
+    joins: Sequence[Join] = ()
+
+    def __call__(self, program: Program) -> Program:
+        blocks = {stream.name: self.slices[stream.name] for stream in program.inputs}
+        streamed = replace(
+            program,
+            inputs=tuple(
+                replace(stream, dim=blocks[stream.name].dim, outer=blocks[stream.name].outer)
+                for stream in program.inputs
+            ),
+            outputs=tuple(
+                replace(
+                    stream,
+                    dim=join.rows.dim,
+                    outer=join.rows.outer,
+                    returns="sum" if join.how == "sum" else "all",
+                )
+                for stream, join in zip(program.outputs, self.joins, strict=True)
+            ),
+        )
+        verify(streamed)
+        return streamed
