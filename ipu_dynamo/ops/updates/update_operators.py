@@ -71,7 +71,7 @@ def _fake(
 def decompose(
     rule: str, call: Call, weight: Any, gradient: Any, *values: Any, flags: Sequence[str]
 ) -> list[Any]:
-    """What an operator returns, written by `call` as the rule's function.
+    """Write a rule's function in place of its operator; return the operator's results.
 
     Args:
         call: writes an operator, or runs it.
@@ -103,7 +103,7 @@ def _define(rule: str) -> torch._ops.OpOverload:
 
 
 OPERATORS: Mapping[str, torch._ops.OpOverload] = {rule: _define(rule) for rule in FUNCTIONS}
-# Takes `call` and what the operator takes, and returns what it returns.
+# Each takes `call` and the operator's arguments, and returns the operator's results.
 DECOMPOSITIONS: Mapping[object, Callable[..., list[Any]]] = {
     operator: partial(decompose, rule) for rule, operator in OPERATORS.items()
 }
