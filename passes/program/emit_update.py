@@ -8,7 +8,7 @@ Keeps    the order of parameters in each group.
 Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -107,17 +107,16 @@ class StepEnd:
             updated = {name for group in self.groups for name in group.parameters}
             result += scale.copies(sorted({self.owners[name] for name in updated & local.keys()}))
         updates: list[Update] = []
-        traced = emit_traced(self)
+        end = _end_of_updates(self)
         for index, group in enumerate(self.groups):
             trained = [name for name in group.parameters if name in local]
             for ipu in sorted({self.owners[name] for name in trained}):
                 names = tuple(name for name in trained if self.owners[name] == ipu)
                 gradients = tuple(local[name] for name in names)
-                update = self._update(index, group, names, gradients, ipu, located)
-                updates += [update] if traced is None else traced.split(update, located)
-        if traced is not None:
-            result += traced.copies(updates)
-        result += self._summed_and_clipped(updates, located, traced)
+                update = self._update(index, group, names, gradients, ipu)
+                updates += end.split(update, located)
+        result += end.copies(updates)
+        result += self._summed_and_clipped(updates, located, end)
         return result if scale is None else result + scale.adjustment()
 
     def variables(self) -> list[Variable]:
@@ -138,16 +137,7 @@ class StepEnd:
         if self.loss_scale is not None:
             found |= {variable.name: variable for variable in self.loss_scale.variables()}
         trained = {name for part in self.parts for name in part.gradients}
-        traced = emit_traced(self)
-        if traced is not None:
-            return [*found.values(), *traced.variables(trained)]
-        for index, group in enumerate(self.groups):
-            for name in group.parameters:
-                if name in trained:
-                    for spec in group.rule.state_names():
-                        state = self._state(index, name, spec)
-                        found.setdefault(state.name, state)
-        return list(found.values())
+        return [*found.values(), *_end_of_updates(self).variables(trained)]
 
     @cached_property
     def summed_as(self) -> Mapping[str, TensorType]:
@@ -169,7 +159,7 @@ class StepEnd:
         return found
 
     def _summed_and_clipped(
-        self, updates: Sequence[Update], located: Located, traced: TracedEnd | None
+        self, updates: Sequence[Update], located: Located, end: "TracedEnd | _RuleEnd"
     ) -> list[Instruction]:
         """Updates, each behind its sums over replicas; where a norm is clipped, or parameters are
         updated by each other's gradients, behind all."""
@@ -184,7 +174,7 @@ class StepEnd:
         clip = clipping(rule, gradients, types, _divisor(self.options), scales)
         sums = [self._sums(update, located) for update in updates]
         clipped = [replace(update, clip=clip.factor.get(update.ipu)) for update in updates]
-        rounds = [] if traced is None else traced.rounds(clipped)
+        rounds = end.rounds(clipped)
         if not clip.instructions and not rounds:
             return [i for of, update in zip(sums, updates, strict=True) for i in (*of, update)]
         return [*(i for of in sums for i in of), *clip.instructions, *rounds, *clipped]
@@ -212,27 +202,62 @@ class StepEnd:
         names: tuple[str, ...],
         gradients: tuple[str, ...],
         ipu: int,
-        located: Located,
     ) -> Update:
-        specs = () if group.trace is not None else group.rule.state_names()
-        states = tuple(
-            (spec.name, tuple(_state_name(index, ipu, name, spec) for name in names))
-            for spec in specs
-        )
         clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
-        update = Update(group.rule, index, ipu, names, gradients, states, divisor, clear)
+        update = Update(group.rule, index, ipu, names, gradients, (), divisor, clear)
         if self.loss_scale is not None:
             update = replace(update, loss_scale=self.loss_scale.on(ipu))
         halves = any(self.types[name].dtype == torch.float16 for name in names)
         if self.options.stochastic_rounding and halves:
             update = replace(update, rounding="stochastic")
-        return update if group.trace is not None else in_shards(update, located)
+        return update
+
+
+@dataclass(frozen=True)
+class _RuleEnd:
+    """The part of a step's end that updates by rules need, with the methods of `TracedEnd`."""
+
+    end: StepEnd
+
+    def variables(self, trained: Collection[str]) -> list[Variable]:
+        """The states."""
+        found: dict[str, Variable] = {}
+        for index, group in enumerate(self.end.groups):
+            for name in group.parameters:
+                if name in trained:
+                    for spec in group.rule.state_names():
+                        state = self._state(index, name, spec)
+                        found.setdefault(state.name, state)
+        return list(found.values())
+
+    def split(self, update: Update, located: Located) -> list[Update]:
+        """An update with its states."""
+        names, group, ipu = update.parameters, update.group, update.ipu
+        states = tuple(
+            (spec.name, tuple(_state_name(group, ipu, name, spec) for name in names))
+            for spec in update.rule.state_names()
+        )
+        return [in_shards(replace(update, states=states), located)]
+
+    def copies(self, updates: Sequence[Update]) -> list[Instruction]:
+        """None: hyperparameters are on the host."""
+        return []
+
+    def rounds(self, updates: Sequence[Update]) -> list[Instruction]:
+        """None: each parameter is by itself."""
+        return []
 
     def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
-        ipu, type_ = self.owners[parameter], self.types[parameter]
-        groups = self.options.replica_groups.get(parameter) if spec.shape != "scalar" else None
+        end = self.end
+        ipu, type_ = end.owners[parameter], end.types[parameter]
+        groups = end.options.replica_groups.get(parameter) if spec.shape != "scalar" else None
         name = _state_name(index, ipu, parameter, spec)
         return Variable(name, spec.type_for(type_), "state", ipu, groups=groups)
+
+
+def _end_of_updates(end: StepEnd) -> TracedEnd | _RuleEnd:
+    """The part of a step's end that its updates need."""
+    return emit_traced(end) or _RuleEnd(end)
 
 
 def emit_traced(end: StepEnd) -> TracedEnd | None:

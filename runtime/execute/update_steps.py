@@ -21,7 +21,7 @@ from ipu_dynamo.runtime.update.traced_update import (
     TracedValues,
 )
 
-# What gradients, which are given, are divided by.
+# Gives the divisor of gradients.
 ScaleOf = Callable[[Sequence[Tensor]], GradientScale | None]
 
 
@@ -31,7 +31,7 @@ class RunUpdate(Protocol):
     def updating(
         self, function: Function, device: torch.device, keep_weight: bool, once: bool
     ) -> Run:
-        """One that writes what the function gives.
+        """A callable that writes the results of the function.
 
         Args:
             keep_weight: it returns the weight, to be rounded at random.
@@ -39,10 +39,10 @@ class RunUpdate(Protocol):
         """
 
     def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
-        """One that writes, for parameters of so many elements in a row; None: there is none."""
+        """The same for parameters of so many elements in a row; None: it has to be for each."""
 
     def computing(self, function: Function) -> Run:
-        """One that returns what the function gives."""
+        """A callable that returns the results of the function."""
 
 
 _FEW = 8  # parameters: for fewer the calls do not matter
@@ -98,10 +98,10 @@ class UpdateSteps:
     """Makes of instructions what runs them.
 
     Args:
-        tensors: for every variable and value, its tensor on each replica; gets what is computed.
+        tensors: for every variable and value, its tensor on each replica; gets computed values.
         devices: of the IPUs.
         rounding: of updates that round at random.
-        run: makes callables of traced functions; None: there are none.
+        run: makes callables of traced functions; None if no update has one.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class UpdateSteps:
         """What updates parameters.
 
         Args:
-            places: of which parameters, and on which replicas.
+            places: the places of parameters, each with a replica.
         """
         for place, replica in places:
             name = update.parameters[place]
@@ -219,7 +219,7 @@ class UpdateSteps:
         return compute
 
     def joint(self, joint: JointUpdate) -> TracedValues:
-        """What computes of several parameters together."""
+        """The step of a joint part, which reads several parameters."""
         assert self._run is not None
         arguments = [self._tensors[name][0] for name in joint.arguments]
         lasting = [self._tensors[name][0] for name in joint.written]
@@ -235,7 +235,7 @@ class UpdateSteps:
         return made
 
     def _gradient_for(self, key: tuple[str, int], weight: Tensor, function: Function) -> Tensor:
-        """The gradient that a function takes: what was summed, if it fits, or room for it."""
+        """The gradient that a function takes: the accumulator if it fits, else room for a copy."""
         if key in self._complete:
             return self._complete[key].gradient
         name, replica = key

@@ -88,20 +88,20 @@ class AdamKernel(Kernel):
     def __call__(
         self, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
     ) -> None:
-        decoupled = "decoupled_weight_decay" in self.flags
+        decoupled, amsgrad = "decoupled_weight_decay" in self.flags, "amsgrad" in self.flags
         (fused_adamw_ if decoupled else fused_adam_)(
             self.parameters,
             self.gradients,
             self.states["exp_avg"],
             self.states["exp_avg_sq"],
-            self.states.get("max_exp_avg_sq", []),
+            self.states["max_exp_avg_sq"] if amsgrad else [],  # the kernel believes the flag
             self.states["step"],
             lr=lr,
             beta1=beta1,
             beta2=beta2,
             weight_decay=weight_decay,
             eps=eps,
-            amsgrad="amsgrad" in self.flags,
+            amsgrad=amsgrad,
             maximize="maximize" in self.flags,
             grad_scale=self.divisor,
         )
@@ -125,7 +125,9 @@ class SGDKernel(Kernel):
         self._fresh = [place for place, one in enumerate(started) if not one.item()]
 
     def __call__(self, lr: float, momentum: float, dampening: float, weight_decay: float) -> None:
-        buffers: Sequence[Tensor] = self.states.get("momentum_buffer", ())
+        buffers: Sequence[Tensor] = ()
+        if "momentum" in self.flags:
+            buffers = self.states["momentum_buffer"]  # the kernel believes the flag
         if momentum == 0.0 and "dampen_first_step" not in self.flags:
             buffers = ()  # as in torch, they keep their values until there is momentum again
         lists, numbers = (self.parameters, self.gradients), (lr, momentum, dampening, weight_decay)

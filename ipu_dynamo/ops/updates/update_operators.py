@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.updates.update_functions import FUNCTIONS, HYPERPARAMETERS, SCALAR_STATES
 from ipu_dynamo.ops.updates.update_kernels import KERNELS
 from ipu_dynamo.ops.updates.update_values import Call, Value
@@ -71,7 +72,7 @@ def _fake(
 def decompose(
     rule: str, call: Call, weight: Any, gradient: Any, *values: Any, flags: Sequence[str]
 ) -> list[Any]:
-    """What an operator returns, written by `call` as the rule's function.
+    """Write a rule's function in place of its operator; return the operator's results.
 
     Args:
         call: writes an operator, or runs it.
@@ -93,17 +94,17 @@ def decompose(
     return [new.to(w.dtype).now, *(states[name].to(own[name].dtype).now for name in own)]
 
 
-def _define(rule: str) -> torch._ops.OpOverload:
+def _define(rule: str) -> OpOverload:
     names = ", ".join(f"Tensor? {name}" for name in (*STATES[rule], *HYPERPARAMETERS[rule]))
     _library.define(f"{rule}(Tensor weight, Tensor gradient, {names}, *, str[] flags) -> Tensor[]")
     _library.impl(rule, partial(_step, rule), "CompositeExplicitAutograd")
     torch.library.register_fake(f"ipu::{rule}", partial(_fake, rule), lib=_library)
-    operator: torch._ops.OpOverload = getattr(torch.ops.ipu, rule).default
+    operator: OpOverload = getattr(torch.ops.ipu, rule).default
     return operator
 
 
-OPERATORS: Mapping[str, torch._ops.OpOverload] = {rule: _define(rule) for rule in FUNCTIONS}
-# Takes `call` and what the operator takes, and returns what it returns.
+OPERATORS: Mapping[str, OpOverload] = {rule: _define(rule) for rule in FUNCTIONS}
+# Each takes `call` and the operator's arguments, and returns the operator's results.
 DECOMPOSITIONS: Mapping[object, Callable[..., list[Any]]] = {
     operator: partial(decompose, rule) for rule, operator in OPERATORS.items()
 }

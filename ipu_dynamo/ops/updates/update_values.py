@@ -1,4 +1,4 @@
-"""Write what is done to tensors in place as pure operators, one value after another."""
+"""Write in-place code as pure operators: each change of a tensor is a new value."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -16,7 +16,7 @@ def call_now(operator: Any, *args: Any) -> Any:
 
 
 class Value:
-    """What stands for one tensor, or one number, while operators are written.
+    """Stand for one tensor, or one number, while operators are written.
 
     Methods in place give it another `now`. No operand promotes the value that it changes: a float64
     number is cast, which would promote a tensor of no dimension.

@@ -74,7 +74,7 @@ def function_at(
         zeros: hyperparameters that a rule's function leaves out.
 
     Raises:
-        ValueError: there is no such function.
+        ValueError: the program has no function of this name.
     """
     if update.function is None:
         states = update.rule.state_types(weight)

@@ -52,12 +52,12 @@ class Writer:
 
 
 def factors_of(before: Sequence[Plain]) -> UpdateFactors | None:
-    """The instruction that computes what a traced update takes of numbers, if there is one."""
+    """The instruction that computes the numbers of a traced update, if there is one."""
     return next((i for i in before if isinstance(i, UpdateFactors)), None)
 
 
 def why_not_traced(program: Program, factors: UpdateFactors) -> str | None:
-    """What keeps a traced update from being part of a function, in words; None: nothing does.
+    """The reason why a traced update cannot be part of a function; None: it can.
 
     Of each step it has to be known before that this is the update that was traced for its numbers.
     """
@@ -118,7 +118,7 @@ def written_by(after: Sequence[Plain], factors: UpdateFactors | None) -> tuple[s
 
 
 def read_by(after: Sequence[Plain]) -> tuple[str, ...]:
-    """What is computed of several parameters together takes these, values and variables."""
+    """The values and variables that joint parts of updates take."""
     return tuple(n for i in after if isinstance(i, JointUpdate) for n in i.arguments)
 
 

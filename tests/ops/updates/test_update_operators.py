@@ -93,6 +93,13 @@ def test_operators_say_which_types_they_return(chosen):
     torch.testing.assert_close(function, real, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(("rule", "flag"), [("sgd", "momentum"), ("adam", "amsgrad")])
+def test_a_flag_without_its_state_is_refused(rule, flag):
+    """A kernel would read past the end of an empty list, and files may call operators."""
+    with pytest.raises(KeyError, match=ADDED[flag][0]):
+        OPERATORS[rule](*arguments(rule, ()), flags=[flag])
+
+
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, momentum=0.9, dampening=0.3, weight_decay=0.05, fused=True),
     "adam": partial(torch.optim.Adam, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.05, fused=True),

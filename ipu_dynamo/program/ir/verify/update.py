@@ -14,14 +14,14 @@ from ipu_dynamo.program.ir.verify.residence import Residence
 def check_update(
     update: Update, has: Residence, updated: set[str], functions: Mapping[str, Function]
 ) -> None:
-    """Check an update, and note what it leaves.
+    """Check an update, and note its effects.
 
     Args:
         updated: the parameters so far.
         functions: of traced updates, by name.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: a variable or a type does not fit.
     """
     rule, names = update.rule, [state for state, _ in update.states]
     if isinstance(rule, Traced) != (update.function is not None):
