@@ -76,17 +76,17 @@ class Pass(Protocol):
 
     @property
     def level(self) -> Level:
-        """What the step takes."""
+        """The level of the model that the step takes."""
         ...
 
     def __call__(self, model: Any, /) -> Any:
-        """Rewrite `model` in place and say whether anything changed, or return what it became."""
+        """Rewrite `model` in place and say whether anything changed, or return the new model."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """What a part gives a variable.
+    """A write of a part to a variable.
 
     Args:
         target: the variable.
@@ -275,7 +275,7 @@ class UpdateStep:
 
     @property
     def world(self) -> World:
-        """What the optimiser has before the step."""
+        """The optimiser's leaves before the step."""
         return self.recorded.world
 
     @property
@@ -307,7 +307,7 @@ class UpdateStep:
 
     @property
     def after(self) -> dict[str, Any]:
-        """What the leaves become, by path: nodes, or constants."""
+        """The next values of the leaves, by path: nodes, or constants."""
         nodes = iter(graph_outputs(self.graph))
         found = {
             result.path: next(nodes) if result.in_graph else result.constant
@@ -319,7 +319,7 @@ class UpdateStep:
 
     @property
     def conditions(self) -> list[tuple[fx.Node, str]]:
-        """What the trace holds by: b8[], with the lines behind them."""
+        """The conditions of the trace: b8[] nodes, each with its line of the optimiser."""
         kept = self.recorded.kept_conditions
         nodes = graph_outputs(self.graph)
         return [
@@ -344,7 +344,7 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """What all steps of an optimiser have in common.
+    """The common plan of all steps of an optimiser.
 
     Args:
         states: of each parameter.
@@ -374,7 +374,7 @@ class UpdatePlan:
 
 @dataclass
 class UpdateGraphs:
-    """The steps of an optimiser as graphs of tensors, and what they have in common.
+    """The steps of an optimiser as graphs of tensors, and their common plan.
 
     Args:
         plan: of the parameters that are traced; None before `PlanUpdate`.
@@ -390,7 +390,7 @@ class UpdateFunctions:
     """The steps of an optimiser as functions that programs call.
 
     Args:
-        worlds: what the optimiser has before each step.
+        worlds: the optimiser's leaves before each step.
         plan: of the parameters that `steps` have.
         traced: the world of these parameters, before the last step.
         stands: for each parameter of `worlds`, the index of the parameter that was traced for it.
@@ -404,7 +404,7 @@ class UpdateFunctions:
 
     @property
     def first(self) -> World:
-        """What the optimiser has now."""
+        """The optimiser's leaves now."""
         return self.worlds[0]
 
 

@@ -1,4 +1,4 @@
-"""Bring the host's rows to micro-batches block by block, and join what they return.
+"""Bring the host's rows to micro-batches block by block, and join their results.
 
 Before   input %x: f32[2,8] and output %y: f32[2,4] of a loop over 4 micro-batches
 After    %x is the m-th block of rows of f32[8,8]; the blocks of %y follow each other, or are added

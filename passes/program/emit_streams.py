@@ -1,4 +1,4 @@
-"""Write the streams of a program: what the host brings, and what it gets.
+"""Write the streams of a program, from the host and to it.
 
 Before   parts of a capture whose placeholders and outputs are described
 After    the same, with an Input for every argument, random key and accumulation weight; an Output

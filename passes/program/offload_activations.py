@@ -21,7 +21,7 @@ from ipu_dynamo.program import TensorType
 
 @dataclass(frozen=True, slots=True)
 class ActivationRule:
-    """Which values leave the chip: a liveness, and where activations may be."""
+    """The rule for values that leave the chip: a liveness, and a location for activations."""
 
     liveness: Liveness
     location: Location
@@ -47,14 +47,15 @@ def _plan(
     streams: Collection[str],
     rule: ActivationRule,
 ) -> Moves:
-    """The plan. A value is stored once, when its phase or the forward pass ends, and loaded in the
-    phase before the one that reads it: by every such phase where each phase ends with stores,
-    else once by each IPU.
+    """Plan the moves.
+
+    A value is stored once, when its phase or the forward pass ends. It is loaded in the phase
+    before its reader: for each such phase if each phase ends with stores, else once by each IPU.
 
     Args:
         parts: of a micro-batch, in order.
         types: of what parts make, and of streams.
-        streams: inputs that IPUs receive. What an IPU received and reads again is such a value.
+        streams: inputs that IPUs receive. An IPU may read such a value again later.
     """
     moves, liveness = Moves(), rule.liveness
     made: dict[tuple[str, int], int] = {}  # value and its owner -> index of the part

@@ -32,10 +32,10 @@ from ipu_dynamo.program.ir.verify.program import verify
 
 
 def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
-    """A step without what its updates computed before, the moves for that, and all copies of it."""
+    """Leave out the rounds before the updates, their moves, and all copies of their results."""
     kept: list[Instruction] = []
     made: set[str] = set()
-    moved_for: Collection[str] = ()  # what the last part has, in turn, loaded
+    moved_for: Collection[str] = ()  # the variables that were loaded for the last part
     for instruction in body:
         match instruction:
             case UpdateFactors(results=results):
@@ -59,7 +59,7 @@ def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
 
 
 def _begins_updates(instruction: Instruction, rest: Sequence[Instruction]) -> bool:
-    """Whether the updates of a step begin here, with what is loaded for the first of them."""
+    """Whether the updates of a step begin here, or the loads for the first update."""
     if isinstance(instruction, Update):
         return True
     following = next((i for i in rest if not isinstance(i, Load)), None)

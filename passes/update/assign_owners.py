@@ -66,7 +66,7 @@ def _places(graph: fx.Graph, owners: Mapping[fx.Node, int]) -> dict[fx.Node, Upd
 
 
 def _assign(step: UpdateStep, plan: UpdatePlan) -> None:
-    """Assign owners, and copy each value that becomes another parameter's: the copy is joint."""
+    """Assign owners, and copy each value that another parameter takes over: the copy is joint."""
     graph = step.graph.graph
     step.places |= _places(graph, owners_of(step, plan))
     output = graph.output_node()

@@ -1,6 +1,6 @@
-"""Cut from a lowered step what hyperparameters and counters alone decide, as a function of these.
+"""Make the function of a step that computes all values of hyperparameters and counters alone.
 
-It also says whether what the optimiser's Python decided by numbers is what it would decide now.
+It also checks that the optimiser's Python would decide by its numbers as it did in the trace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
 
 aten = torch.ops.aten
-EPOCH = alone("update.epoch")  # how often the step has changed what the optimiser keeps
+EPOCH = alone("update.epoch")  # how many steps have changed the optimiser's kinds of states
 
 
 def _input(graph: fx.Graph, name: str) -> fx.Node:
-    """A placeholder; a state may be called what a group calls one of its numbers."""
+    """Append a placeholder. A state and a number of a group may have one name."""
     name = name.replace(".", "_").strip("_")
     taken = {node.target for node in graph.find_nodes(op="placeholder")}
     while name in taken:
@@ -70,7 +70,7 @@ class Factors:
     Args:
         epoch: which of the variants the step is.
         name: of the optimiser.
-        owners: placeholders of tensors; numbers hang on none of them.
+        owners: placeholders of tensors. Numbers depend on no such placeholder.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Factors:
         """The function.
 
         Args:
-            crossing: what updates take of it.
+            crossing: the values that updates read.
         """
         step, graph, copies = self.step, fx.Graph(), dict[fx.Node, fx.Node]()
         like = step.parameters[0].meta["val"]
@@ -142,8 +142,8 @@ class Factors:
         return make_function(f"{self.name}_factors_{function.key[:8]}", function.graph)
 
     def _conditions(self) -> list[tuple[fx.Node, str]]:
-        """The conditions on numbers. What else was noted has decided nothing in Python: these are
-        ranges of values that nobody knew."""
+        """The conditions on numbers. Other conditions are ranges of unknown values, by which Python
+        decided nothing."""
         world = self.step.world
         known = {
             self.leaves[path]

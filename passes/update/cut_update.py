@@ -40,7 +40,7 @@ from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import ParameterPart, Round, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
 
-Inputs = Sequence[tuple[str, fx.Node | TensorType]]  # names, and what stands for them in the step
+Inputs = Sequence[tuple[str, fx.Node | TensorType]]  # names, and their nodes in the step
 
 
 def _cut(step: UpdateStep, common: UpdatePlan, epoch: int) -> TracedStep:
@@ -50,7 +50,7 @@ def _cut(step: UpdateStep, common: UpdatePlan, epoch: int) -> TracedStep:
         epoch: which of the variants it is.
 
     Raises:
-        UntraceableUpdate: what it does cannot be cut.
+        UntraceableUpdate: it cannot be cut.
     """
     planned = common.owners.keys() | common.shared_names.keys() | common.counters.keys()
     after = step.after
@@ -114,7 +114,7 @@ class _Cutter:
         )
 
     def rounds(self, results: Sequence[Any]) -> tuple[Round, ...]:
-        """What parameters compute of each other."""
+        """Make the rounds, in which parameters read values of each other."""
         after = [self.after.get(state.path) for state in self.common.shared]
         results = [node for node in results if isinstance(node, fx.Node)]
         nodes = [node for node in after if isinstance(node, fx.Node)]
@@ -145,7 +145,7 @@ class _Cutter:
         return tuple(rounds)
 
     def read_elsewhere(self, node: fx.Node) -> list[fx.Node]:
-        """The joint values that a node takes from another function than its own."""
+        """The joint values that a node reads from other functions."""
         if node not in self.place:
             return []
         own, taken = self.place[node], [s for s in node.all_input_nodes if s in self.place]
@@ -155,7 +155,7 @@ class _Cutter:
         return [s for s in joint if self.place[s].round < own.round and s not in self.shared]
 
     def round_of(self, value: Any) -> int:
-        """In which round what a state of no parameter becomes is known."""
+        """The round that computes the next value of a state of no parameter."""
         return self.place[value].round if value in self.place else 0
 
     def joint(
@@ -165,7 +165,7 @@ class _Cutter:
         read: Collection[fx.Node],
         written: Sequence[tuple[Any, str]],
     ) -> Round:
-        """What a round computes of several parameters together."""
+        """Make the function of a round, which takes values of several parameters."""
         results = sorted(
             (n for n in read if n in self.place
              and self.place[n].owner == JOINT and self.place[n].round == number),
@@ -186,8 +186,8 @@ class _Cutter:
     def of_parameter(
         self, number: int, results: Sequence[Any]
     ) -> tuple[str, list[fx.Node], list[fx.Node]]:
-        """A function of one parameter: its name, what it takes beside weight, gradient and states,
-        and its operators."""
+        """Make a function of one parameter; return its name, its arguments except weight, gradient
+        and states, and its operators."""
         states = self.common.states[number]
         own: list[tuple[str, fx.Node | TensorType]] = [
             ("weight", self.parameters[number]),
@@ -205,11 +205,11 @@ class _Cutter:
         stops: Collection[fx.Node],
         fixed: Collection[fx.Node] = (),
     ) -> tuple[list[fx.Node], list[fx.Node]]:
-        """The operators that compute results, in order, and what they take from elsewhere.
+        """The operators that compute results, in order, and their other arguments.
 
         Args:
-            stops: what other functions make.
-            fixed: what the function takes anyway.
+            stops: values of other functions.
+            fixed: arguments that the function has in any case.
         """
 
         def is_taken(node: fx.Node) -> bool:
@@ -262,7 +262,7 @@ class _Cutter:
         return name
 
     def known_as(self, node: fx.Node) -> str:
-        """What instructions call a value that a function takes."""
+        """The name of an argument in instructions."""
         if node in self.names:
             return self.names[node]
         return self.factors.setdefault(node, alone(f"update.factor{len(self.factors)}"))
@@ -286,11 +286,11 @@ def _values_between(
     wanted: Collection[fx.Node],
     joint_results: Sequence[fx.Node],
 ) -> list[list[fx.Node]]:
-    """For each round, the parameters' values that it takes and none before it took, in order.
+    """For each round, the parameters' values that it is the first to read, in order.
 
     Args:
         wanted: nodes that are needed at all.
-        joint_results: values that a round has to have, whoever computes them.
+        joint_results: values that a round needs in any case.
     """
     first: dict[fx.Node, int] = {}
 

@@ -54,7 +54,7 @@ def _plan(last: UpdateStep, epochs: int, first: World) -> UpdatePlan:
 def _states(
     last: UpdateStep, paths: Sequence[str]
 ) -> tuple[tuple[tuple[PlannedState, ...], ...], tuple[PlannedState, ...]]:
-    """What each parameter has for itself, and what belongs to none."""
+    """Return the states of each parameter, and those of no parameter."""
     world, inputs = last.world, last.inputs
     free = [path for path in paths if inputs[path].parameter is None]
     owners = _owners_of_states(last, free)
@@ -77,10 +77,10 @@ def _states(
 
 
 def _owners_of_states(step: UpdateStep, paths: Collection[str]) -> dict[str, int]:
-    """Of states that the optimiser keeps for no parameter by name, those that belong to one.
+    """Find the parameters of the states that the optimiser keeps under no parameter.
 
-    Through tensors with dimensions, the results that hang on such a state hang on no other
-    parameter's tensors: what couples parameters by numbers alone does not count.
+    A state is a parameter's if no result that depends on it depends on another parameter's
+    tensors. Dependencies through tensors of no dimensions do not count.
     """
     leaves = step.leaves
     sources = {leaves[path]: path for path in paths if path in leaves}

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def needed_for(results: Sequence[fx.Node]) -> set[fx.Node]:
-    """All nodes that some hang on, and these."""
+    """The nodes that some depend on, and these."""
     pending, found = list(results), set[fx.Node]()
     while pending:
         node = pending.pop()
@@ -40,7 +40,7 @@ def numbers_without_tensors(step: UpdateStep) -> set[str]:
     """Paths of the numbers whose next values depend on no parameter, no gradient and no state."""
     leaves, after = step.leaves, step.after
     numbers = {x.path for x in step.recorded.taken if x.is_number or step.world.is_known(x)}
-    while True:  # a number that depends on such a number is none, either
+    while True:  # a number that depends on a removed one is removed, too
         sources = {leaves[path] for path in leaves.keys() - numbers}
         depends = depends_on(step.graph.graph, {*step.parameters, *step.gradients, *sources})
         wrong = {p for p in numbers if isinstance(n := after.get(p), fx.Node) and depends[n]}
@@ -82,7 +82,7 @@ def all_hold(graph: fx.Graph, conditions: Sequence[fx.Node], like: Tensor) -> fx
 
 
 def owned_results(graph: fx.Graph, results: Sequence[Any]) -> tuple[fx.Node, ...]:
-    """Results of which none shares memory with an argument or another one.
+    """Copy each result that shares memory with an argument or with another result.
 
     Raises:
         UntraceableUpdate: one is no tensor.
@@ -106,7 +106,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def is_elementwise(node: fx.Node, shape: torch.Size) -> bool:
-    """Whether each element of a result of this shape hangs on one element of each argument."""
+    """Whether each element of a result of this shape depends on one element of each argument."""
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     copies = node.target in (aten._to_copy.default, aten.clone.default, aten.full_like.default,
                              aten.zeros_like.default, aten.ones_like.default, aten.detach.default,

@@ -4,7 +4,7 @@ Before   %lerp = aten.lerp.Scalar(%m, %g, %sub);   %sub = 1.0 - %beta, a Python 
 After    %lerp = aten.lerp.Tensor(%m, %g, %s);     %s = aten.to(%sub, float32), %sub: f64[]
 Keeps    values: a number is float64 or int64 until it meets a tensor, whose dtype it takes then; it
          promotes nothing. Weights and states in half precision are computed in float32 and rounded
-         once, at their last write. What Python decided by numbers becomes b8[] results.
+         once, at their last write. Decisions of Python by numbers become b8[] results.
 Source   torch.compile's own pass of this name, which does it for models.
 """
 
@@ -304,8 +304,8 @@ def _name(target: Any) -> str:
 
 
 def _by_tensors(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator does; one of lists tensor by tensor, since its tensors belong to several
-    parameters, each of which is updated by itself."""
+    """Call an operator. One of lists is called tensor by tensor: the tensors belong to several
+    parameters, and each parameter has a function of its own."""
     name = _name(target)
     short = name.removeprefix(_FOREACH)
     of_one = _OF_EACH.get(short) or getattr(torch, short, None)
@@ -322,7 +322,7 @@ _WITH_VALUE = ("addcmul", "addcdiv")  # whose fourth argument is one of one tens
 def _of_lists(
     of_one: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Tensor]:
-    """What `torch._foreach_*` does, from what is done to one tensor."""
+    """Call an operator of one tensor for each tensor of the lists, as `torch._foreach_*` does."""
     count = next(len(arg) for arg in args if isinstance(arg, list | tuple))
     found = []
     for i in range(count):

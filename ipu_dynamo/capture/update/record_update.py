@@ -1,4 +1,4 @@
-"""Record an optimiser's steps from its first on, until what it keeps stays the same."""
+"""Record an optimiser's steps from its first on, until its states keep their kinds."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RecordedUpdate:
     """The steps of an optimiser, from the one that it would make now.
 
     Args:
-        worlds: what it has now, and after each step that changes the kind of that.
+        worlds: its leaves now, and after each step that changes their kinds.
         stands: for each parameter, the index of the parameter that is traced for it.
         steps: of the traced parameters. All but the last are for one step each.
     """
@@ -58,7 +58,7 @@ def record_update(world: World, number_operators: Collection[str]) -> RecordedUp
 
 
 def record_step(world: World, number_operators: Collection[str]) -> RecordedUpdate:
-    """Record one more step, of an optimiser that keeps what it keeps; see `record_update`."""
+    """Record one step of an optimiser whose states keep their kinds; see `record_update`."""
     return _recorded([world], number_operators)
 
 
@@ -69,8 +69,8 @@ def _recorded(worlds: Sequence[World], number_operators: Collection[str]) -> Rec
 
 
 def after_step(world: World) -> World:
-    """What an optimiser has after a step, made on copies with gradients of zero: only kinds, shapes
-    and counters mean anything."""
+    """Make a step on copies, with gradients of zero, and return the leaves after it. Only kinds,
+    shapes and counters mean anything."""
     own = [parameter.detach().clone() for parameter in world.parameters]
     values = [_copied(leaf.value, own, leaf.refers) for leaf in world.leaves]
     shadow = world.shadow(values, own, [torch.zeros_like(p) for p in own])

@@ -1,8 +1,8 @@
 """Trace one step of an optimiser into a graph, with the condition that it holds by.
 
-Detection of what a trace would lose or bake, in this order: an exception says that Python asked for
-the value of a tensor; a second trace differs; random states have moved; a tensor from outside is in
-the graph; a number was read as a value.
+A trace could lose a decision or fix a value. It is refused, in this order, if Python asks for the
+value of a tensor, a second trace differs, random states have moved, or the graph holds a tensor
+from outside. A number that is read as a value becomes a condition.
 """
 
 import os
@@ -86,7 +86,7 @@ class RecordedStep:
 
     @property
     def text(self) -> list[str]:
-        """All of it, in lines."""
+        """The graph, its tensors and the results, in lines."""
         lines = [str(node.format_node()) for node in self.graph.graph.nodes]
         tensors = _attributes(self.graph)
         constants = [f"{name} {value.tolist()}" for name, value in tensors.items()]
@@ -199,8 +199,8 @@ def _record(world: World, number_operators: Collection[str]) -> RecordedStep:
 
 
 def _symbols(raw: fx.GraphModule) -> dict[str, int]:
-    """Which symbol stands for which placeholder, or which number that was read of a tensor: the
-    n-th of them as -1 - n."""
+    """The placeholder of each symbol, by number. The n-th number that was read of a tensor has the
+    number -1 - n."""
     found: dict[str, int] = {}
     for place, node in enumerate(raw.graph.find_nodes(op="placeholder")):
         if isinstance(node.meta.get("val"), Symbol):

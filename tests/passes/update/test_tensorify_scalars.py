@@ -1,4 +1,4 @@
-"""Check that operators of lists of tensors are lowered to what they do to each tensor."""
+"""Check that operators of lists of tensors become operators of each tensor."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
 
 
 class Centred(Optimizer):
-    """Counts its steps, copies what it keeps, and moves parameters by each other's gradients."""
+    """Counts its steps, copies its states, and moves parameters by each other's gradients."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -65,7 +65,7 @@ def recorded(kind):
 
 
 def computed(step):
-    """What a step computes of drawn tensors; equal counts for all parameters."""
+    """Run a step on drawn tensors, with equal counts for all parameters."""
     generator = torch.Generator().manual_seed(0)
     values = []
     for node in step.graph.graph.find_nodes(op="placeholder"):
