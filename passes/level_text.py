@@ -238,11 +238,26 @@ def write_level(model: Model) -> str:
     """A model at any level as text. Python objects in it print as their names."""
     level = levels.level_of(model)
     if isinstance(model, HostProgram):
-        functions = [f"{function}\n{function.listing()}" for function in model.inlined.functions]
-        return "\n".join([str(model.inlined), *functions, ""])
+        return "\n".join([*_host_lines(model), ""])
     if isinstance(model, Program):
         return write_text(model)
     return record_text(_record(model), _first(level), _Form())
+
+
+def _host_lines(host: HostProgram) -> Iterator[str]:
+    """What this computer does for a program, for people: host passes begin with the program."""
+    yield str(host.runs)
+    for function in host.runs.functions:
+        yield f"{function}\n{function.listing()}"
+    if host.fused is not None:
+        yield f"fused {host.fused.function}\n{host.fused.function.listing()}"
+    if host.threads is not None:
+        yield f"threads: {host.threads}"
+    yield from (f"decision {decision}" for decision in host.decisions)
+    for recipe in host.recipes.values():
+        yield f"recipe {recipe}"
+        if recipe.lowered is not recipe.function:
+            yield recipe.lowered.listing()
 
 
 def parse_level(text: str) -> Model:

@@ -34,7 +34,7 @@ from ipu_dynamo.ops.private.graphs import (
 from ipu_dynamo.program.ir.layout import Layout, device_named
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
-from ipu_dynamo.program.text.reader import Reader, Record
+from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
@@ -206,7 +206,7 @@ def _holding(attributes: Mapping[str, Tensor]) -> torch.nn.Module:
 
 def _read_erased(reader: Reader) -> tuple[tuple[str, ...], dict[str, int]]:
     """The names that are taken, and how far those of a kind were counted."""
-    names, counts = reader.value(), reader.value() if reader.sees("{") else {}
+    names, counts = reader.value(), _by_name(reader) if reader.sees("{") else {}
     if not isinstance(names, tuple) or not all(type(name) is str for name in names):
         raise ValueError("names are a tuple of strings")
     if not all(type(count) is int for count in counts.values()):
@@ -270,7 +270,14 @@ def _read_node(
 
 
 def _read_marks(reader: Reader, form: GraphForm) -> Marks:
-    return form.meta(reader.value() if reader.sees("{") else {})
+    return form.meta(_by_name(reader) if reader.sees("{") else {})
+
+
+def _by_name(reader: Reader) -> dict[str, Any]:
+    value = reader.value()
+    if not isinstance(value, dict):
+        raise ValueError("expected strings in front of the colons")
+    return value
 
 
 def _described(value: object) -> object:
@@ -312,6 +319,8 @@ def _check_plain(value: object) -> None:
                 _check_plain(part)
         case Record() | Layout():
             raise ValueError("an operator takes no dataclass")
+        case Pairs():
+            raise ValueError("an operator takes no dict but of strings")
         case dict():
             _check_plain([*value.values()])
         case slice():
