@@ -1,4 +1,4 @@
-"""Write what each pass leaves to a folder: one for each graph, one file for each pass.
+"""Write the model after each pass to a file, in a folder for each graph.
 
 `python -m ipu_dynamo.opt` reads these files; `passes.txt` has the passes with their options.
 """

@@ -9,7 +9,7 @@ operator's shape function, and give what this PyTorch says instead of what the p
 FX makes Python code from a graph. What can enter it from text is checked here: names of nodes,
 operators that are registered with arguments that they have, and plain values.
 
-A `GraphForm` says how graphs are written and read that are no functions yet, as passes see them.
+Passes see graphs that are not functions yet. A `GraphForm` describes the text of such graphs.
 """
 
 import re
@@ -70,15 +70,15 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class GraphForm:
-    """What is written of a graph, besides its operators and their values.
+    """The form in which graphs are written and read.
 
     Args:
-        marks: what is written of a node's meta.
-        meta: the inverse of `marks`; raises ValueError for what cannot be.
-        arguments: what is written of a node's arguments.
-        of_functions: whatever cannot be read back raises ValueError, also when it is written.
-            Otherwise tensors may be attributes, Python objects print as their names, and the
-            names of erased nodes are written: a graph gives none of them again.
+        marks: the entries of a node's meta that are written.
+        meta: the inverse of `marks`; raises ValueError for an impossible mark.
+        arguments: the arguments of a node that are written.
+        of_functions: an unreadable value raises ValueError when it is written. Otherwise Python
+            objects print as their names, and tensors may be attributes. The names of erased nodes
+            are written, too, because the graph gives them to no new node.
         mode: of the fake tensors that are read; None: a new one for each graph.
         attributes: the tensors that nodes read, by their names.
     """
