@@ -26,6 +26,8 @@ from ipu_dynamo.ops.operators import check_arguments, operator_name, operator_na
 from ipu_dynamo.ops.private.graphs import (
     MODE_SWITCHES,
     FakeTensorMode,
+    HigherOrderOperator,
+    OpOverloadPacket,
     erased_names,
     module_of,
     reserve_names,
@@ -138,15 +140,22 @@ def _called(target: object) -> str:
     try:
         return operator_name(target)
     except ValueError:
+        if isinstance(target, OpOverloadPacket | HigherOrderOperator):
+            return str(target)
         name = getattr(target, "__qualname__", getattr(target, "__name__", str(target)))
         module = getattr(target, "__module__", None) or "opaque"
         return re.sub(r"[^\w.]", "", f"{module}.{name}", flags=re.ASCII)
 
 
 def opaque(value: object) -> str:
-    """A Python object by its name, or that of its class."""
-    name = getattr(value, "__qualname__", None) or f"{type(value).__qualname__}"
-    return f"opaque({write(str(name))})"
+    """A Python object by its name, its class, or as a symbol prints."""
+    if isinstance(value, Tensor):
+        name = f"{value.dtype}{[*value.shape]}"
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        name = str(value)
+    else:
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"opaque({write(name)})"
 
 
 def node_text(node: fx.Node, text: Text, called: Text, form: GraphForm = FUNCTION) -> str:
