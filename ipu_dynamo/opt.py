@@ -1,8 +1,8 @@
 """Run passes on a model in a file: `python -m ipu_dynamo.opt FILE -p 'Recompute(mode="all")'`.
 
-A file holds a model at one level, as `IPU_DYNAMO_DUMP` writes it after each pass. The passes run as
-in a compilation, checked by the manager, and what they leave is printed as a file would hold it.
-Nothing in a file or a pass is run as Python.
+A file holds a model at one level, as `IPU_DYNAMO_DUMP` writes it after each pass. The manager runs
+and checks the passes as in a compilation. The result is printed in the form of a file. Nothing in a
+file or a pass is run as Python.
 """
 
 import argparse
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_passes(model: Model, steps: Sequence[Pass]) -> Model:
-    """What passes make of a model.
+    """Run passes on a model in place, and return the result.
 
     Raises:
-        Exception: what a pass raises, also for a model of another level; a note names the pass.
+        Exception: a pass fails, or takes another level; a note names the pass.
     """
     return PassManager("opt", first="read").run(steps, model)
 
@@ -62,7 +62,7 @@ def read_pass(text: str) -> Pass:
     """A pass by its name, with options as in Python: `Recompute(mode="all")`, or `Recompute`.
 
     Raises:
-        ValueError: no pass is called so, or it has no such option, or not with this value.
+        ValueError: the pass, its option or this value of the option does not exist.
     """
     try:
         reader = Reader(text if "(" in text else f"{text}()")
@@ -96,7 +96,7 @@ def _made(type_: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _option(value: Any, kind: Any, name: str) -> Any:
-    """What was read for an option of this type."""
+    """The value of an option of this type."""
     (part, *_) = get_args(kind) or (None,)
     if part is Pass and isinstance(value, tuple):
         return tuple(map(_pass_of, value))

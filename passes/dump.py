@@ -1,16 +1,17 @@
-"""Write what each pass leaves to a folder: one for each graph, one file for each pass.
+"""Write the model after each pass to a file, in a folder for each graph.
 
 `python -m ipu_dynamo.opt` reads these files; `passes.txt` has the passes with their options.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.passes.host.recipes.figures import figures_of
 from ipu_dynamo.passes.level_text import pass_text, write_level
 from ipu_dynamo.passes.levels import (
     BatchPieces,
@@ -76,7 +77,17 @@ class Dump:
         self.count += 1
         if step is not None:
             with (self.folder / PASSES).open("a") as passes:
-                passes.write(f"{pass_text(step)}\n")
+                passes.write(f"{pass_text(_measured(step, model))}\n")
+
+
+def _measured(step: Pass, model: Model) -> Pass:
+    """A host pass with the figures by which it has decided, if it measured them."""
+    if not isinstance(model, HostProgram) or getattr(step, "figures", model) is not None:
+        return step
+    compiled = [r.function for r in model.recipes.values() if r.engine == "inductor"]
+    if not compiled:
+        return step
+    return replace(step, figures=figures_of(compiled))  # type: ignore[type-var]
 
 
 def _new_folder(root: Path, name: str) -> Path:

@@ -11,15 +11,15 @@
         %t: f32[8,3]{1,8} = aten.t.default(%primals_1)  {"ipu.stage": 0, "ipu.backward": False}
         ...
 
-Programs have the text of `ipu_dynamo/program/text/`, whose mechanism this is, too: dataclasses are
-records, and a text is read only if it is what the model that it becomes is written as. Values of
-parameters and buffers are in no text; they become tensors without values. What a text has not:
-how the caller puts results together, and which tensors from outside the model were read.
+Programs have the text of `ipu_dynamo/program/text/`. The other levels use the same mechanism:
+dataclasses are records, and only the text that `write_level` writes is read. Parameters and buffers
+have no values in a text. A text has neither the structure of the results that the user gets, nor
+the tensors from outside the model that a trace read.
 """
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeGuard
 
 import torch
@@ -77,7 +77,7 @@ from ipu_dynamo.program.text.records import build
 
 _WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
 _TAG, _DESCRIBED, _CUSTOM = "partitioner_tag", "desc", "custom"  # keys of meta that are PyTorch's
-_MARKS: dict[str, Any] = {  # keys of meta that passes read, and what they hold in a text
+_MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
     SCOPE: str,
     NAME: str,
     MATMUL_NAME: str,
@@ -100,6 +100,7 @@ _MARKS: dict[str, Any] = {  # keys of meta that passes read, and what they hold 
     _DESCRIBED: AOTInput | tuple[AOTOutput | None, ...],
 }
 _LARGEST = 1 << 16  # bytes of a constant, beyond which its values are left out
+_LARGEST_MEMORY, _ALIGNED = 1 << 40, 16  # bytes of shared memory in a text
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ class Attribute:
     """A tensor that a graph holds.
 
     Args:
-        target: what the graph calls it.
-        name: what the user calls it.
+        target: its name in the graph.
+        name: the user's name.
     """
 
     target: str
@@ -150,7 +151,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Hook:
-    """What a node does with a gradient."""
+    """The graph that a node calls with a gradient."""
 
     node: str
     graph: fx.GraphModule
@@ -158,7 +159,7 @@ class Hook:
 
 @dataclass(frozen=True, kw_only=True)
 class _Graph:
-    """What traced and joint graphs have in common; see `Capture`."""
+    """The common part of traced and joint graphs; see `Capture`."""
 
     level: ClassVar[Literal["traced", "joint"]]
 
@@ -224,7 +225,7 @@ class Directions:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of stages, and the graph that was cut, which says what their inputs are."""
+    """The parts of stages, and the graph that was cut, with the roles of their inputs."""
 
     returned: tuple[str, ...]
     changed: tuple[tuple[str, str], ...] = ()
@@ -248,11 +249,26 @@ def write_level(model: Model) -> str:
     if isinstance(model, levels.BatchPieces):
         return "\n".join([_first(level), *map(_piece, model.pieces)])
     if isinstance(model, HostProgram):
-        functions = [f"{function}\n{function.listing()}" for function in model.inlined.functions]
-        return "\n".join([str(model.inlined), *functions, ""])
+        return "\n".join([*_host_lines(model), ""])
     if isinstance(model, Program):
         return write_text(model)
-    return record_text(_record(model), _first(level), _Form())
+    return record_text(_record(model), _first(level), _form({}))
+
+
+def _host_lines(host: HostProgram) -> Iterator[str]:
+    """The work of this computer, for people; host passes begin with the program's text."""
+    yield str(host.runs)
+    for function in host.runs.functions:
+        yield f"{function}\n{function.listing()}"
+    if host.fused is not None:
+        yield f"fused {host.fused.function}\n{host.fused.function.listing()}"
+    if host.threads is not None:
+        yield f"threads: {host.threads}"
+    yield from (f"decision {decision}" for decision in host.decisions)
+    for recipe in host.recipes.values():
+        yield f"recipe {recipe}"
+        if recipe.lowered is not recipe.function:
+            yield recipe.lowered.listing()
 
 
 def parse_level(text: str) -> Model:
@@ -268,9 +284,24 @@ def parse_level(text: str) -> Model:
     if level is None:
         known = ", ".join(repr(_first(level)) for level in _RECORDS)
         raise LineError(f"line 1: expected one of {known}, or a program, and found {first!r}")
-    form = _Form()
-    record = read_record(text, _RECORDS[level], _first(level), _Check(form), form)
-    return _model(record)
+    check = _Check()
+    form = _form(check.attributes)
+    record = read_record(text, _RECORDS[level], _first(level), check, form)
+    if isinstance(record, Directions):
+        return levels.Directions(record.forward, record.backward)
+    if isinstance(record, Parts):
+        cut = check.captures[id(record.cut[0])]
+        loads, stores = ({i: [*of] for i, of in m} for m in (record.loads, record.stores))
+        return Partitioned(
+            record.parts,
+            record.returned,
+            dict(record.changed),
+            cut,
+            Moves(loads, stores),
+            record.inputs,
+            record.outputs,
+        )
+    return check.captures[id(record)]
 
 
 def pass_text(step: Pass) -> str:
@@ -282,48 +313,51 @@ def _first(level: str) -> str:
     return f"ipu_dynamo {level}, form 1"
 
 
-# --- What is written of a node --------------------------------------------------------------------
+# --- Marks of nodes ------------------------------------------------------------------------------
 
 
-class _Form(GraphForm):
-    """How graphs of these levels are written and read; the values of all have one mode."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, torch.Tensor] = {}
-        super().__init__(
-            marks=lambda node: dict(_marks(node)),
-            meta=_meta,
-            of_functions=False,
-            arguments=_arguments,
-            mode=fake_mode(),
-            attributes=self.held,
-        )
+def _form(attributes: Mapping[str, torch.Tensor]) -> GraphForm:
+    """The form of graphs at these levels; all values have one mode."""
+    return GraphForm(
+        marks=lambda node: dict(_marks(node)),
+        meta=_meta,
+        of_functions=False,
+        arguments=_arguments,
+        mode=fake_mode(),
+        attributes=attributes,
+    )
 
 
 def _marks(node: fx.Node) -> Iterator[tuple[str, Any]]:
-    """What passes read of a node's meta. AOTAutograd's descriptions of inputs and outputs only as
-    long as these have no roles, but for gradients that the graph gets."""
-    meta = node.meta
-    described = _DESCRIBED in node.graph.output_node().meta
+    """The entries of a node's meta that passes read."""
     for key in _MARKS:
-        value = meta.get(key)
-        match key:
-            case "ipu.wanted_gradients" if value is not None:
-                value = tuple(sorted(value))
-            case "recompute" if value is not None:
-                value = value.name
-            case "custom" if value is not None:
-                value = _custom(value, meta) or None
-            case "partitioner_tag" if node.op == "placeholder" and not described:
-                value = None
-            case "partitioner_tag" if BACKWARD in meta and value == _tag(meta[BACKWARD]):
-                value = None
-            case "desc" if not described and not isinstance(value, TangentAOTInput):
-                value = None
-            case "desc" if isinstance(value, list):
-                value = tuple(value)
-        if value is not None:
-            yield key, value
+        value = node.meta.get(key)
+        if value is not None and (written := _written(key, value, node)) is not None:
+            yield key, written
+
+
+def _written(key: str, value: Any, node: fx.Node) -> Any:
+    """An entry of meta as a text has it; None: other parts of the text say the same.
+
+    Inputs and outputs are described by AOTAutograd or have roles. A described graph has a
+    description at its output. In others only the gradients that the graph takes are described.
+    """
+    described = _DESCRIBED in node.graph.output_node().meta
+    if key == WANTED_GRADIENTS:
+        return tuple(sorted(value))
+    if key == POLICY:
+        return value.name
+    if key == _CUSTOM:
+        return _custom(value, node.meta) or None
+    if key == _TAG:
+        known = node.op == "placeholder" and not described
+        known |= BACKWARD in node.meta and value == _tag(node.meta[BACKWARD])
+        return None if known else value
+    if key == _DESCRIBED:
+        if not described and not isinstance(value, TangentAOTInput):
+            return None
+        return tuple(value) if isinstance(value, list) else value
+    return value
 
 
 def _custom(entries: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +395,7 @@ def _tag(backward: bool) -> str:
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a node, with what a handle stands for in this process in its place."""
+    """The arguments of a node. Handles, which only this process knows, are replaced."""
     if node.target is control_flow_op and FLOW in node.meta:
         nodes = node.graph.find_nodes(op="call_function", target=control_flow_op)
         return (node.args[0], list(nodes).index(node))
@@ -501,7 +535,7 @@ def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int, in
     return {
         name: (
             number,
-            tensors[name].untyped_storage().nbytes(),
+            -(-tensors[name].untyped_storage().nbytes() // _ALIGNED) * _ALIGNED,
             int(tensors[name].storage_offset()),
         )
         for number, names in enumerate(several)
@@ -537,17 +571,27 @@ def _bodies(*graphs: fx.GraphModule) -> tuple[Body, ...]:
 
 @dataclass
 class _Check:
-    """Build what graphs further down in a text need, as soon as it is read."""
+    """Build the objects that later lines of a text need, as soon as their lines are read.
 
-    form: _Form
+    Args:
+        attributes: the tensors of the graph that is read next.
+        captures: the graphs of a text, by the identity of their records.
+    """
+
+    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    captures: dict[int, Capture] = field(default_factory=dict)
 
     def __call__(self, record: object) -> None:
-        """Raise ValueError for a record that cannot be."""
+        """Raise ValueError for an impossible record."""
         match record:
             case Attribute():
-                self.form.held[record.target] = _tensor(record.target, record.tensor, record.values)
+                tensor = _tensor(record.target, record.tensor, record.values)
+                self.attributes[record.target] = tensor
             case GraphInput(values=None):
                 raise ValueError(_left_out(record.name))
+            case GraphInput(memory=(_, nbytes, start)):
+                if not 0 <= start <= nbytes <= _LARGEST_MEMORY or nbytes % _ALIGNED:
+                    raise ValueError(f"no memory has {nbytes} bytes and a tensor at {start}")
             case Body():
                 self.body(record)
             case Directions():
@@ -565,7 +609,7 @@ class _Check:
             raise ValueError(f"{body.name} has the graph of {name}, so it was changed")
 
     def graph(self, record: _Graph) -> None:
-        self.form.held.clear()
+        self.attributes.clear()
         _hold(record.bodies, record.graph)
         graph = record.graph.graph
         inputs = [node.name for node in graph.find_nodes(op="placeholder")]
@@ -575,10 +619,24 @@ class _Check:
         names = [node.name if isinstance(node, fx.Node) else None for node in returned]
         if names != [result.node for result in record.outputs]:
             raise ValueError(f"it returns {', '.join(map(str, names))}")
-        known = {node.name for node in graph.nodes}
+        nodes = {node.name: node for node in graph.nodes}
+        loss = getattr(record, "loss", None)
+        for name in (*(hook.node for hook in record.hooks), *([loss] if loss else [])):
+            if name not in nodes:
+                raise ValueError(f"%{name} is not in the graph")
+        flows = list(graph.find_nodes(op="call_function", target=control_flow_op))
+        if len(flows) != len(record.flows):
+            raise ValueError(f"it has {len(flows)} loops and branches, not {len(record.flows)}")
+        for node, flow in zip(flows, record.flows, strict=True):
+            bodies = [self.captures[id(body)] for body in flow.bodies]
+            held = ControlFlow(
+                flow.kind, bodies, flow.carried, flow.scanned, flow.count, flow.where
+            )
+            node.meta[FLOW] = held
+            node.args = (node.args[0], register_flow(held))
         for hook in record.hooks:
-            if hook.node not in known:
-                raise ValueError(f"a hook is at %{hook.node}, which is not in the graph")
+            nodes[hook.node].meta[HOOK] = hook.graph
+        self.captures[id(record)] = _capture(record, nodes)
 
 
 def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
@@ -597,41 +655,8 @@ def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
         hold_bodies(graph.graph, known)
 
 
-def _model(record: Any) -> Model:
-    if isinstance(record, Directions):
-        return levels.Directions(record.forward, record.backward)
-    if isinstance(record, Parts):
-        loads, stores = ({i: [*of] for i, of in m} for m in (record.loads, record.stores))
-        return Partitioned(
-            record.parts,
-            record.returned,
-            dict(record.changed),
-            _capture(record.cut[0]),
-            Moves(loads, stores),
-            record.inputs,
-            record.outputs,
-        )
-    return _capture(record)
-
-
-def _capture(record: Any) -> Capture:
+def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Capture:
     """Inverse of `_of_capture`."""
-    graph = record.graph.graph
-    nodes = {node.name: node for node in graph.nodes}
-    flows = graph.find_nodes(op="call_function", target=control_flow_op)
-    for node, flow in zip(flows, record.flows, strict=True):
-        held = ControlFlow(
-            flow.kind,
-            [_capture(body) for body in flow.bodies],
-            flow.carried,
-            flow.scanned,
-            flow.count,
-            flow.where,
-        )
-        node.meta[FLOW] = held
-        node.args = (node.args[0], register_flow(held))
-    for hook in record.hooks:
-        nodes[hook.node].meta[HOOK] = hook.graph
     attributes = {}
     for one in record.attributes:
         tensor = getattr(record.graph, one.target)
@@ -662,17 +687,21 @@ def _capture(record: Any) -> Capture:
 
 
 def _tensors(record: _Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:
-    """The tensors of the user's, without values but for constants."""
+    """The user's tensors. Only constants have values."""
     tensors: dict[str, torch.Tensor] = {}
-    memories: dict[int, torch.Tensor] = {}  # pages that nobody touches
+    memories: dict[int, torch.Tensor] = {}  # it is never touched, so it takes no room
     for one in record.inputs:
         value = nodes[one.node].meta["val"]
         if one.kind not in ("parameter", "buffer", "constant"):
             continue
+        if one.tensor is None and not isinstance(value, torch.Tensor):
+            raise ValueError(f"%{one.node} is no tensor")
         layout = one.tensor or Layout.of(value)
         if one.memory is not None:
             number, nbytes, start = one.memory
             memory = memories.setdefault(number, torch.empty(nbytes, dtype=torch.uint8))
+            if layout.reach(start) * layout.type.dtype.itemsize > memory.nbytes:
+                raise ValueError(f"{one.name} does not fit in {memory.nbytes} bytes")
             tensor = memory.view(layout.type.dtype)
             tensors[one.name] = tensor.as_strided(layout.type.shape, layout.stride, start)
         elif one.kind == "constant":

@@ -11,8 +11,17 @@ import ipu_dynamo
 from examples.digits import ACCUMULATION, ITERATIONS, MICRO_BATCH, Network, pipelined
 from ipu_dynamo.opt import main, read_pass, run_passes
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes import dump
 from ipu_dynamo.passes.dump import DUMP, PASSES
+from ipu_dynamo.passes.host.machine import Machine
+from ipu_dynamo.passes.host.recipes import choose_matmuls
+from ipu_dynamo.passes.host.recipes.choose_matmuls import ChooseMatmuls
 from ipu_dynamo.passes.level_text import parse_level, pass_text, write_level
+from ipu_dynamo.passes.manager import PassManager
+from ipu_dynamo.passes.pipeline import host_passes, run_host_passes
+from ipu_dynamo.torch_compile.backend import ipu
+from ipu_dynamo.tune.figures import Figures
+from ipu_dynamo.tune.matmul_classes import MEASURED
 
 
 class TwoStages(nn.Module):
@@ -50,6 +59,11 @@ def train_digits():
     )
 
 
+def infer_linear():
+    model = nn.Linear(256, 256)
+    ipu_dynamo.compile_inference(model, Options(engine="eager"))(torch.randn(128, 256))
+
+
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
     """The files of a training step and its passes, compiled once."""
@@ -79,14 +93,75 @@ def named(files, name):
 )
 def test_each_pass_on_its_file_gives_the_next_file(train, dumps):
     files, passes = dumps(train)
-    assert len(files) == len(passes) + 1
-    for before, line, after in zip(files, passes, files[1:], strict=False):
+    for before, line, after in zip(files[:-1], passes, files[1:], strict=True):
         if before.stem.endswith("_InlineWrites"):
             break
         step = read_pass(line)
         assert pass_text(step) == line
         found = write_level(run_passes(parse_level(before.read_text()), [step]))
         assert found == after.read_text(), f"{line} on {before.name}"
+
+
+def test_passes_of_torch_compile_on_their_files_give_the_next_ones(tmp_path, monkeypatch):
+    first = ipu_dynamo.BeginBlock(nn.Linear(4, 8), "first", ipu_id=0)
+    second = ipu_dynamo.BeginBlock(nn.Linear(8, 3), "second", ipu_id=1)
+    model = nn.Sequential(first, nn.ReLU(), nn.BatchNorm1d(8), nn.Dropout(), second)
+    with monkeypatch.context() as patch:
+        patch.setenv(DUMP, str(tmp_path))
+        torch._dynamo.reset()
+        torch.compile(model, backend=ipu, options={"engine": "eager"})(
+            torch.randn(2, 4)
+        ).sum().backward()
+    captured, *folders = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"^line \d+: no operator ipu.begin_block is registered"):
+        parse_level(next(captured.glob("00_*")).read_text())
+    assert [folder.name for folder in folders] == ["001_joint", "002_forward", "003_backward"]
+    for folder in folders:
+        files, passes = sorted(folder.glob("*_*.txt")), (folder / PASSES).read_text().splitlines()
+        for before, line, after in zip(files[:-1], passes, files[1:], strict=True):
+            if line == "InlineWrites()":
+                break
+            if line == "AssignGradientStages()":  # before it results get the roles of arguments
+                continue
+            found = write_level(run_passes(parse_level(before.read_text()), [read_pass(line)]))
+            assert found == after.read_text(), f"{line} on {before.name}"
+
+
+@pytest.mark.parametrize(
+    "train", [train_two_stages, pytest.param(train_digits, marks=pytest.mark.slow)]
+)
+def test_host_passes_on_the_file_of_a_program_give_their_files(train, dumps):
+    files, passes = dumps(train)
+    start = named(files, "Emit")
+    model, expected = parse_level(files[start].read_text()), files[start + 1 :]
+    assert len(expected) == len(passes[start:])
+    for line, after in zip(passes[start:], expected, strict=True):
+        step = read_pass(line)
+        assert pass_text(step) == line
+        model = run_passes(model, [step])
+        assert write_level(model) == after.read_text(), line
+
+
+def test_host_passes_decide_by_the_figures_in_their_options(dumps, tmp_path, monkeypatch):
+    files, _ = dumps(infer_linear)
+    program = parse_level(files[named(files, "Emit")].read_text())
+    slow, fast = {"torch": 1.0, "onednn": 0.1}, {"torch": 0.1, "onednn": 1.0}
+    texts = []
+    for times in (slow, fast):
+        figures = Figures(None, dict.fromkeys(MEASURED, times))
+        with monkeypatch.context() as patch:  # as if they had been measured here
+            patch.setattr(dump, "figures_of", lambda functions, own=figures: own)
+            patch.setattr(choose_matmuls, "matmul_choice", figures.choice)
+            patch.setenv(DUMP, str(tmp_path))
+            steps = host_passes(Options(), Machine("inductor"))
+            expected = run_host_passes(program, steps, PassManager(f"program{len(texts)}"))
+        (folder,) = tmp_path.glob(f"*_program{len(texts)}")
+        lines = (folder / PASSES).read_text().splitlines()
+        assert pass_text(ChooseMatmuls(figures)) in lines
+        texts.append(write_level(run_passes(program, [*map(read_pass, lines)])))
+        assert texts[-1] == write_level(expected)
+    assert "onednn" in texts[0]
+    assert texts[0] != texts[1]
 
 
 def test_a_command_runs_several_passes(dumps, tmp_path, capsys):

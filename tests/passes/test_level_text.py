@@ -154,6 +154,17 @@ def text_before(name):
         ('GraphInput(node="arg0_1"', 'GraphInput(node="x"', "its inputs are arg0_1"),
         ("  outputs", "  results", "Joint has no part results"),
         ("return (%relu,)", "return (%relu, 3.0)", "a function returns a tuple"),
+        (
+            'kind="parameter"',
+            'kind="buffer", memory=(0, 8, 0)',
+            "no memory has 8 bytes and a tensor at 0",
+        ),
+        (
+            'kind="parameter"',
+            'kind="buffer", memory=(0, 16, 2)',
+            "0.weight does not fit in 16 bytes",
+        ),
+        ('kind="parameter"', 'kind="constant", values="AAAA"', "has values of 3 bytes"),
         ("\nend", "\nend\nend", "expected one joint, 'end', and nothing more"),
     ],
 )

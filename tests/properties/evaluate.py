@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STAGE, Capture, pytree
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.debug.stepping import apply_writes
 from ipu_dynamo.errors import source_line
@@ -145,14 +145,6 @@ def named_inputs(model, data) -> dict[str, Tensor]:
     """The tensors of a call by the names that captures give them."""
     arguments = _arguments(model, data)
     return dict(zip(arguments.tensor_names, arguments.tensors, strict=True))
-
-
-def text_of(capture: Capture) -> str:
-    """Everything about a capture that a pass may change."""
-    nodes = capture.graph.graph.nodes
-    places = [(n.name, n.meta.get(STAGE), n.meta.get(BACKWARD), str(n.meta["val"])) for n in nodes]
-    loss = capture.loss and capture.loss.name
-    return f"{capture.graph.graph}\n{places}\n{capture.placeholders}\n{capture.outputs}\n{loss}"
 
 
 def lines_of(nodes: Sequence[fx.Node]) -> set[str]:

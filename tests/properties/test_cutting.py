@@ -19,6 +19,7 @@ from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages, stage_of_slot
 from ipu_dynamo.passes.joint.partition import Partition
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradients
 from ipu_dynamo.testing import assert_close, assert_same_bits, aten_graphs, recipes
 from ipu_dynamo.testing.recipe import Recipe, Step
@@ -29,7 +30,6 @@ from tests.properties.evaluate import (
     evaluate_parts,
     lines_of,
     named_inputs,
-    text_of,
 )
 from tests.properties.running import draw_placement
 
@@ -139,9 +139,9 @@ def test_gradients_are_placed_along_the_data(case):
     expected, graph = evaluate(capture, inputs), str(capture.graph.graph)
     AssignGradientStages()(capture)
     assert str(capture.graph.graph) == graph
-    text = text_of(capture)
+    text = write_level(capture)
     assert not AssignGradientStages()(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
     partitioned = Partition("store")(capture)
     assert_same_bits(evaluate_parts(capture, partitioned, inputs), expected)
 

@@ -7,9 +7,10 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.pipeline import joint_passes
 from ipu_dynamo.testing import assert_close, recipes
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 from tests.properties.running import draw_placement
 
 PASSES = [
@@ -58,6 +59,6 @@ def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
     assert lines_of(capture.graph.graph.nodes) <= lines_of(nodes)
     operators = [n for n in capture.graph.graph.nodes if n.op == "call_function"]
     assert all(n.meta.get("stack_trace") for n in operators if n.all_input_nodes)
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text

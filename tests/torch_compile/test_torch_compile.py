@@ -1,6 +1,7 @@
 """Check what torch.compile(backend="ipu") computes, and the programs that it makes."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -481,6 +482,13 @@ def test_dump_shows_both_passes(tmp_path, monkeypatch):
         "002_forward": ("flat", "ReplaySteps"),
         "003_backward": ("flat", "ReplaySteps"),
     }
+
+
+def test_dump_fixes_no_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_DUMP", str(tmp_path))
+    compiled(lambda x: x.relu(), dynamic=True)(torch.ones(3, 4))
+    text = next(tmp_path.glob("*_captured/00_*")).read_text()
+    assert re.search(r'%relu: opaque\("torch.float32\[s\d+, s\d+\]"\) = call_method relu', text)
 
 
 def programs_of(model, *inputs, **options):

@@ -60,11 +60,16 @@ class Layout:
             stride = tuple(int(step) for step in match[2].split(",") if step)
         if len(stride) != len(type_.shape):
             raise ValueError(f"{len(type_.shape)} sizes and {len(stride)} strides: {text!r}")
-        reach = 1 + sum(max(n - 1, 0) * step for n, step in zip(type_.shape, stride, strict=True))
+        layout = cls(type_, stride, str(device_named(match[3] or "cpu")))
         elements = prod(max(size, 1) for size in type_.shape)
-        if max(reach, elements, *stride) * type_.dtype.itemsize > _LARGEST:
+        if max(layout.reach(), elements, *stride) * type_.dtype.itemsize > _LARGEST:
             raise ValueError(f"too large for any machine: {text!r}")
-        return cls(type_, stride, str(device_named(match[3] or "cpu")))
+        return layout
+
+    def reach(self, start: int = 0) -> int:
+        """The elements of memory up to its last one, if its first one is number `start`."""
+        sizes = zip(self.type.shape, self.stride, strict=True)
+        return start + 1 + sum(max(size - 1, 0) * step for size, step in sizes)
 
     def empty(self, device: str | None = None) -> torch.Tensor:
         """A tensor with this layout, or one on another device."""

@@ -9,7 +9,7 @@ operator's shape function, and give what this PyTorch says instead of what the p
 FX makes Python code from a graph. What can enter it from text is checked here: names of nodes,
 operators that are registered with arguments that they have, and plain values.
 
-A `GraphForm` says how graphs are written and read that are no functions yet, as passes see them.
+Passes see graphs that are not functions yet. A `GraphForm` describes the text of such graphs.
 """
 
 import re
@@ -26,6 +26,8 @@ from ipu_dynamo.ops.operators import check_arguments, operator_name, operator_na
 from ipu_dynamo.ops.private.graphs import (
     MODE_SWITCHES,
     FakeTensorMode,
+    HigherOrderOperator,
+    OpOverloadPacket,
     erased_names,
     module_of,
     reserve_names,
@@ -34,7 +36,7 @@ from ipu_dynamo.ops.private.graphs import (
 from ipu_dynamo.program.ir.layout import Layout, device_named
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
-from ipu_dynamo.program.text.reader import Reader, Record
+from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
@@ -70,15 +72,15 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class GraphForm:
-    """What is written of a graph, besides its operators and their values.
+    """The form in which graphs are written and read.
 
     Args:
-        marks: what is written of a node's meta.
-        meta: the inverse of `marks`; raises ValueError for what cannot be.
-        arguments: what is written of a node's arguments.
-        of_functions: whatever cannot be read back raises ValueError, also when it is written.
-            Otherwise tensors may be attributes, Python objects print as their names, and the
-            names of erased nodes are written: a graph gives none of them again.
+        marks: the entries of a node's meta that are written.
+        meta: the inverse of `marks`; raises ValueError for an impossible mark.
+        arguments: the arguments of a node that are written.
+        of_functions: an unreadable value raises ValueError when it is written. Otherwise Python
+            objects print as their names, and tensors may be attributes. The names of erased nodes
+            are written, too, because the graph gives them to no new node.
         mode: of the fake tensors that are read; None: a new one for each graph.
         attributes: the tensors that nodes read, by their names.
     """
@@ -138,15 +140,22 @@ def _called(target: object) -> str:
     try:
         return operator_name(target)
     except ValueError:
+        if isinstance(target, OpOverloadPacket | HigherOrderOperator):
+            return str(target)
         name = getattr(target, "__qualname__", getattr(target, "__name__", str(target)))
         module = getattr(target, "__module__", None) or "opaque"
         return re.sub(r"[^\w.]", "", f"{module}.{name}", flags=re.ASCII)
 
 
 def opaque(value: object) -> str:
-    """A Python object by its name, or that of its class."""
-    name = getattr(value, "__qualname__", None) or f"{type(value).__qualname__}"
-    return f"opaque({write(str(name))})"
+    """A Python object by its name, its class, or as a symbol prints."""
+    if isinstance(value, Tensor):
+        name = f"{value.dtype}{[*value.shape]}"
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        name = str(value)
+    else:
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"opaque({write(name)})"
 
 
 def node_text(node: fx.Node, text: Text, called: Text, form: GraphForm = FUNCTION) -> str:
@@ -206,7 +215,7 @@ def _holding(attributes: Mapping[str, Tensor]) -> torch.nn.Module:
 
 def _read_erased(reader: Reader) -> tuple[tuple[str, ...], dict[str, int]]:
     """The names that are taken, and how far those of a kind were counted."""
-    names, counts = reader.value(), reader.value() if reader.sees("{") else {}
+    names, counts = reader.value(), _by_name(reader) if reader.sees("{") else {}
     if not isinstance(names, tuple) or not all(type(name) is str for name in names):
         raise ValueError("names are a tuple of strings")
     if not all(type(count) is int for count in counts.values()):
@@ -270,7 +279,14 @@ def _read_node(
 
 
 def _read_marks(reader: Reader, form: GraphForm) -> Marks:
-    return form.meta(reader.value() if reader.sees("{") else {})
+    return form.meta(_by_name(reader) if reader.sees("{") else {})
+
+
+def _by_name(reader: Reader) -> dict[str, Any]:
+    value = reader.value()
+    if not isinstance(value, dict):
+        raise ValueError("expected strings in front of the colons")
+    return value
 
 
 def _described(value: object) -> object:
@@ -312,6 +328,8 @@ def _check_plain(value: object) -> None:
                 _check_plain(part)
         case Record() | Layout():
             raise ValueError("an operator takes no dataclass")
+        case Pairs():
+            raise ValueError("an operator takes no dict but of strings")
         case dict():
             _check_plain([*value.values()])
         case slice():

@@ -70,7 +70,7 @@ def write(
                 return f"[{', '.join(map(text, value))}]"
             case tuple():
                 return f"({', '.join(map(text, value))}{',' if len(value) == 1 else ''})"
-            case dict() if all(isinstance(key, str) for key in value):
+            case dict():
                 return f"{{{', '.join(f'{text(k)}: {text(v)}' for k, v in value.items())}}}"
         if is_dataclass(value) and not isinstance(value, type):
             return write_record(value, fields(value), text)

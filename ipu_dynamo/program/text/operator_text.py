@@ -9,16 +9,10 @@ from ipu_dynamo.program.ir.types import TensorType
 
 
 def operator_text(node: fx.Node) -> str:
-    """A call with the type of its result."""
-    return f"{value_text(node)} = {_call_text(node)}"
-
-
-def value_text(node: fx.Node) -> str:
-    """The name of a value, with its type if it is a tensor; Dynamo's graphs call it an example."""
-    value = node.meta.get("val", node.meta.get("example_value"))
-    return f"%{node.name}" + (
-        f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
-    )
+    """A call with the type of its result, if that is a tensor."""
+    value = node.meta.get("val")
+    type_ = f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
+    return f"%{node.name}{type_} = {_call_text(node)}"
 
 
 class _Reference(str):

@@ -60,6 +60,13 @@ class Record:
     fields: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A dict as it stands in the text, some of whose keys are no strings."""
+
+    entries: tuple[tuple[Any, Any], ...]
+
+
 def read(text: str) -> Any:
     """The value that `text` is; a dataclass becomes a Record.
 
@@ -129,7 +136,10 @@ class Reader:
                 case "(":
                     return tuple(self._items("(", ")", self.value))
                 case "{":
-                    return dict(self._items("{", "}", self._pair))
+                    pairs = self._items("{", "}", self._pair)
+                    if all(type(key) is str for key, _ in pairs):
+                        return dict(pairs)
+                    return Pairs(tuple(pairs))
         self._next += 1
         if kind == "node":
             if token[1:] not in self._nodes:
@@ -175,8 +185,8 @@ class Reader:
                 return Record(name, named)
         raise ValueError(f"these are no fields of {name}")
 
-    def _pair(self) -> tuple[str, Any]:
-        key = self.string()
+    def _pair(self) -> tuple[Any, Any]:
+        key = self.value()
         self.take(":")
         return key, self.value()
 

@@ -19,7 +19,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import FUNCTION, GraphForm, read_graph, write_graph
 from ipu_dynamo.program.text.indented import Line, in_line, indented
 from ipu_dynamo.program.text.literals import write, write_record
-from ipu_dynamo.program.text.reader import Reader, Record
+from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 
 _PLAIN = (str, int, float, bool, NoneType, torch.dtype, torch.device, TensorType, Layout)
 Check = Callable[[Any], None]
@@ -163,8 +163,9 @@ def build(value: Any, kind: Any, field: str) -> Any:
                 return tuple(build(*pair, field) for pair in zip(value, kinds, strict=True))
         elif origin is Sequence and isinstance(value, list | tuple):
             return type(value)(build(part, args[0], field) for part in value)
-        elif origin is Mapping and isinstance(value, dict):
-            return {key: build(part, args[1], field) for key, part in value.items()}
+        elif origin is Mapping and isinstance(value, dict | Pairs):
+            entries = value.items() if isinstance(value, dict) else value.entries
+            return {build(k, args[0], field): build(v, args[1], field) for k, v in entries}
         elif origin is Literal:
             if any(value == arg and type(value) is type(arg) for arg in args):
                 return value

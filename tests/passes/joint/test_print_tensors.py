@@ -7,8 +7,9 @@ from torch import nn
 from ipu_dynamo import BeginBlock, Options, Strategy, print_tensor
 from ipu_dynamo.capture.capture import STAGE
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.testing import assert_close
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 
 
 class Model(nn.Module):
@@ -47,9 +48,9 @@ def test_keeps_values_and_metadata():
     after = evaluate(capture, inputs)
     assert_close({key: after[key] for key in before}, before)
     assert lines_of(capture.graph.graph.nodes) <= lines
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 def test_streams_have_the_order_in_which_a_micro_batch_prints():

@@ -20,9 +20,10 @@ from ipu_dynamo.ops.serialized_loss import (
     serialized_loss_backward,
     serialized_loss_backward_,
 )
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.testing import assert_close, assert_same_training
 from tests.models_of_heads import Head
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 from tests.properties.running import EAGER_FIRST
 
 EAGER = {"engine": "eager"}
@@ -76,9 +77,9 @@ def test_keeps_values_and_metadata(settings, count):
         and len(n.meta["val"].shape) == 2
         and n.meta["val"].shape[0] == rows
     ]
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 @pytest.mark.parametrize("engine", EAGER_FIRST)

@@ -9,9 +9,10 @@ from torch import nn
 from ipu_dynamo import CompileError, Options, compile_inference, compile_training, serialized_matmul
 from ipu_dynamo.ops.marks.serialized import MODES, serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.testing import assert_close, assert_same_bits
 from ipu_dynamo.torch_compile.backend import ipu
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 from tests.properties.running import EAGER_FIRST
 
 EAGER = {"engine": "eager"}
@@ -61,9 +62,9 @@ def test_keeps_values_and_metadata(model):
     assert_close(evaluate(capture, inputs), before, rtol=1e-12, atol=1e-12)
     assert lines_of(capture.graph.graph.nodes) <= lines
     assert not capture.graph.graph.find_nodes(op="call_function", target=serialized_matmul_op)
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 def _marked(forward):

@@ -12,8 +12,9 @@ from torch import nn
 import poptorch
 from ipu_dynamo import BeginBlock, Options, compile_inference, compile_training, identity_loss
 from ipu_dynamo.errors import ExecutionError
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.testing import assert_same_bits, recipes
-from tests.properties.evaluate import captured, check, evaluate, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, named_inputs
 
 ON = Options(floating_point_exceptions=True)
 inf, nan = math.inf, math.nan
@@ -156,6 +157,6 @@ def test_keeps_the_values_of_a_graph_that_does_not_raise(recipe, training):
         assert not all(value.isfinite().all() for value in before.values())
         return
     assert_same_bits(after, before)
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text

@@ -13,11 +13,12 @@ import poptorch
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference, compile_training
 from ipu_dynamo.capture.capture import RANDOM_KEY
 from ipu_dynamo.options import OptionError
+from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.pipeline import aot_passes
 from ipu_dynamo.runtime.update.rounding import rounded
 from ipu_dynamo.testing import assert_same_bits
 from tests.passes.joint.precision.test_upcast_half_matmuls import Net, whole_numbers
-from tests.properties.evaluate import captured, check, evaluate, named_inputs, text_of
+from tests.properties.evaluate import captured, check, evaluate, named_inputs
 
 ON = Options(engine="eager", stochastic_rounding=True, seed=5)
 DRAWS = 1_000_000
@@ -90,9 +91,9 @@ def test_keeps_exact_values_and_does_nothing_twice(seed, training):
     check(capture)
     after = evaluate(capture, {**inputs, RANDOM_KEY: torch.tensor([3, 4], dtype=torch.int32)})
     assert {k for k in before if not torch.equal(after[k], before[k])} == set()
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 class Pipeline(nn.Module):

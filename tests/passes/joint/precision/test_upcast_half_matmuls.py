@@ -12,7 +12,8 @@ from ipu_dynamo.capture.capture import STAGE
 from ipu_dynamo.ops.marks.markers import identity_loss
 from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from ipu_dynamo.passes.level_text import write_level
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 
 PASSES = ["UpcastHalfMatmuls", "HalfPartials"]
 HALF = Options(partials="half", convolution_partials="half", partials_chunk=16)
@@ -77,9 +78,9 @@ def test_keeps_values_metadata_and_graph(name, spread, transposed, training, see
         n.meta.get("stack_trace") and STAGE in n.meta for n in operators if n.all_input_nodes
     )
     assert lines_of(operators) <= lines_of(nodes)
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 def test_products_of_halves_are_computed_in_float32():

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from ipu_dynamo import Options, compile_training
-from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs, text_of
+from ipu_dynamo.passes.level_text import write_level
+from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
 
 MEAN = 1000.0  # halves near it are 0.5 apart
 
@@ -84,9 +85,9 @@ def test_keeps_values_and_metadata():
     assert after.keys() == before.keys()
     torch.testing.assert_close(after, before, rtol=5e-3, atol=5e-3)  # where halves are rounded
     assert lines_of(capture.graph.graph.nodes) <= lines
-    text = text_of(capture)
+    text = write_level(capture)
     assert not one(capture)
-    assert text_of(capture) == text
+    assert write_level(capture) == text
 
 
 def _loss_only(forward):
