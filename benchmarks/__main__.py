@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, FACTS, measure
+from benchmarks.cases import CASES, FACTS, ON_REQUEST, measure
 from benchmarks.child import fresh_child
 from benchmarks.first_call import main as first_call
 from benchmarks.jax_peer import is_installed
@@ -36,7 +36,7 @@ def main() -> None:
     if not is_installed():
         print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
     content: dict[str, Any] = {"benchmarks": {}, "facts": {}}
-    for name in arguments.names or known:
+    for name in arguments.names or [name for name in known if name not in ON_REQUEST]:
         if name in CASES:
             content["benchmarks"][name] = _timed(name, arguments.seconds)
         if name in FACTS:

@@ -1,4 +1,4 @@
-"""List what is measured, and time contenders in processes of their own, in turn."""
+"""List all cases, and time contenders in processes of their own, in turn."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -77,6 +77,7 @@ CASES = {
     "half_partials": Case(training.partial_sums, "a product and its gradients"),
     "half_training": Case(training.half_training, "a small language model in float16"),
 }
+ON_REQUEST = ("outlined_6", "outlined_48")  # run only if they are named
 FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training.overhead,
     "pipeline": training.idle_shares,
@@ -88,7 +89,7 @@ FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "for_loop": inference.loop_programs,
     "recurrent": training.first_calls,
     "saved_programs": inference.reading,
-}  # what else is to be known, by name: figures by what they say
+}  # more figures, by name; each has a label
 
 
 def measure(

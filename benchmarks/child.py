@@ -3,7 +3,7 @@
 A line on the standard input of `python -m benchmarks.child` is JSON: a function as `module:name`,
 and its arguments. The answer is a line with its value, as JSON. Where the name is that of a class,
 an object is made and held; later lines call methods of it, as `.method`. This file also runs in
-other checkouts, and imports nothing of them: what is imported when is a part of what is measured.
+other checkouts, and imports nothing of them: imports are a part of the measured time.
 """
 
 import json
@@ -66,12 +66,12 @@ class Child:
         self.session = self._process.pid
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a function returns there."""
+        """Call a function there, and return its value."""
         self.ask(function, *arguments)
         return self.answer()
 
     def ask(self, function: str, *arguments: Any) -> None:
-        """Begin a call; `answer` waits for what it returns."""
+        """Begin a call; `answer` waits for its value."""
         assert self._process.stdin is not None
         try:
             print(json.dumps([function, arguments]), file=self._process.stdin, flush=True)
@@ -123,7 +123,7 @@ def fresh_child(**environment: str) -> Iterator[Child]:
 
 
 def in_fresh_child(function: str, *arguments: Any, **environment: str) -> Any:
-    """What a function returns in a process of its own for which nothing was compiled before."""
+    """Call a function in a process of its own for which nothing was compiled before."""
     with fresh_child(**environment) as child:
         return child.call(function, *arguments)
 

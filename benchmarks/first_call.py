@@ -3,8 +3,8 @@
 Usage: python -m benchmarks first_call [--before CHECKOUT] [--only CASE ...] [--rounds N]
                                        [--json FILE]
 
-Wall and CPU seconds, without `import torch` and with all compilers, and the peak of what the
-process and its compilers hold together. Contenders take turns; shown are medians. `--before` is a
+Figures are wall and CPU seconds, without `import torch` and with all compilers, and the peak memory
+of the process and its compilers together. Contenders take turns; shown are medians. `--before` is a
 checkout with an environment of its own in `.venv`.
 """
 
@@ -29,9 +29,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class FirstCall:
     """Args:
-    training: whose first step is timed.
-    after: what a process before it has compiled, with the same caches; None: they are empty.
-    contenders: those beside this checkout.
+    training: the first step of this one is timed.
+    after: a training that a process before it has compiled, with the same caches; None: they are
+        empty.
+    contenders: those next to this checkout.
     environment: of all processes.
     """
 
@@ -68,7 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--before", type=Path, help="an older checkout")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    every = [name for name, case in CASES.items() if "not outlined" not in case.contenders]
+    parser.add_argument("--only", nargs="+", choices=CASES, default=every, metavar="CASE")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures into this file")
@@ -150,7 +152,7 @@ class Peak:
 
 
 def _resident_bytes(session: int) -> int:
-    """What the processes of a session hold now; shared pages count in each of them."""
+    """The memory of a session's processes now; shared pages count in each of them."""
     total = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,6 +1,6 @@
 """Make the first step of a training in this process, and say what it took.
 
-This file also runs in other checkouts, so it takes nothing of `ipu_dynamo` but the public names.
+This file also runs in other checkouts, so it uses only the public names of `ipu_dynamo`.
 """
 
 import os

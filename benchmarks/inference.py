@@ -114,7 +114,7 @@ def _executable(model: nn.Module, x: Tensor, batch_size: int) -> Step:
 
 
 def reading() -> dict[str, float]:
-    """What it takes to read and check the variables of a BERT-base, and to import its graph."""
+    """Time reading and checking the variables of a BERT-base, and importing its graph."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "bert"
         small = folder.with_name("small")
@@ -122,7 +122,7 @@ def reading() -> dict[str, float]:
         with fresh_child() as child:
             nbytes = child.call("benchmarks.bert_graph:write_bert", str(folder))
             child.call("benchmarks.bert_graph:write_bert", str(small), 1, 100)
-        load(small)["serving_default"].close()  # what is imported for it is no part of the model
+        load(small)["serving_default"].close()  # its imports are no part of the model
         start = time.perf_counter()
         table = VariableTable(folder / "variables/variables")
         for key in table.names:

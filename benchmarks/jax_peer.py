@@ -1,10 +1,10 @@
-"""Run the work of a case in JAX as one function, compiled by XLA, and check what it computes first.
+"""Run the work of a case in JAX as one function, compiled by XLA, and check its values first.
 
 The models are PyTorch's, read module by module, with their weights. Training scans over the steps
 of a call, and over the micro-batches of each step; weights and states are donated. Values are
 compared with plain PyTorch's after the first call: XLA is known to compute wrong sums in some
-fusions. JAX is an extra of the benchmarks (`pip install 'ipu_dynamo[bench]'`); without it there is
-no such contender.
+fusions. JAX is an extra of the benchmarks (`pip install 'ipu_dynamo[bench]'`); without it JAX
+takes no part.
 """
 
 import copy
@@ -89,7 +89,7 @@ def trained(work: Training) -> Checked:
         return loss
 
     def check() -> None:
-        run()  # what the first call made of the weights counts, too
+        run()  # the weights after the first call count, too
         compare(numpy.concatenate([numpy.ravel(loss) for loss in losses]), _losses(work, 2))
 
     return Checked(run, check)

@@ -134,7 +134,7 @@ def _data(batches: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def table(title: str, timings: Mapping[str, Timing]) -> str:
-    """A table of contenders; ratios beside the last one."""
+    """A table of contenders; ratios to the last one."""
     rows = [f"{title:28} {'first, s':>10} {'median, ms':>11} {'times':>6}"]
     for name, timing in timings.items():
         times = 1 / timing.ratio

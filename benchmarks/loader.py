@@ -24,7 +24,7 @@ MODES = (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is made and consumed.
+    """The work of one epoch, on both sides.
 
     Args:
         nbytes: of an item.
@@ -82,7 +82,7 @@ def with_step(
     strategy: SharingStrategy,
     step: Callable[[], object],
 ) -> float:
-    """Seconds of an epoch in which a step follows each item, which nothing made before."""
+    """Seconds of an epoch with a step after each item; no item is made before."""
     loader = _loader(
         data,
         workers,

@@ -24,7 +24,7 @@ class WrongValuesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A step whose values are compared after its first call, outside of what is timed.
+    """A step whose values are compared after its first call; the comparison is not timed.
 
     Args:
         check: raises `WrongValuesError`.
@@ -39,21 +39,21 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What stands in the place of times of a contender with wrong values; see the error."""
+    """The result of a contender with wrong values, which has no times; see the error."""
 
     apart: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one contender took, in seconds.
+    """The times of one contender, in seconds.
 
     Args:
         first: its first call, with compilation.
         median: the median of the later calls.
         fastest: the fastest of them.
         calls: how many later calls were timed.
-        ratio: the median over the rounds of its time beside the last contender's.
+        ratio: the median over the rounds of its time divided by the last contender's.
     """
 
     first: float

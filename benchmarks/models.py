@@ -1,7 +1,7 @@
 """Make the models of all benchmarks.
 
-This file also runs in other checkouts, so it takes nothing of `ipu_dynamo` but the public names,
-and those when they are called: importing is a part of what is measured.
+This file also runs in other checkouts, so it uses only the public names of `ipu_dynamo`. It looks
+them up in calls, because imports are a part of the measured time.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ class CheckpointedLayer(Layer):
 
 
 class Places(nn.Module):
-    """Add what stands for each place of `[batch, length, width]`."""
+    """Add a vector to each place of `[batch, length, width]`."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Places(nn.Module):
 
 
 class ResidualTanh(nn.Linear):
-    """What a linear layer and tanh make, added to the input."""
+    """A linear layer with tanh, whose result is added to the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(super().forward(x))
@@ -248,7 +248,7 @@ VOCABULARY = 96
 
 
 def scored_mlp(*between: Callable[[], nn.Module]) -> Scored:
-    """Linear layers with tanh, and with what is made `between` them."""
+    """Linear layers with tanh, and the modules of `between` after each of them."""
     layers: list[nn.Module] = []
     for width in (32, 48, 48):
         layers += [nn.Linear(width, 48), nn.Tanh(), *(make() for make in between)]

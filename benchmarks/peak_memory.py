@@ -1,9 +1,9 @@
 """Compare how much memory steps need at their peak, on Linux, and how long they take.
 
-Each contender runs in processes of its own: one says by how much a step raises its memory above
-what it holds between steps, and another one how long a step takes. In the first, the C library
-gives freed memory back at once (a fixed threshold for mmap), so that the peak is that of the step;
-in the second it does not, as for users.
+Each contender runs in two processes. The first measures the peak memory of a step, above the memory
+held between steps. There the C library returns freed memory at once (a fixed threshold for mmap),
+so that the peak is that of the step. The second measures the time of a step with the C library's
+defaults, as users have them.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def main(contenders: str, title: str, clock: str) -> Found:
     """Read the command line, run every contender, in turn, and print a table.
 
     Args:
-        contenders: `module:name` of a function that makes a maker of each one's step, by name; it
-            is given what was found of the contenders before.
+        contenders: `module:name` of a function that makes a maker of each one's step, by name; its
+            argument has the figures of the contenders that have run.
         title: of the table.
         clock: a function of `time`, which says what a step takes.
     """
@@ -104,7 +104,7 @@ def _medians(found: Mapping[str, list[Figures]]) -> dict[str, Figures]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Bytes of resident memory that `work` needs at its peak, beyond what is held before it."""
+    """Bytes of resident memory that `work` needs at its peak, beyond those held before it."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before = _status("VmRSS")

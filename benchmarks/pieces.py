@@ -137,9 +137,9 @@ def _best_seconds(
 
 
 def layer_plans() -> dict[str, float]:
-    """What planning a model's layers over IPUs takes, once it is known what operators take.
+    """Seconds to plan a model's layers over IPUs, on the clock and of the processor.
 
-    Seconds on the clock and of the processor, without the measurement.
+    The times of operators are known: their measurement is not counted.
     """
     model, sample = PlainEncoder(_LAYERS, _WIDTH, 256), (torch.randint(256, (2, 16)),)
     config = IPUConfig(ipus_per_replica=_IPUS)

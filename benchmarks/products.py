@@ -54,7 +54,7 @@ def _graphs(host: HostProgram) -> list[tuple[fx.Graph, int]]:
 
 
 def _faster(node: fx.Node, operands: Operands) -> Callable[[], Any]:
-    """What computes a product with operands laid out as in the program."""
+    """A callable for a product, with operands laid out as in the program."""
     ways: dict[str, Callable[[], Any]] = {}
     if node.target in MATMULS:
         a, b = (_operand(of.meta["val"], operands) for of in factors(node))
@@ -71,7 +71,7 @@ def _faster(node: fx.Node, operands: Operands) -> Callable[[], Any]:
 
 
 def _operand(like: Tensor, operands: Operands) -> Tensor:
-    """Random values; products share what is laid out alike."""
+    """Random values; products share operands of one layout."""
     key = like.shape, like.stride(), like.dtype
     if key not in operands:
         tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)

@@ -1,4 +1,4 @@
-"""Measure what recomputation saves in a 12-layer encoder, against `torch.utils.checkpoint`.
+"""Measure memory and time of recomputation in 12 layers, against `torch.utils.checkpoint`.
 
 Usage: python -m benchmarks.recompute [--engine NAME] [--repetitions N] [--json FILE]
 
@@ -24,7 +24,7 @@ LAYERS, WIDTH, LENGTH, BATCH = 12, 256, 256, 4
 
 
 def contenders(found: peak_memory.Found) -> Mapping[str, Maker]:
-    """Steps that keep what autograd keeps, or the input of each layer, or what a budget allows."""
+    """Steps that keep autograd's values, or the input of each layer, or as much as a budget."""
     ends = [found[who]["nbytes"] if who in found else 0.0 for who in ("plain", "recompute")]
     budget = {"recompute_budget": round(sum(ends) / 2)}
     return {

@@ -1,4 +1,4 @@
-"""Measure what serialising the head of a language model saves, and what it costs.
+"""Measure the memory and the time of steps with a serialised head of a language model.
 
 Usage: python -m benchmarks.serialized_head [--engine NAME] [--repetitions N] [--json FILE]
 

@@ -21,7 +21,7 @@ def torch_pipeline(
     """A step of two processes with one thread each, which run eager PyTorch.
 
     Args:
-        stages: the first takes `x`, the second what the first gives.
+        stages: the first takes `x`, the second takes the first one's output.
         loss: of the second stage's output and `y`, averaged over the micro-batches.
     """
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Time training steps: what a user would run instead, both doors, and ours by itself.
+"""Time training steps: those of PyTorch, of both doors, and ours by itself.
 
 Small models, a language model of the GPT-2 kind, pipelines of two stages, half precision and
 recurrent layers. Some figures are about one contender alone; those are functions that return them.
@@ -147,7 +147,7 @@ def language_model() -> Training:
 
 
 def overhead(steps: int = 1000) -> dict[str, float]:
-    """What a device iteration takes beside its kernels and matmuls, in microseconds.
+    """Time a device iteration without its kernels and matmuls, in microseconds.
 
     Those are repeated on the same micro-batches, cut before; their rows come from main memory in
     both. One thread computes, since several would wait for each other after every operator.
@@ -240,7 +240,7 @@ def small_language_model() -> Training:
 
 
 def _pipelined(make: Any, work: Training, *, workers: int = 2, schedule: Any = "grouped") -> Any:
-    """What `make` makes of a training in two stages."""
+    """Call `make` with a training in two stages."""
     ipu_dynamo.BeginBlock(work.model.layers[SECOND], ipu_id=1)
     strategy = ipu_dynamo.Strategy(kind="pipelined", schedule=schedule)
     # as the others, who keep what forward made

@@ -1,9 +1,10 @@
-"""Time the first training step of a fresh process, without and with what an earlier one compiled.
+"""Time the first training step of a fresh process, without and with the code of an earlier one.
 
 Usage: python -m benchmarks.warm_start [DOOR ...]
-The time runs from the start of the process to the end of its first step, less `import torch`; next
-to it are the seconds of the processor. `program_cache` is compared with a process that imports the
-package and traces the model once, and says what the second process did.
+
+The time runs from the start of the process to the end of its first step, less `import torch`.
+Seconds of the processor are in brackets. `program_cache` is compared with a process that imports
+the package and traces the model once; its line shows the passes and processes of the warm start.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def _cpu(figures: Figures) -> float:
 
 
 def _fresh_process(folder: Path, door: str) -> Figures:
-    """What a process takes that makes its first step, or traces the model only ("trace")."""
+    """The figures of a process that makes its first step, or traces the model only ("trace")."""
     started = time.time()
     with Child(folder, IPU_DYNAMO_ENGINE="inductor") as child:
         figures: Figures = child.call("benchmarks.warm_start:counted_step", door, started)

@@ -1,7 +1,7 @@
 """Make steps of the same training in several ways: PyTorch's loop, its compilers, and ours.
 
-Each trains the model that it is given, as contenders are in processes of their own. This file also
-runs in other checkouts, so it takes nothing of `ipu_dynamo` but the public names.
+Each trains the training's own model, as contenders are in processes of their own. This file also
+runs in other checkouts, so it uses only the public names of `ipu_dynamo`.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, by whom, on what.
+    """A model, its optimiser and the data of a call.
 
     Args:
         model: takes a micro-batch, returns its loss.
@@ -107,7 +107,7 @@ def whole(work: Training, **options: Any) -> Step:
 
 
 def without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> Step:
-    """An inference by plain PyTorch, or by what it compiled."""
+    """An inference by plain PyTorch, or by a model that it compiled."""
 
     @torch.no_grad()
     def step() -> None:

@@ -1,7 +1,7 @@
 """Hold this checkout against another one, on small models.
 
-Compared are the graphs that reach an engine, the bits that training leaves, the peak memory of a
-call, and its time beside how much the other checkout differs from itself.
+It compares the graphs that reach an engine, the bits after training, and the peak memory and the
+time of a call. The other checkout runs twice, which shows how much times vary.
 
 Usage: python -m benchmarks.against OLD_CHECKOUT [--quick] [--only PATTERN] [--models NAME ...]
                                     [--new CHECKOUT] [--json FILE] [--graphs FOLDER]

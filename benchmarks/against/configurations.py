@@ -22,7 +22,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A model and what goes with it.
+    """A model with its data, optimiser and options.
 
     Args:
         build: makes the model.

@@ -44,8 +44,8 @@ _REPEATED = "repeated steps have matmuls of their own; equal with `--without Rep
 _STREAMS = "equal stages that draw take the numbers of their streams, and are one function"
 _RECURRENT = "a recurrent layer is one operator for each layer and direction, not unrolled"
 
-# Passes that change nearly every graph on purpose, so that any other difference would hide behind
-# theirs: the rest is compared without them, and their own tests compare what they leave.
+# Passes that change nearly every graph on purpose, and would hide any other difference. The rest is
+# compared without them; their own tests compare their results.
 LEFT_OUT = ("DropSameViews",)
 EXPECTED: tuple[Expected, ...] = (
     Expected("torch_compile/*", _GRAPHS, _JOINT),

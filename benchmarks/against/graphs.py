@@ -37,7 +37,7 @@ class Recorder:
             engine.compile = self._recording(engine.compile)
 
     def clear(self) -> None:
-        """Forget what was counted; texts stay."""
+        """Forget the counts; texts stay."""
         self.counts.clear()
 
     def _recording(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,10 +59,10 @@ class Recorder:
 
 
 def graph_text(graph: fx.Graph) -> str:
-    """What a graph computes, and from which layouts: one line per value, without names.
+    """Print a graph with layouts, one line per value, without names.
 
     The first line lists the inputs that it writes, by number. Inputs are numbered as they are first
-    used: in which order a graph takes them changes nothing of what it computes.
+    used: their order in the graph does not change its results.
     """
     inputs = _inputs_by_use(graph)
     nodes = [*inputs, *(node for node in graph.nodes if node.op != "placeholder")]
@@ -149,7 +149,7 @@ def _graphs(*args: Any, **kwargs: Any) -> list[fx.Graph]:
 
 
 def _graph(arguments: Sequence[object]) -> fx.Graph:
-    """The graph in what an engine is given: a module, or what has one in its attributes."""
+    """The graph among an engine's arguments: of a module, or in an attribute of an argument."""
     for argument in arguments:
         for value in (argument, getattr(argument, "function", None)):
             graph = getattr(value, "graph", None)

@@ -37,7 +37,7 @@ Front = tuple[Callable[..., Any], Callable[[], Left]]  # a call, and what lasts,
 
 
 class Runner:
-    """What runs the configurations of a checkout, one at a time.
+    """Run the configurations of a checkout, one at a time.
 
     Args:
         root: the checkout; any other's packages are refused.
@@ -48,7 +48,7 @@ class Runner:
         self._recorder = Recorder()
         self._step: Callable[[], object] | None = None
         self._burst = 0
-        gc.freeze()  # what is imported needs no look at every collection
+        gc.freeze()  # modules need no look at every collection
 
     def run(self, name: str) -> dict[str, Any]:
         """Train a configuration: its graphs, digests of its bits, its peak; or the error."""
@@ -78,7 +78,7 @@ class Runner:
         return [seconds(self._burst) for _ in range(_BURSTS)]
 
     def _train(self, configuration: Configuration) -> tuple[dict[str, str], int | None]:
-        """Call it three times: digests of what it returned and left, and its peak in the last."""
+        """Call it three times: digests of its results, and the peak of the last call."""
         model, batches = _model_and_batches(configuration)
         call, left = _FRONTS[configuration.front](configuration, model)
         torch.manual_seed(1)
@@ -223,13 +223,13 @@ def _digest(values: object) -> str:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Bytes that `work` holds at its peak beyond what is held before it, in this thread.
+    """Bytes that `work` holds at its peak beyond those held before it, in this thread.
 
     They are counted as PyTorch's allocator hands them out, so the same work has the same peak in
     every run, which resident memory has not.
     """
     gc.collect()
-    gc.disable()  # a collection in the middle would free what the last call left
+    gc.disable()  # a collection in the middle would free memory of the last call
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             work()
