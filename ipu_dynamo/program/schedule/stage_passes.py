@@ -72,7 +72,10 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
     """
     calls = []
     for instructions in instructions_of_passes(loop):
-        call = as_call([i for i in instructions if isinstance(i, Call)])
+        own = [i for i in instructions if isinstance(i, Call)]
+        if not own:  # nothing is computed, as in a model that returns None
+            continue
+        call = as_call(own)
         names = [reads_and_makes(instruction) for instruction in instructions]
         makes = dict.fromkeys(name for _, made in names for name in made)
         reads = dict.fromkeys(name for read, _ in names for name in read if name not in makes)

@@ -271,7 +271,7 @@ class Workers:
         Raises:
             The first error that a worker met, after all workers have stopped.
         """
-        if self._alone:
+        if not self._steps:
             for action in self._alone:
                 if isinstance(action, RunPass):
                     work(0, action)
