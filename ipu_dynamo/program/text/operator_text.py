@@ -9,10 +9,15 @@ from ipu_dynamo.program.ir.types import TensorType
 
 
 def operator_text(node: fx.Node) -> str:
-    """A call with the type of its result, if that is a tensor."""
+    """A call with the type of its result."""
+    return f"{value_text(node)} = {_call_text(node)}"
+
+
+def value_text(node: fx.Node) -> str:
+    """The name of a value, with its type if it is a tensor."""
     value = node.meta.get("val")
     type_ = f": {TensorType.of(value)}" if isinstance(value, torch.Tensor) else ""
-    return f"%{node.name}{type_} = {_call_text(node)}"
+    return f"%{node.name}{type_}"
 
 
 class _Reference(str):
