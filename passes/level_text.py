@@ -1,7 +1,7 @@
 """Write a model at any level as text, and read it back: what dumps hold and `opt` runs passes on.
 
     ipu_dynamo joint, form 1
-    Joint(ipus=((0, 0),), training=True)
+    JointGraph(ipus=((0, 0),), training=True)
       inputs
         GraphInput(node="primals_1", name="fc.weight", kind="parameter", trainable=True)
       outputs
@@ -20,51 +20,43 @@ the tensors from outside the model that a trace read.
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import (
-    BACKWARD,
-    MATMUL_NAME,
-    NAME,
     NO_STRUCTURE,
-    STAGE,
-    START,
-    WANTED_GRADIENTS,
     Capture,
-    LossScale,
-    OutputKind,
     OutputRole,
     Placeholder,
-    PlaceholderKind,
 )
-from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow, Kind
-from ipu_dynamo.capture.private.aot import AOTInput, AOTOutput, TangentAOTInput
-from ipu_dynamo.capture.private.tracing import fake_mode, is_fake
-from ipu_dynamo.capture.scopes import SCOPE
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
+from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.ops.bodies import Body, all_bodies
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, hold_bodies, register_flow
 from ipu_dynamo.ops.marks.inner_gradients import HOOK
-from ipu_dynamo.ops.marks.markers import autograd_function_op, function_of
-from ipu_dynamo.ops.marks.print_tensor import Printing
-from ipu_dynamo.ops.operator_costs import ANCHORED
-from ipu_dynamo.ops.serialized_loss import CUTS_ROWS
 from ipu_dynamo.passes import levels
-from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
-from ipu_dynamo.passes.aot.keep_draws import POLICY
-from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
-from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
-from ipu_dynamo.passes.levels import Model, Move, Moves, Part, Partitioned, Pass
+from ipu_dynamo.passes.level_records import (
+    DirectionGraphs,
+    Graph,
+    GraphAttribute,
+    GraphFlow,
+    GraphHook,
+    GraphInput,
+    GraphOutput,
+    JointGraph,
+    StageParts,
+    TracedGraph,
+)
+from ipu_dynamo.passes.levels import Model, Move, Moves, Partitioned, Pass
 from ipu_dynamo.passes.listing import listing
 from ipu_dynamo.passes.micro_batch.placements import Piece
-from ipu_dynamo.passes.traced.tag_convolution_groups import Member
-from ipu_dynamo.program import HostProgram, Input, Output, Overlap, Program
+from ipu_dynamo.passes.node_marks import graph_form
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.function import body_of
 from ipu_dynamo.program.ir.layout import Layout
-from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm, opaque
+from ipu_dynamo.program.text.graph_text import opaque
 from ipu_dynamo.program.text.indented import LineError
 from ipu_dynamo.program.text.literals import write
 from ipu_dynamo.program.text.program_text import (
@@ -73,172 +65,15 @@ from ipu_dynamo.program.text.program_text import (
     record_text,
     write_text,
 )
-from ipu_dynamo.program.text.records import build
 
-_WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
-_TAG, _DESCRIBED, _CUSTOM = "partitioner_tag", "desc", "custom"  # keys of meta that are PyTorch's
-_MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
-    SCOPE: str,
-    NAME: str,
-    MATMUL_NAME: str,
-    WANTED_GRADIENTS: tuple[str, ...],
-    STAGE: int,
-    START: bool,
-    BACKWARD: bool,
-    RECOMPUTED: bool,
-    GROUP: str,
-    PARTIALS: str,
-    OWN_MEMORY: bool,
-    STREAM: tuple[int, int],
-    CUTS_ROWS: bool,
-    ANCHORED: bool,
-    _WINDOW: bool,
-    _CUSTOM: Mapping[str, int | str | Member],
-    _TAG: str,
-    "is_gradient_acc": bool,
-    POLICY: str,
-    _DESCRIBED: AOTInput | tuple[AOTOutput | None, ...],
-}
 _LARGEST = 1 << 16  # bytes of a constant, beyond which its values are left out
 _LARGEST_MEMORY, _ALIGNED = 1 << 40, 16  # bytes of shared memory in a text
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    """An input of a graph.
-
-    Args:
-        node: its name in the graph.
-        name, kind, trainable: as a `Placeholder` has them.
-        tensor: the user's own, where that is laid out in another way than the node's value.
-        values: of a constant: its elements in memory, in base64; None: they take too much room.
-        memory: of tensors that share memory: the number of that memory, its bytes, and the first
-            element in it.
-    """
-
-    node: str
-    name: str
-    kind: PlaceholderKind
-    trainable: bool = False
-    tensor: Layout | None = None
-    values: str | None = ""
-    memory: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class GraphOutput:
-    """An output of a graph: the name of its node, and its role."""
-
-    node: str | None
-    kind: OutputKind
-    name: str
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """A tensor that a graph holds.
-
-    Args:
-        target: its name in the graph.
-        name: the user's name.
-    """
-
-    target: str
-    name: str
-    tensor: Layout
-    values: str | None
-
-
-@dataclass(frozen=True)
-class Hook:
-    """The graph that a node calls with a gradient."""
-
-    node: str
-    graph: fx.GraphModule
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Graph:
-    """The common part of traced and joint graphs; see `Capture`."""
-
-    level: ClassVar[Literal["traced", "joint"]]
-
-    ipus: tuple[tuple[int, int], ...] = ((0, 0),)
-    training: bool = False
-    keeps_stages: bool = False
-    phases: tuple[tuple[int, tuple[int, int]], ...] = ()
-    alone: Literal["forward", "backward"] | None = None
-    owners: tuple[tuple[str, int], ...] = ()
-    aliases: bool = False
-    overlaps: tuple[tuple[tuple[str, str], Overlap], ...] = ()
-    names: tuple[str, ...] = ()
-    anchors: tuple[tuple[str, str], ...] = ()
-    prints: tuple[tuple[str, Printing], ...] = ()
-    inputs: tuple[GraphInput, ...] = ()
-    outputs: tuple[GraphOutput, ...] = ()
-    bodies: tuple[Body, ...] = ()
-    flows: "tuple[Flow, ...]" = ()
-    hooks: tuple[Hook, ...] = ()
-    attributes: tuple[Attribute, ...] = ()
-    graph: fx.GraphModule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traced(_Graph):
-    """A graph before autograd; `loss` is the name of its node."""
-
-    level: ClassVar[Literal["traced", "joint"]] = "traced"
-
-    loss: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joint(_Graph):
-    """A graph after autograd, of both directions or of one."""
-
-    level: ClassVar[Literal["traced", "joint"]] = "joint"
-
-    gradients: tuple[str, ...] = ()
-    loss_scale: LossScale | None = None
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A loop or a branch before autograd; see `ControlFlow`. Its node has its number."""
-
-    kind: Kind
-    carried: int
-    scanned: int
-    count: int
-    where: str
-    bodies: tuple[Traced | Joint, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Directions:
-    """Forward and backward apart."""
-
-    bodies: tuple[Body, ...] = ()
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The parts of stages, and the graph that was cut, with the roles of their inputs."""
-
-    returned: tuple[str, ...]
-    changed: tuple[tuple[str, str], ...] = ()
-    loads: tuple[tuple[int, tuple[Move, ...]], ...] = ()
-    stores: tuple[tuple[int, tuple[Move, ...]], ...] = ()
-    inputs: tuple[Input, ...] = ()
-    outputs: tuple[Output, ...] = ()
-    bodies: tuple[Body, ...] = ()
-    parts: tuple[Part, ...]
-    cut: tuple[Joint, ...]
-
-
-_RECORDS = {"traced": Traced, "joint": Joint, "directions": Directions, "parts": Parts}
+_RECORDS = {
+    "traced": TracedGraph,
+    "joint": JointGraph,
+    "directions": DirectionGraphs,
+    "parts": StageParts,
+}
 
 
 def write_level(model: Model) -> str:
@@ -252,7 +87,7 @@ def write_level(model: Model) -> str:
         return "\n".join([*_host_lines(model), ""])
     if isinstance(model, Program):
         return write_text(model)
-    return record_text(_record(model), _first(level), _form({}))
+    return record_text(_record(model), _first(level), graph_form({}))
 
 
 def _host_lines(host: HostProgram) -> Iterator[str]:
@@ -285,11 +120,11 @@ def parse_level(text: str) -> Model:
         known = ", ".join(repr(_first(level)) for level in _RECORDS)
         raise LineError(f"line 1: expected one of {known}, or a program, and found {first!r}")
     check = _Check()
-    form = _form(check.attributes)
+    form = graph_form(check.attributes)
     record = read_record(text, _RECORDS[level], _first(level), check, form)
-    if isinstance(record, Directions):
+    if isinstance(record, DirectionGraphs):
         return levels.Directions(record.forward, record.backward)
-    if isinstance(record, Parts):
+    if isinstance(record, StageParts):
         cut = check.captures[id(record.cut[0])]
         loads, stores = ({i: [*of] for i, of in m} for m in (record.loads, record.stores))
         return Partitioned(
@@ -313,97 +148,6 @@ def _first(level: str) -> str:
     return f"ipu_dynamo {level}, form 1"
 
 
-# --- Marks of nodes ------------------------------------------------------------------------------
-
-
-def _form(attributes: Mapping[str, torch.Tensor]) -> GraphForm:
-    """The form of graphs at these levels; all values have one mode."""
-    return GraphForm(
-        marks=lambda node: dict(_marks(node)),
-        meta=_meta,
-        of_functions=False,
-        arguments=_arguments,
-        mode=fake_mode(),
-        attributes=attributes,
-    )
-
-
-def _marks(node: fx.Node) -> Iterator[tuple[str, Any]]:
-    """The entries of a node's meta that passes read."""
-    for key in _MARKS:
-        value = node.meta.get(key)
-        if value is not None and (written := _written(key, value, node)) is not None:
-            yield key, written
-
-
-def _written(key: str, value: Any, node: fx.Node) -> Any:
-    """An entry of meta as a text has it; None: other parts of the text say the same.
-
-    Inputs and outputs are described by AOTAutograd or have roles. A described graph has a
-    description at its output. In others only the gradients that the graph takes are described.
-    """
-    described = _DESCRIBED in node.graph.output_node().meta
-    if key == WANTED_GRADIENTS:
-        return tuple(sorted(value))
-    if key == POLICY:
-        return value.name
-    if key == _CUSTOM:
-        return _custom(value, node.meta) or None
-    if key == _TAG:
-        known = node.op == "placeholder" and not described
-        known |= BACKWARD in node.meta and value == _tag(node.meta[BACKWARD])
-        return None if known else value
-    if key == _DESCRIBED:
-        if not described and not isinstance(value, TangentAOTInput):
-            return None
-        return tuple(value) if isinstance(value, list) else value
-    return value
-
-
-def _custom(entries: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of meta["custom"] that passes read; a stage only until the node has it."""
-    known = {key: value for key, value in entries.items() if isinstance(value, int | str | Member)}
-    if BACKWARD in meta and STAGE in meta and known.get(CUSTOM_STAGE) == meta[STAGE]:
-        del known[CUSTOM_STAGE]
-    return known
-
-
-def _meta(marks: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `_marks`."""
-    meta = {}
-    for key, value in marks.items():
-        if key not in _MARKS:
-            raise ValueError(f"no pass reads a mark {key}; those are {', '.join(_MARKS)}")
-        meta[key] = build(value, _MARKS[key], key)
-    if WANTED_GRADIENTS in meta:
-        meta[WANTED_GRADIENTS] = frozenset(meta[WANTED_GRADIENTS])
-    if POLICY in meta:
-        if meta[POLICY] not in CheckpointPolicy.__members__:
-            raise ValueError(f"{POLICY} is one of {', '.join(CheckpointPolicy.__members__)}")
-        meta[POLICY] = CheckpointPolicy[meta[POLICY]]
-    if BACKWARD in meta:
-        meta.setdefault(_TAG, _tag(meta[BACKWARD]))
-        if STAGE in meta:
-            meta[_CUSTOM] = {CUSTOM_STAGE: meta[STAGE], **meta.get(_CUSTOM, {})}
-    if isinstance(meta.get(_DESCRIBED), tuple):
-        meta[_DESCRIBED] = list(meta[_DESCRIBED])
-    return meta
-
-
-def _tag(backward: bool) -> str:
-    return "is_backward" if backward else "is_forward"
-
-
-def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a node. Handles, which only this process knows, are replaced."""
-    if node.target is control_flow_op and FLOW in node.meta:
-        nodes = node.graph.find_nodes(op="call_function", target=control_flow_op)
-        return (node.args[0], list(nodes).index(node))
-    if node.target is autograd_function_op:
-        return (node.args[0], function_of(node.args[1]))  # type: ignore[arg-type]
-    return node.args
-
-
 # --- From models to records -----------------------------------------------------------------------
 
 
@@ -412,10 +156,10 @@ def _record(model: Model) -> Any:
         return _of_capture(model)
     if isinstance(model, levels.Directions):
         bodies = _bodies(model.forward, model.backward)
-        return Directions(bodies=bodies, forward=model.forward, backward=model.backward)
+        return DirectionGraphs(bodies=bodies, forward=model.forward, backward=model.backward)
     assert isinstance(model, Partitioned)
     bodies = _bodies(*(part.graph for part in model.parts))
-    return Parts(
+    return StageParts(
         returned=model.returned,
         changed=tuple(model.changed.items()),
         loads=_moves(model.moves.loads),
@@ -446,7 +190,7 @@ def _of_capture(capture: Capture) -> Any:
         own = {"gradients": capture.gradients, "loss_scale": capture.loss_scale}
     graph = capture.graph.graph
     names = [node.name if isinstance(node, fx.Node) else None for node in capture.returned]
-    return (Traced if capture.level == "traced" else Joint)(
+    return (TracedGraph if capture.level == "traced" else JointGraph)(
         ipus=tuple(capture.ipus.items()),
         training=capture.training,
         keeps_stages=capture.keeps_stages,
@@ -466,7 +210,7 @@ def _of_capture(capture: Capture) -> Any:
         attributes=tuple(_attributes(capture)),
         bodies=_bodies(capture.graph),
         flows=tuple(
-            Flow(
+            GraphFlow(
                 flow.kind,
                 flow.carried,
                 flow.scanned,
@@ -477,7 +221,9 @@ def _of_capture(capture: Capture) -> Any:
             for node in graph.find_nodes(op="call_function", target=control_flow_op)
             if (flow := node.meta.get(FLOW)) is not None
         ),
-        hooks=tuple(Hook(node.name, node.meta[HOOK]) for node in graph.nodes if HOOK in node.meta),
+        hooks=tuple(
+            GraphHook(node.name, node.meta[HOOK]) for node in graph.nodes if HOOK in node.meta
+        ),
         graph=capture.graph,
         **own,
     )
@@ -552,13 +298,13 @@ def _values(tensor: torch.Tensor) -> str | None:
     return base64.b64encode(raw.numpy().tobytes()).decode()
 
 
-def _attributes(capture: Capture) -> Iterator[Attribute]:
+def _attributes(capture: Capture) -> Iterator[GraphAttribute]:
     targets = {str(node.target) for node in capture.graph.graph.find_nodes(op="get_attr")}
     for target in sorted(targets):
         tensor = getattr(capture.graph, target, None)
         if isinstance(tensor, torch.Tensor) and _is_strided(tensor):
             name, _ = capture.attributes.get(id(tensor), (target, None))
-            yield Attribute(target, name, Layout.of(tensor), _values(tensor))
+            yield GraphAttribute(target, name, Layout.of(tensor), _values(tensor))
 
 
 def _bodies(*graphs: fx.GraphModule) -> tuple[Body, ...]:
@@ -584,7 +330,7 @@ class _Check:
     def __call__(self, record: object) -> None:
         """Raise ValueError for an impossible record."""
         match record:
-            case Attribute():
+            case GraphAttribute():
                 tensor = _tensor(record.target, record.tensor, record.values)
                 self.attributes[record.target] = tensor
             case GraphInput(values=None):
@@ -594,13 +340,13 @@ class _Check:
                     raise ValueError(f"no memory has {nbytes} bytes and a tensor at {start}")
             case Body():
                 self.body(record)
-            case Directions():
+            case DirectionGraphs():
                 _hold(record.bodies, record.forward, record.backward)
-            case Parts():
+            case StageParts():
                 _hold(record.bodies, *(part.graph for part in record.parts))
                 if len(record.cut) != 1:
                     raise ValueError("one graph was cut")
-            case Traced() | Joint():
+            case TracedGraph() | JointGraph():
                 self.graph(record)
 
     def body(self, body: Body) -> None:
@@ -608,7 +354,7 @@ class _Check:
         if name != body.name:
             raise ValueError(f"{body.name} has the graph of {name}, so it was changed")
 
-    def graph(self, record: _Graph) -> None:
+    def graph(self, record: Graph) -> None:
         self.attributes.clear()
         _hold(record.bodies, record.graph)
         graph = record.graph.graph
@@ -686,7 +432,7 @@ def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Capture:
     )
 
 
-def _tensors(record: _Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:
+def _tensors(record: Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:
     """The user's tensors. Only constants have values."""
     tensors: dict[str, torch.Tensor] = {}
     memories: dict[int, torch.Tensor] = {}  # it is never touched, so it takes no room

@@ -143,8 +143,8 @@ def text_before(name):
     ("old", "new", "message"),
     [
         ("ipu_dynamo joint, form 1", "ipu_dynamo joint, form 2", "line 1: expected one of"),
-        ("Joint(", "Traced(", "Traced cannot stand here; Joint can"),
-        ("Joint(", "Joint(level=1, ", "Joint has no field level"),
+        ("JointGraph(", "TracedGraph(", "TracedGraph cannot stand here; JointGraph can"),
+        ("JointGraph(", "JointGraph(level=1, ", "JointGraph has no field level"),
         ('"ipu.stage": 0', '"ipu.stage": True', "ipu.stage is True, which is not int"),
         ('"ipu.stage": 0', '"ipu.other": 0', "no pass reads a mark ipu.other"),
         ("aten.relu.default", "torch.relu", "no operator torch.relu is registered here"),
@@ -152,7 +152,7 @@ def text_before(name):
         ('kind="parameter"', 'kind="weight"', 'kind is "weight"'),
         ('node="relu"', 'node="addmm"', "it returns relu"),
         ('GraphInput(node="arg0_1"', 'GraphInput(node="x"', "its inputs are arg0_1"),
-        ("  outputs", "  results", "Joint has no part results"),
+        ("  outputs", "  results", "JointGraph has no part results"),
         ("return (%relu,)", "return (%relu, 3.0)", "a function returns a tuple"),
         (
             'kind="parameter"',

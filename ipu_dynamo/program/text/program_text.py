@@ -59,6 +59,7 @@ def read_record(
     """Inverse of `record_text`.
 
     Args:
+        first: its first line, such as `ipu_dynamo program, form 2`.
         check: as `read_lines` calls it.
 
     Raises:
@@ -69,9 +70,8 @@ def read_record(
         raise LineError(f"line 1: expected {first!r} and found {shortened(begin.text)!r}")
     if [line.text for line in roots[1:]] != [_LAST, ""]:
         number = text.count("\n") + 1 if len(roots) < 2 else roots[1].number
-        raise LineError(
-            f"line {number}: expected one {kind.__name__.lower()}, {_LAST!r}, and nothing more"
-        )
+        level = first.partition(",")[0].split()[-1]
+        raise LineError(f"line {number}: expected one {level}, {_LAST!r}, and nothing more")
     result = read_lines(roots[0], kind, check, form)
     if (written := record_text(result, first, form)) != text:
         pairs = enumerate(zip_longest(_lines(text), _lines(written)), 1)

@@ -1,0 +1,157 @@
+"""Describe models above programs as records, which `level_text.py` writes and reads.
+
+A graph is a `TracedGraph` before autograd and a `JointGraph` after it. It is then cut into
+`DirectionGraphs` or `StageParts`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import fx
+
+from ipu_dynamo.capture.capture import (
+    LossScale,
+    OutputKind,
+    PlaceholderKind,
+)
+from ipu_dynamo.capture.control_flow.trace_control_flow import Kind
+from ipu_dynamo.ops.bodies import Body
+from ipu_dynamo.ops.marks.print_tensor import Printing
+from ipu_dynamo.passes.levels import Move, Part
+from ipu_dynamo.program import Input, Output, Overlap
+from ipu_dynamo.program.ir.layout import Layout
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input of a graph.
+
+    Args:
+        node: its name in the graph.
+        name, kind, trainable: as a `Placeholder` has them.
+        tensor: the user's own, where that is laid out in another way than the node's value.
+        values: of a constant: its elements in memory, in base64; None: they take too much room.
+        memory: of tensors that share memory: the number of that memory, its bytes, and the first
+            element in it.
+    """
+
+    node: str
+    name: str
+    kind: PlaceholderKind
+    trainable: bool = False
+    tensor: Layout | None = None
+    values: str | None = ""
+    memory: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """An output of a graph: the name of its node, and its role."""
+
+    node: str | None
+    kind: OutputKind
+    name: str
+
+
+@dataclass(frozen=True)
+class GraphAttribute:
+    """A tensor that a graph holds.
+
+    Args:
+        target: its name in the graph.
+        name: the user's name.
+    """
+
+    target: str
+    name: str
+    tensor: Layout
+    values: str | None
+
+
+@dataclass(frozen=True)
+class GraphHook:
+    """The graph that a node calls with a gradient."""
+
+    node: str
+    graph: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """The common part of traced and joint graphs; see `Capture`."""
+
+    level: ClassVar[Literal["traced", "joint"]]
+
+    ipus: tuple[tuple[int, int], ...] = ((0, 0),)
+    training: bool = False
+    keeps_stages: bool = False
+    phases: tuple[tuple[int, tuple[int, int]], ...] = ()
+    alone: Literal["forward", "backward"] | None = None
+    owners: tuple[tuple[str, int], ...] = ()
+    aliases: bool = False
+    overlaps: tuple[tuple[tuple[str, str], Overlap], ...] = ()
+    names: tuple[str, ...] = ()
+    anchors: tuple[tuple[str, str], ...] = ()
+    prints: tuple[tuple[str, Printing], ...] = ()
+    inputs: tuple[GraphInput, ...] = ()
+    outputs: tuple[GraphOutput, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    flows: "tuple[GraphFlow, ...]" = ()
+    hooks: tuple[GraphHook, ...] = ()
+    attributes: tuple[GraphAttribute, ...] = ()
+    graph: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedGraph(Graph):
+    """A graph before autograd; `loss` is the name of its node."""
+
+    level: ClassVar[Literal["traced", "joint"]] = "traced"
+
+    loss: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointGraph(Graph):
+    """A graph after autograd, of both directions or of one."""
+
+    level: ClassVar[Literal["traced", "joint"]] = "joint"
+
+    gradients: tuple[str, ...] = ()
+    loss_scale: LossScale | None = None
+
+
+@dataclass(frozen=True)
+class GraphFlow:
+    """A loop or a branch before autograd; see `ControlFlow`. Its node has its number."""
+
+    kind: Kind
+    carried: int
+    scanned: int
+    count: int
+    where: str
+    bodies: tuple[TracedGraph | JointGraph, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectionGraphs:
+    """Forward and backward apart."""
+
+    bodies: tuple[Body, ...] = ()
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParts:
+    """The parts of stages, and the graph that was cut, with the roles of their inputs."""
+
+    returned: tuple[str, ...]
+    changed: tuple[tuple[str, str], ...] = ()
+    loads: tuple[tuple[int, tuple[Move, ...]], ...] = ()
+    stores: tuple[tuple[int, tuple[Move, ...]], ...] = ()
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    parts: tuple[Part, ...]
+    cut: tuple[JointGraph, ...]
