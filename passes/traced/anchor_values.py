@@ -39,6 +39,7 @@ class AnchorValues:
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
 
     def __call__(self, capture: Capture) -> bool:
+        names_before = capture.names
         capture.names = tuple(name for name, _ in _named(capture.graph.graph))
         anchored = plan(capture, self.anchors)
         for short, node in anchored.items():
@@ -53,7 +54,7 @@ class AnchorValues:
             node.meta[WANTED_GRADIENTS] = {name} | node.meta.get(WANTED_GRADIENTS, frozenset())
         if anchored:
             capture.graph.recompile()
-        return bool(anchored or marked)
+        return bool(anchored or marked) or capture.names != names_before
 
 
 def plan(capture: Capture, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:

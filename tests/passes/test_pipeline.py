@@ -36,7 +36,7 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
     whole_step,
 )
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program import Function, HostProgram, Program
 
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
@@ -332,6 +332,8 @@ def everything(model):
             graphs = [function.graph for function in model.functions]
         case RecordedUpdate() | UpdateGraphs():
             graphs = [step.graph for step in model.steps]
+        case Function():
+            graphs = [model.graph]
         case UpdateFunctions():
             graphs = []
         case HostProgram():

@@ -149,7 +149,7 @@ def _add_states(
             if name not in states:
                 if place in beside:
                     states[name] = beside[place]
-                elif type_.shape == tuple(like.shape):
+                elif type_.shape == types[parameter].shape:  # also with a row for each group
                     states[name] = torch.full_like(
                         like, first, dtype=type_.dtype, requires_grad=False
                     )

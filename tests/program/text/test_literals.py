@@ -13,7 +13,7 @@ from torch import fx
 from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.ir.types import DTYPES, TensorType
 from ipu_dynamo.program.text.literals import write
-from ipu_dynamo.program.text.reader import Reader, Record, read
+from ipu_dynamo.program.text.reader import Pairs, Reader, Record, read
 
 TORCH = [
     value
@@ -128,7 +128,12 @@ def test_dataclasses_are_written_without_defaults():
     assert read("[Point(x=2, y=(1.0,))]") == [Record("Point", {"x": 2, "y": (1.0,)})]
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {1}, torch.ones(1), b"", range(2), Point, ...])
+def test_a_dict_without_strings_reads_as_its_pairs():
+    assert write({1: (2, "x")}) == '{1: (2, "x")}'
+    assert read('{1: (2, "x")}') == Pairs(((1, (2, "x")),))
+
+
+@pytest.mark.parametrize("value", [object(), {1}, torch.ones(1), b"", range(2), Point, ...])
 def test_what_is_no_value_is_not_written(value):
     with pytest.raises(ValueError, match="has no text"):
         write([value])
@@ -156,7 +161,7 @@ def test_other_text_is_a_value_or_refused(text):
         ("f(1)", "these are no fields of f"),
         ("slice(1)", "these are no fields of slice"),
         ('device("ipu")', "not a device: 'ipu'"),
-        ("{1: 2}", "expected string and found 1"),
+        ("{1 2}", "expected : and found 2"),
         ("%x", "nothing is called %x before this line"),
         ("$", "nothing begins with '$'"),
         ("a(b=1, 2)", "an argument without a name follows one with a name"),
