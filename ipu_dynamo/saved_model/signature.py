@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from ipu_dynamo.saved_model.exported.program_interface import (
 from ipu_dynamo.saved_model.exported.size_check import SizeCheck, least_sizes
 from ipu_dynamo.saved_model.files.index import SignatureEntry
 from ipu_dynamo.saved_model.files.tensor_spec import DTYPES, TensorSpec
+
+_Result = TypeVar("_Result")
 
 
 class Runner(Protocol):
@@ -43,7 +45,7 @@ class Signature:
 
     One call runs at a time; other threads wait in the order in which they came. Arguments are not
     changed, and results are new tensors. A call that raises leaves the object usable. The state has
-    one copy, so that a call takes the lock of a `DualView` and compares no versions.
+    one copy, so a call takes a `QueueLock` and needs no `DualView`.
 
     Attributes:
         inputs: name to type and shape, as in the index.
@@ -110,7 +112,7 @@ class Signature:
 
     def close(self) -> None:
         """Wait for a running call, and free the memory. Later calls raise."""
-        self._lock.run(self._close)
+        self._alone(self._close)
 
     def _close(self) -> None:
         if self._runner is not None:
@@ -160,7 +162,12 @@ class Signature:
             raise ValueError(f"unknown input {unknown!r}; valid are {valid}")
         if self.defaults:
             tensors = self._with_defaults(tensors)
-        return self._lock.run(partial(self._run_alone, tensors, watch))
+        return self._alone(partial(self._run_alone, tensors, watch))
+
+    def _alone(self, action: Callable[[], _Result]) -> _Result:
+        if self._lock.is_mine():  # in what watches a call, or in a signal's handler
+            raise RuntimeError("a signature cannot be called or closed within its own call")
+        return self._lock.run(action)
 
     def _run_alone(self, tensors: Mapping[str, Tensor], watch: Watch | None) -> dict[str, Tensor]:
         self._open()

@@ -47,7 +47,6 @@ class Compilation(DeviceWeights, Inspection):
     _traced: Any
     _training: bool
     _update: OptimizerInUse | None
-    _warned_about_layout: bool
     _wrapping: Wrapping | None
 
     def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private import locks
-from ipu_dynamo.ops.private.locks import QueueLock, caller, work_for
+from ipu_dynamo.ops.private.locks import QueueLock, callers, work_for
 
 SECONDS = 20.0  # a thread that waits longer waits for ever
 
@@ -120,7 +120,7 @@ def test_the_caller_takes_the_lock_again_as_do_its_workers():
         lock.run(lambda: seen.append(lock.is_mine()))
 
     def call():
-        me = caller()
+        me = callers()
         lock.run(lambda: seen.append(lock.is_mine()))
         assert ends(in_thread(lambda: work(me)))
 
@@ -147,6 +147,56 @@ def test_one_of_two_callers_that_wait_for_each_other_is_refused():
     refused, read = sorted(results, key=lambda result: result == "read")
     assert read == "read"
     assert "two calls wait for each other" in refused
+
+
+def test_a_worker_has_no_part_in_what_another_worker_holds():
+    lock, order, inside, go = QueueLock(), [], threading.Event(), threading.Event()
+
+    def hold():
+        order.append("first")
+        inside.set()
+        assert go.wait(SECONDS)
+        order.append("first ends")
+
+    def work(threads, action):
+        work_for(threads)
+        lock.run(action)
+
+    me = callers()
+    workers = [in_thread(lambda: work(me, hold))]
+    assert inside.wait(SECONDS)
+    assert not lock.is_mine()
+    workers.append(in_thread(lambda: work(me, lambda: order.append("second"))))
+    until(lambda: len(lock._turns) == 2)
+    go.set()
+    assert all(map(ends, workers))
+    assert order == ["first", "first ends", "second"]
+
+
+def test_a_handler_that_would_wait_for_its_own_thread_is_refused(alarm):
+    """Its thread waits for a lock, and the holder of another one waits behind it."""
+    held, other, results = Held(), QueueLock(), []
+
+    def queue_behind():
+        held.append("behind")
+
+    def handle():
+        waiting = len(held.lock._turns)
+        later.append(in_thread(lambda: other.run(queue_behind)))
+        until(lambda: len(held.lock._turns) > waiting)
+        try:
+            other.run(lambda: results.append("read"))
+        except IpuError as error:
+            results.append(str(error))
+        held.let_go.set()
+
+    later = []
+    alarm(handle)
+    held.append("thread")
+    assert all(map(ends, later))
+    assert held.order == ["thread", "behind"]
+    (refusal,) = results
+    assert "two calls wait for each other" in refusal
 
 
 @pytest.mark.parametrize("waits", [False, True])

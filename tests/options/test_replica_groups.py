@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -158,6 +158,11 @@ def data_for(options, calls=2, seed=1):
     ]
 
 
+NUMBER_OF_EACH = Options(
+    "eager", replicas=2, replica_groups={"b": ReplicaGroups(1)}, output_mode="all"
+)
+
+
 @pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
 def test_training_agrees_with_copies_that_add_gradients(options, kind):
@@ -174,6 +179,7 @@ def test_training_agrees_with_copies_that_add_gradients(options, kind):
 
 @pytest.mark.examples(10)
 @given(options=grouped_options(), kind=st.sampled_from(list(OPTIMIZERS)))
+@example(NUMBER_OF_EACH, "adam")  # whose count of steps has the shape of the parameter
 def test_weights_and_states_of_groups_agree_with_pytorch(options, kind):
     """`assert_same_training` also compares the optimiser's states, after every call."""
     model = Net(options.replica_groups, options.replicas)

@@ -25,6 +25,8 @@ from tests.saved_model.converting import (
 )
 from tests.saved_model.prepared_processes import errors_of, run, run_loaded
 
+REFUSAL = "a signature cannot be called or closed within its own call"
+
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
@@ -365,6 +367,22 @@ def test_four_threads_on_one_object_get_their_own_results(program):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("action", ["call", "close"])
+def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on(program, action):
+    signature, refusals = load(program[0])["serving_default"], []
+
+    def watch(*_):
+        with pytest.raises(RuntimeError) as error:
+            signature(**inputs(2)) if action == "call" else signature.close()
+        refusals.append(str(error.value))
+
+    with signature:
+        outputs = signature.watched(inputs(2), watch)
+        assert set(refusals) == {REFUSAL}
+        for name, value in signature(**inputs(2)).items():
+            assert torch.equal(value, outputs[name])
 
 
 def test_nothing_is_read_after_warm_up_and_closing_frees_it(program, tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -162,9 +163,12 @@ class StepProgram:
         """
         inputs = self._buffers.filled(batches)
         send = None if on_step is None else self._sender(on_step)
-        with self._exchanged():
-            results = self._program(*inputs, on_send=send)
+        results = self._states.lock.run(partial(self._run, inputs, send))
         return self._results.steps(results)
+
+    def _run(self, inputs: Sequence[Any], send: Callable[[int, Any], None] | None) -> Any:
+        with self._exchanged():
+            return self._program(*inputs, on_send=send)
 
     def _sender(self, on_step: OnStep) -> Callable[[int, Any], None]:
         """What the core calls with each device iteration."""
@@ -190,8 +194,11 @@ class StepProgram:
         try:
             yield
         finally:
-            if training and self._states.sync_host():
-                self._states.count_host_writes()  # its own
+            if training and self._program.has_weights():
+                try:
+                    self._states.sync_host()
+                finally:
+                    self._states.count_host_writes()  # its own, also of an interrupted copy
             if own:
                 replicated.publish(own, state_of(self.model).settings.metric_reduction)
 
@@ -310,7 +317,8 @@ class _OptimizerStates:
     A program computes on Keras' own tensors but for these. Its optimizer writes all of them.
 
     Args:
-        tensors: of the variables. A program fits no model that has others.
+        tensors: of the variables. A program fits no model that has others, so copies always take
+            all states.
     """
 
     def __init__(self, program: CompiledModel, tensors: Mapping[str, Tensor]) -> None:

@@ -49,65 +49,69 @@ def compile_lock() -> threading.RLock:
 _here = threading.local()
 
 
-def work_for(caller: int) -> None:
-    """Let this thread, which ends with the call of another one, count as that one."""
-    _here.caller = caller
+def work_for(threads: tuple[int, ...]) -> None:
+    """Let this thread count as those that wait for it, which `callers` gave in the last one."""
+    _here.callers = threads
+
+
+def callers() -> tuple[int, ...]:
+    """The numbers of this thread and of those that wait for its work, the first caller last."""
+    return (threading.get_ident(), *getattr(_here, "callers", ()))
 
 
 def caller() -> int:
     """The number of the thread whose call this is: a worker's is the one that waits for it."""
-    return getattr(_here, "caller", None) or threading.get_ident()
+    above = getattr(_here, "callers", None)
+    return above[-1] if above else threading.get_ident()
 
 
 class _Turn:
-    """A place in the queue of a lock.
-
-    Args:
-        lock: that the turn is for.
-        caller: whose turn it is.
+    """A place of this thread in the queue of a lock.
 
     Attributes:
-        thread: that waits, which may be a worker of the caller.
+        callers: the threads that wait for it, after itself.
         over: held by this thread until the turn has ended, in whichever way.
     """
 
-    __slots__ = ("caller", "lock", "over", "thread")
+    __slots__ = ("callers", "lock", "over", "thread")
 
-    def __init__(self, lock: "QueueLock", caller: int) -> None:
-        self.lock, self.caller = lock, caller
-        self.thread, self.over = threading.get_ident(), threading.RLock()
+    def __init__(self, lock: "QueueLock") -> None:
+        self.lock, self.callers, self.over = lock, callers(), threading.RLock()
+        self.thread = self.callers[0]
 
 
 class QueueLock:
     """A lock that threads get in the order in which they ask for it.
 
-    The caller that has it may take it again, also in its workers and in a signal's handler. A
-    caller that would wait for itself gets an error. A forked process finds the lock free.
+    The thread that has it may take it again, also in its workers and in a signal's handler. A
+    thread that would wait for itself gets an error. A forked process finds the lock free, but
+    nothing may fork while it waits and go on.
 
     Invariant: `_turns` has each turn that has begun to wait and has not ended. It may also have
     turns that an interrupt has ended. Their `over` is free. A thread that gets the `over` of a turn
     before its own removes that turn.
 
     Args:
-        refusal: makes the error of a caller that would wait for itself.
+        refusal: makes the error of a thread that would wait for itself.
     """
 
     def __init__(self, refusal: Callable[[], Exception] | None = None) -> None:
         self._refusal = refusal or _deadlock
-        self._holder: int | None = None  # the caller that has the lock
+        self._holder: _Turn | None = None
         self._turns: deque[_Turn] = deque()
         _queues.add(self)
 
     def run(self, action: Callable[[], _Result]) -> _Result:
-        """Return what `action` returns. No other caller runs one at the same time.
+        """Return what `action` returns. No other thread runs one at the same time, but workers of
+        this one.
 
         Raises:
-            IpuError: a caller that has the lock waits for one that this caller has.
+            Exception: the error of `refusal`, by default an IpuError. The thread that has the lock
+                waits for this one.
         """
-        me = caller()
-        if self._holder == me:
+        if self.is_mine():
             return action()
-        turn = _Turn(self, me)
+        turn = _Turn(self)
         # An interrupt comes after a call or at the beginning of a function. None comes between the
         # end of a `with` of Python's own locks and their release.
         with turn.over:
@@ -116,7 +120,7 @@ class QueueLock:
                 if self._turns[0] is not turn:
                     self._wait(turn)
                 try:
-                    self._holder = me
+                    self._holder = turn
                     return action()
                 finally:
                     self._holder = None
@@ -124,14 +128,15 @@ class QueueLock:
                 self._remove(turn)
 
     def is_mine(self) -> bool:
-        """Whether this thread has the lock, or works for a caller that has it."""
-        return self._holder == caller()
+        """Whether this thread has the lock, or works for one that has it."""
+        holder = self._holder
+        return holder is not None and holder.thread in callers()
 
     def _wait(self, turn: _Turn) -> None:
         """Wait until all turns before this one have ended."""
         try:
             with DeferredSignals(), _looking:  # a handler may wait for a lock, too
-                self._check_order(turn.caller)
+                self._check_order(turn)
                 _waiting.add(turn)
             while (before := self._before(turn)) is not None:
                 with before.over:
@@ -149,16 +154,29 @@ class QueueLock:
             before = other
         return before
 
-    def _check_order(self, me: int) -> None:
-        """Raise if the caller that has the lock waits for this one, or for one that does."""
-        locks, seen = [self], set[QueueLock]()
-        while locks:
-            lock = locks.pop()
-            if lock._holder == me:
+    def _check_order(self, turn: _Turn) -> None:
+        """Raise if this turn would wait for a thread that waits for this one.
+
+        A turn waits for the holder of its lock, and for the turns before it. A holder waits for
+        its workers, too: for each waiting turn that has it among its callers.
+        """
+        waiting = tuple(_waiting)  # others leave it meanwhile
+        turns, seen = [turn], {turn}
+        while turns:
+            one = turns.pop()
+            holder, ahead = one.lock._holder, set[int]()
+            for each in tuple(one.lock._turns):
+                if each.thread == one.thread:
+                    break
+                if each in waiting:  # an interrupt has ended others
+                    ahead.add(each.thread)
+            if (holder is not None and holder.thread in turn.callers) or turn.thread in ahead:
                 raise self._refusal()
-            seen.add(lock)
-            next_ones = [turn.lock for turn in _waiting if turn.caller == lock._holder]
-            locks += [each for each in next_ones if each not in seen]
+            for each in waiting:
+                of_holder = holder is not None and holder.thread in each.callers
+                if (of_holder or each.thread in ahead) and each not in seen:
+                    seen.add(each)
+                    turns.append(each)
 
     def _remove(self, turn: _Turn) -> None:
         if turn in self._turns:

@@ -93,10 +93,16 @@ class DualView:
         self._exchange = None
 
     def modify_device(self) -> None:
-        """Mark the variables that steps change, before a call that may complete some steps."""
+        """Mark the variables that steps change, before a call that may complete some steps.
+
+        `sync_device` comes before: no variable that steps change is newer on the host.
+        """
+        assert not self.newer_on_host & self._written, "the host's values would be lost"
         self.version += 1
         self._trained_version = self.version
-        if self.newer_on_device is not self._written:
+        if not self.newer_on_device:
+            self.newer_on_device = self._written  # one object, so that later calls need no union
+        elif self.newer_on_device is not self._written:
             self.newer_on_device |= self._written
 
     def modify_all_on_device(self) -> None:

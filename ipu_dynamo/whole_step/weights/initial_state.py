@@ -14,6 +14,7 @@ from ipu_dynamo.program import (
     TensorType,
     Update,
     UpdateFactors,
+    Variable,
 )
 from ipu_dynamo.program.ir.made_names import parameter_of
 from ipu_dynamo.runtime.update.rows import gains_in_a_row, zeros_in_a_row
@@ -110,27 +111,28 @@ def updates(program: Program) -> list[Update]:
 
 
 def _states(program: Program, known: States, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    types = {variable.name: variable.type for variable in program.variables}
+    variables = {variable.name: variable for variable in program.variables}
     _refuse_unequal_counts(program, known)
     states: dict[str, Tensor] = {}
     for instruction in program.walk():
         if isinstance(instruction, UpdateFactors):
             for name in instruction.counters:
-                states[name] = torch.zeros((), dtype=types[name].dtype)
+                states[name] = torch.zeros((), dtype=variables[name].type.dtype)
                 states[name].copy_(known.get("", {}).get(name, states[name]))
         elif isinstance(instruction, JointUpdate):
             for name in instruction.written:
-                states[name] = torch.zeros(types[name].shape, dtype=types[name].dtype)
+                type_ = variables[name].type
+                states[name] = torch.zeros(type_.shape, dtype=type_.dtype)
                 states[name].copy_(known.get("", {}).get(name, states[name]))
     for update in updates(program):
-        _add_states(states, update, types, known, held)
+        _add_states(states, update, variables, known, held)
     return states
 
 
 def _add_states(
     states: dict[str, Tensor],
     update: Update,
-    types: Mapping[str, TensorType],
+    variables: Mapping[str, Variable],
     known: States,
     held: Mapping[str, Tensor],
 ) -> None:
@@ -143,13 +145,14 @@ def _add_states(
     initial = {spec.name: spec.initial for spec in update.rule.state_names()} if by_rule else {}
     likes = [held[parameter] for parameter in update.parameters]
     for state, names in update.states:
-        beside = {} if by_rule else _small_in_a_row(likes, [types[name] for name in names])
+        beside = {} if by_rule else _small_in_a_row(likes, [variables[name].type for name in names])
         for place, (parameter, name) in enumerate(zip(update.parameters, names, strict=True)):
-            like, type_, first = likes[place], types[name], initial.get(state, 0.0)
+            like, of, variable = likes[place], variables[parameter], variables[name]
+            type_, first = variable.type, initial.get(state, 0.0)
             if name not in states:
                 if place in beside:
                     states[name] = beside[place]
-                elif type_.shape == types[parameter].shape:  # also with a row for each group
+                elif (type_.shape, variable.groups) == (of.type.shape, of.groups):
                     states[name] = torch.full_like(
                         like, first, dtype=type_.dtype, requires_grad=False
                     )

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 
 import torch
 
-from ipu_dynamo.ops.private.locks import caller, work_for
+from ipu_dynamo.ops.private.locks import callers, work_for
 from ipu_dynamo.program.schedule.actions import (
     Action,
     AddGradients,
@@ -215,12 +215,12 @@ class _Caller:
     """
 
     threads_each: int
-    thread: int
+    threads: tuple[int, ...]  # the caller, and those that wait for it
     device: int | None
     streams: tuple[torch.cuda.Stream, ...]
 
     def take_over(self) -> None:
-        work_for(self.thread)  # what it holds its workers may use
+        work_for(self.threads)  # what it holds its workers may use
         set_intra_op_threads(self.threads_each)
         for stream in self.streams:
             torch.cuda.set_stream(stream)
@@ -230,9 +230,9 @@ class _Caller:
 
 def _caller(threads_each: int) -> _Caller:
     if not torch.cuda.is_initialized():
-        return _Caller(threads_each, caller(), None, ())
+        return _Caller(threads_each, callers(), None, ())
     streams = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
-    return _Caller(threads_each, caller(), torch.cuda.current_device(), tuple(streams))
+    return _Caller(threads_each, callers(), torch.cuda.current_device(), tuple(streams))
 
 
 class Workers:

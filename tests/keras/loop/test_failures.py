@@ -3,13 +3,16 @@
 import random
 import threading
 import time
+from contextlib import contextmanager
 
 import keras
 import numpy as np
 import pytest
+import torch
 
 from ipu_dynamo.keras import IPUStrategy
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.keras.calls.programs import _OptimizerStates
 from tests.keras.loop.cases import arrays, outside_scopes, small_model
 from tests.keras.loop.test_data import Batches
 
@@ -250,3 +253,45 @@ def break_rounds(rounds, seed=0, *, pipelined=False):
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_rounds_of_failures_on_the_machine(pipelined):
     break_rounds(ROUNDS, pipelined=pipelined)
+
+
+def trained_weights(interrupt=None):
+    """Weights after two calls of fit; `interrupt` is in force during the first one."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(0.05), "mse", steps_per_execution=STEPS)
+    x, y = arrays(4 * BATCHES)
+
+    def fit():
+        model.fit(x[: 4 * STEPS], y[: 4 * STEPS], batch_size=4, shuffle=False, verbose=0)
+
+    if interrupt is None:
+        fit()
+    else:
+        with interrupt(), pytest.raises(KeyboardInterrupt):
+            fit()
+    fit()
+    return model.get_weights()
+
+
+def test_states_are_right_after_an_interrupt_while_they_come_back(monkeypatch):
+    """Some of Keras' variables have new values then, and others do not."""
+
+    @contextmanager
+    def interrupt():
+        def read(states, names):
+            kept = {name: tensor.clone() for name, tensor in states.weights().items()}
+            read_all(states, names)
+            for name in list(kept)[1:]:
+                with torch.no_grad():
+                    states.weights()[name].copy_(kept[name])
+            raise KeyboardInterrupt
+
+        read_all = _OptimizerStates.read_weights
+        with monkeypatch.context() as patch:
+            patch.setattr(_OptimizerStates, "read_weights", read)
+            yield
+
+    with IPUStrategy().scope():
+        for ours, expected in zip(trained_weights(interrupt), trained_weights(), strict=True):
+            np.testing.assert_array_equal(ours, expected)

@@ -1,6 +1,7 @@
 """Check that of two copies the newer one wins, whatever fails and whoever asks."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -153,6 +154,10 @@ def test_a_read_waits_for_a_call_but_within_it():
         view.refresh()  # returns
     threads.append(threading.Thread(target=read))
     threads[1].start()
+    end = time.monotonic() + SECONDS
+    while len(view.lock._turns) < 2:  # until it waits
+        assert time.monotonic() < end
+    assert seen == [0]
     go.set()
     for thread in threads:
         thread.join(SECONDS)
