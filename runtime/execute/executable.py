@@ -147,12 +147,12 @@ class Executable:
         registers = number_registers(program, devices=self.devices)
         self._storage = storage = Storage(program, tensors, registers)
         self._rounds, self._per_round = cut.steps, cut.micro_batches
-        self.schedule = self.schedule_for(workers)
         if host.deferred:
             (call,) = calls_of_passes(cut.loop)
             sums, count = host.deferred.accumulators, self._per_round
             self.schedule = side_by_side(call, sums, micro_batches=count, workers=workers or 1)
-            self.schedule.check(program, adds=True)
+        else:
+            self.schedule = self.schedule_for(workers)
         self._link = HostLink(program, batching, self.devices)
         self.fused: FusedStep | None = None
         self._looped: LoopedStep | None = None
@@ -164,6 +164,8 @@ class Executable:
             self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
             self.fused.prepare(hyperparameters)
         else:
+            if len(self.schedule.workers) > 1:  # one worker alone waits for nobody
+                self.schedule.check(program, adds=host.deferred is not None)
             self._form = self._looped = LoopedStep(
                 host,
                 storage,

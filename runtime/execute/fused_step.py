@@ -23,18 +23,22 @@ from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.observer import NOBODY, Interval, Observer
-from ipu_dynamo.runtime.execute.specialisations import MOST, Specialisations
+from ipu_dynamo.runtime.execute.specialisations import Specialisations
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit, NothingKept
 
 FuseAgain = Callable[[Hyperparameters], HostProgram]
+_MOST = 8  # functions that are kept; a further one replaces the oldest
 _STEP = RunPass(0, 0, 0)  # a fused step is one
 
 
 @dataclass(slots=True)
 class FusedFunction:
     """A whole step as one function, and as the one call of a micro-batch.
+
+    Invariant: it holds the tensors of variables and none of their new values, so it serves every
+    step that it `fits`. Only `checked` and `replay` change: each is set once, when it is found.
 
     Args:
         task: takes variables, hyperparameters and what is received from registers, in this order,
@@ -125,7 +129,7 @@ class FusedStep:
         self._drops, self._devices, self._fuse_again = drops, devices, fuse_again
         self.commit = Commit(storage, NothingKept())
         self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
-        self.functions = Specialisations(self._make, most=MOST)
+        self.functions = Specialisations(self._make, most=_MOST)
         self._prepared: Prepared | None = None  # for the last hyperparameters
 
     @property

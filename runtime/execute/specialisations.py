@@ -11,8 +11,6 @@ from typing import Generic, Protocol, TypeVar
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.program.fused import Hyperparameters
 
-MOST = 8  # specialisations that can be made again, and are kept
-
 
 class Specialisation(Protocol):
     """What runs for some hyperparameters."""

@@ -146,8 +146,7 @@ def lamb(w: Any, g: Any, states: Named, h: Named, flags: Flags) -> None:
         square = (square / (1.0 - h["beta2"] ** count)).to(w.dtype)
     root = square.sqrt()
     change = mean / (root + h["eps"] if "eps" in h else root)
-    if "weight_decay" in h:
-        change.add_(w, alpha=h["weight_decay"])
+    change.add_(w, alpha=h.get("weight_decay", 0.0))  # 0.0 times an infinite weight is NaN
     # how far to go: as the weight's norm is to that of its change; 1 where one is zero
     dtype = torch.promote_types(w.dtype, torch.float32)
     of_weight, of_change = norm(w, dtype).clamp(max=h["max_weight_norm"]), norm(change, dtype)

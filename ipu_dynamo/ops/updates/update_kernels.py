@@ -197,9 +197,8 @@ class RMSpropKernel(Kernel):
 
     def __init__(self, *lists: Any) -> None:
         super().__init__(*lists)
-        devices = {tensor.device for tensor in self.parameters}
-        late = {d: torch.full((), _LATE, dtype=torch.float32, device=d) for d in devices}
-        self._late = [late[tensor.device] for tensor in self.parameters]
+        late = [one.new_full((), _LATE, dtype=torch.float32) for one in self.parameters[:1]]
+        self._late = late * len(self.parameters)
 
     def __call__(
         self, lr: float, alpha: float, eps: float, weight_decay: float, momentum: float
@@ -272,12 +271,9 @@ class LAMBKernel(Kernel):
     def __call__(self, *hyperparameters: float) -> None:
         if self.divisor is not None:
             foreach_div_(self.gradients, self.divisor)
-        numbers, flags = (
-            dict(zip(HYPERPARAMETERS["lamb"], hyperparameters, strict=True)),
-            self.flags,
-        )
+        numbers = dict(zip(HYPERPARAMETERS["lamb"], hyperparameters, strict=True))
         for w, g, states in zip(self.parameters, self.gradients, self._states, strict=True):
-            lamb(w, g, states, numbers, flags)
+            lamb(w, g, states, numbers, self.flags)
 
 
 KERNELS: Mapping[str, Callable[..., Kernel]] = {

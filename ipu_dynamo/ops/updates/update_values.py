@@ -10,11 +10,6 @@ aten = torch.ops.aten
 Call = Callable[..., Any]  # an operator and its arguments -> its result
 
 
-def call_now(operator: Any, *args: Any) -> Any:
-    """Run an operator on tensors, in place of writing it into a graph."""
-    return operator(*args)
-
-
 class Value:
     """Stand for one tensor, or one number, while operators are written.
 

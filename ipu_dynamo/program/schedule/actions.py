@@ -6,6 +6,7 @@ that the values are there, and a receive waits for the mark. A copy to another d
 the pass that makes the value.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -50,6 +51,28 @@ class AddGradients:
 
 
 Action = RunPass | SendValues | ReceiveValues | AddGradients
+
+
+def follow(
+    workers: Sequence[Sequence[Action]], does: Callable[[int, Action], bool]
+) -> tuple[int, ...]:
+    """Let workers do their actions, each its own in order, as far as they get.
+
+    Args:
+        does: does an action of the worker of this number, and says so; False: the worker waits.
+
+    Returns:
+        How many actions each worker has done: all, or those before one that waits for ever.
+    """
+    done = [0] * len(workers)
+    moved = True
+    while moved:
+        moved = False
+        for worker, actions in enumerate(workers):
+            while done[worker] < len(actions) and does(worker, actions[done[worker]]):
+                done[worker] += 1
+                moved = True
+    return tuple(done)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,12 @@ the number of its actions that surely happen before the next action here. A mess
 clock of its sender.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.schedule.actions import (
     Action,
@@ -15,6 +18,7 @@ from ipu_dynamo.program.schedule.actions import (
     ReceiveValues,
     RunPass,
     SendValues,
+    follow,
 )
 from ipu_dynamo.program.schedule.dependencies import changing_passes, dependencies
 from ipu_dynamo.program.schedule.schedule_text import action_text
@@ -41,7 +45,7 @@ def check(schedule: "Schedule", program: Program, *, adds: bool) -> None:
             f"the schedule is of another program: its pass {place} is {ours}, and not {other}",
             hint="start from the printed schedule of this program",
         )
-    follower = _Follower(schedule, program, adds=adds)
+    follower = _Follower(schedule, program, calls, adds=adds)
     follower.follow()
     follower.check_ends()
     _check_stashes(schedule, program)
@@ -51,21 +55,28 @@ class _Follower:
     """Follows the workers of a schedule.
 
     Args:
+        calls: the program's passes as calls.
         adds: whether actions add gradients.
     """
 
-    def __init__(self, schedule: "Schedule", program: Program, *, adds: bool) -> None:
-        cut, count = sections(program), len(schedule.workers)
-        self._schedule, self._calls, self._adds = schedule, calls_of_passes(cut.loop), adds
+    def __init__(
+        self, schedule: "Schedule", program: Program, calls: Sequence[Call], *, adds: bool
+    ) -> None:
+        count = len(schedule.workers)
+        self._schedule, self._calls, self._adds = schedule, calls, adds
         self._needed, self._changing = dependencies(program), changing_passes(program)
-        self._micro_batches, self._replicas = cut.micro_batches, program.replicas
+        self._micro_batches, self._replicas = sections(program).micro_batches, program.replicas
         self._maker: dict[str | None, int] = {}
-        for index, call in enumerate(self._calls):
+        for index, call in enumerate(calls):
             self._maker |= dict.fromkeys(call.results, index)
+        # of each pass and transfer, the values that some pass makes
+        self._reads = [self._maker.keys() & call.arguments for call in calls]
+        self._sends = [self._maker.keys() & transfer.values for transfer in schedule.transfers]
         self._clocks = [[0] * count for _ in range(count)]
-        self._held: list[set[tuple[str | None, int, int]]] = [set() for _ in range(count)]
+        held = defaultdict[_Place, set[str | None]]
+        self._held = [held(set) for _ in range(count)]
         self._reached: dict[tuple[int, int, int], int] = {}  # micro-batch, of worker, pass, replica
-        self._ran: dict[tuple[int, int, int], _Done] = {}  # by pass and place
+        self._ran = defaultdict[_Place, dict[int, _Done]](dict)  # by place and pass
         self._added: dict[_Place, _Done] = {}
         self._sent: dict[tuple[int, int, int], list[int]] = {}  # clocks, by transfer and place
         self._received: set[tuple[int, int, int]] = set()
@@ -76,17 +87,10 @@ class _Follower:
         Raises:
             CompileError: a worker waits for ever, or an action comes too early or twice.
         """
-        workers, clocks = self._schedule.workers, self._clocks
-        moved = True
-        while moved:
-            moved = False
-            for worker, actions in enumerate(workers):
-                clock = clocks[worker]
-                while clock[worker] < len(actions) and self._does(worker, actions[clock[worker]]):
-                    moved = True
-        for worker, actions in enumerate(workers):
-            if clocks[worker][worker] < len(actions):
-                action = actions[clocks[worker][worker]]
+        workers = self._schedule.workers
+        for worker, done in enumerate(follow(workers, self._does)):
+            if done < len(workers[worker]):
+                action = workers[worker][done]
                 assert isinstance(action, ReceiveValues)
                 transfer = self._schedule.transfers[action.transfer]
                 source, target = (self._calls[i] for i in (transfer.source, transfer.target))
@@ -110,7 +114,7 @@ class _Follower:
             for replica in range(self._replicas):
                 place, replicas = (micro_batch, replica), f"r{replica}:" if replica else ""
                 for index, name in enumerate(names):
-                    if (index, *place) not in self._ran:
+                    if index not in self._ran[place]:
                         raise CompileError(
                             f"no worker runs {replicas}{name}{micro_batch}",
                             where=self._calls[index].source,
@@ -150,18 +154,15 @@ class _Follower:
         self._received.add(key)
         clock = self._clocks[worker]
         clock[:] = map(max, clock, self._sent[key])
-        values = self._schedule.transfers[action.transfer].values
-        self._held[worker].update((name, *key[1:]) for name in values)
+        self._held[worker][key[1:]].update(self._schedule.transfers[action.transfer].values)
 
     def _send(self, worker: int, action: SendValues) -> None:
         key = action.transfer, action.micro_batch, action.replica
         if key in self._sent:
             raise CompileError(f"{self._text(action)} of worker {worker} was sent before")
         transfer = self._schedule.transfers[action.transfer]
-        self._expect(worker, action, transfer.source)
-        for name in transfer.values:
-            if name in self._maker:
-                self._expect_value(worker, action, name)
+        self._expect(worker, action, (transfer.source,))
+        self._expect_values(worker, action, self._sends[action.transfer])
         clock = self._clocks[worker].copy()
         clock[worker] += 1
         self._sent[key] = clock
@@ -169,16 +170,13 @@ class _Follower:
     def _run(self, worker: int, action: RunPass) -> None:
         index, micro_batch, replica = action.index, action.micro_batch, action.replica
         call, place = self._calls[index], (micro_batch, replica)
-        if (index, *place) in self._ran:
+        if index in self._ran[place]:
             raise CompileError(f"{self._text(action)} runs twice", where=call.source)
-        for name in call.arguments:
-            if name in self._maker:
-                self._expect_value(worker, action, name)
-        for needed in self._needed[index]:
-            self._expect(worker, action, needed)
+        self._expect_values(worker, action, self._reads[index])
+        self._expect(worker, action, self._needed[index])
         self._expect_order(worker, action)
-        self._ran[index, *place] = worker, self._clocks[worker][worker] + 1
-        self._held[worker].update((name, *place) for name in call.results)
+        self._ran[place][index] = worker, self._clocks[worker][worker] + 1
+        self._held[worker][place].update(call.results)
 
     def _expect_order(self, worker: int, action: RunPass) -> None:
         """Check that a pass takes micro-batches in order.
@@ -188,15 +186,13 @@ class _Follower:
         index, micro_batch, replica = action.index, action.micro_batch, action.replica
         reached = self._reached.get((worker, index, replica), -1)
         self._reached[worker, index, replica] = micro_batch
-        before = self._ran.get((index, micro_batch - 1, replica))
-        unsure = index in self._changing and micro_batch and not self._knows(worker, before)
+        unsure = False
+        if index in self._changing and micro_batch:
+            unsure = not self._knows(worker, self._ran[micro_batch - 1, replica].get(index))
         if unsure or reached > micro_batch:
-            call = self._calls[index]
-            other = (
-                f"after micro-batch {reached}"
-                if reached > micro_batch
-                else (f"before micro-batch {micro_batch - 1}")
-            )
+            call, other = self._calls[index], f"before micro-batch {micro_batch - 1}"
+            if reached > micro_batch:
+                other = f"after micro-batch {reached}"
             raise CompileError(
                 f"stage {call.stage} runs @{call.function} on micro-batch {micro_batch} {other} "
                 f"({self._text(action)} of worker {worker})",
@@ -212,10 +208,9 @@ class _Follower:
             )
         if place in self._added:
             raise CompileError(f"{text} of worker {worker} adds gradients twice")
-        for index in range(len(self._calls)):
-            self._expect(worker, action, index)
-            if self._ran[index, *place][0] != worker:
-                raise CompileError(f"{text} of worker {worker}: another worker has the gradients")
+        self._expect(worker, action, range(len(self._calls)))
+        if any(by != worker for by, _ in self._ran[place].values()):
+            raise CompileError(f"{text} of worker {worker}: another worker has the gradients")
         before = (action.micro_batch - 1, action.replica)
         if action.micro_batch and not self._knows(worker, self._added.get(before)):
             raise CompileError(
@@ -228,9 +223,12 @@ class _Follower:
         """Whether an action is surely done before the next one of a worker."""
         return done is not None and self._clocks[worker][done[0]] >= done[1]
 
-    def _expect(self, worker: int, action: Action, index: int) -> None:
-        """Check that a pass of the same micro-batch comes before an action."""
-        if not self._knows(worker, self._ran.get((index, action.micro_batch, action.replica))):
+    def _expect(self, worker: int, action: Action, indices: Iterable[int]) -> None:
+        """Check that passes of the same micro-batch come before an action."""
+        clock, ran = self._clocks[worker], self._ran[action.micro_batch, action.replica]
+        for index in indices:
+            if index in ran and clock[ran[index][0]] >= ran[index][1]:
+                continue
             call = self._calls[index]
             first = self._text(RunPass(0, index, action.micro_batch, action.replica))
             raise CompileError(
@@ -240,9 +238,11 @@ class _Follower:
                 hint=f"let {first} come before it, on the same worker or before what it receives",
             )
 
-    def _expect_value(self, worker: int, action: Action, name: str) -> None:
-        """Check that a worker has a value that some pass makes."""
-        if (name, action.micro_batch, action.replica) not in self._held[worker]:
+    def _expect_values(self, worker: int, action: Action, names: Set[str | None]) -> None:
+        """Check that a worker has values that passes make."""
+        held = self._held[worker][action.micro_batch, action.replica]
+        if not names <= held:
+            name = min(names - held, key=str)
             maker = self._calls[self._maker[name]]
             raise CompileError(
                 f"{self._text(action)} of worker {worker} needs %{name} of stage {maker.stage} on "

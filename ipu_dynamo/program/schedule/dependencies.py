@@ -18,7 +18,8 @@ def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
     They made what it reads; or also read what is forgotten after it; or use a variable before it
     that the micro-batch changes. The first pass begins a micro-batch.
     """
-    uses, registers = _uses(program), number_registers(program)
+    registers = number_registers(program)
+    uses = _uses(program, registers)
     changed = {registers[name] for name in changed_variables(program)}
     kept = {registers[variable.name] for variable in program.variables}
     count = len(stage_passes(calls_of(program)))
@@ -37,7 +38,8 @@ def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
 
 def changes_between_calls(program: Program) -> bool:
     """Whether a micro-batch changes a variable that several of its passes use."""
-    uses, registers = _uses(program), number_registers(program)
+    registers = number_registers(program)
+    uses = _uses(program, registers)
     return any(len(uses.get(registers[name], ())) > 1 for name in changed_variables(program))
 
 
@@ -79,9 +81,8 @@ def calls_of(program: Program) -> Sequence[Call]:
     return [i for i in sections(program).loop if isinstance(i, Call)]
 
 
-def _uses(program: Program) -> dict[int, list[int]]:
+def _uses(program: Program, registers: Mapping[str, int]) -> dict[int, list[int]]:
     """For each register the passes that read or write it, in order; what makes a value is first."""
-    registers = number_registers(program)
     uses: dict[int, dict[int, None]] = {}
     for number, instructions in enumerate(instructions_of_passes(sections(program).loop)):
         for instruction in instructions:

@@ -12,12 +12,12 @@ al., 2023), schedule H1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.types import TensorType, byte_text
-from ipu_dynamo.program.schedule.stage_passes import as_call, stage_passes
+from ipu_dynamo.program.schedule.stage_passes import stage_passes
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
@@ -78,7 +78,7 @@ def stash(program: "Program") -> tuple[Stash, ...]:
     functions = {function.name: function for function in program.functions}
     variables = {variable.name for variable in program.variables}
     passes_of = stage_passes(program.calls)
-    calls = [as_call(stage_pass) for stage_pass in passes_of]
+    calls = [_as_call(stage_pass) for stage_pass in passes_of]
     when, left = slots(calls), slots_left(calls)
     stashes = []
     for stage in sorted({call.stage for call in calls}):
@@ -94,3 +94,13 @@ def stash(program: "Program") -> tuple[Stash, ...]:
             copies = max(copies, 1 + left[first.ipu])
         stashes.append(Stash(stage, first.ipu, copies, tuple(kept.items())))
     return tuple(stashes)
+
+
+def _as_call(stage_pass: Sequence[Call]) -> Call:
+    """A pass as if it were one call: what it reads of others, and all that it makes."""
+    if len(stage_pass) == 1:
+        return stage_pass[0]
+    results = dict.fromkeys(name for call in stage_pass for name in call.results if name)
+    arguments = dict.fromkeys(name for call in stage_pass for name in call.arguments)
+    outside = tuple(name for name in arguments if name not in results)
+    return replace(stage_pass[0], arguments=outside, results=tuple(results))

@@ -45,9 +45,6 @@ def schedule_of(
         workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
             program of several IPUs that is no pipeline. An IPU that is alone shares its
             micro-batches between the workers when they are `independent`.
-
-    Raises:
-        CompileError: workers could not follow the schedule.
     """
     calls = calls_of_passes(sections(program).loop)
     alone = len({call.ipu for call in calls}) == 1
@@ -58,20 +55,16 @@ def schedule_of(
     if any(call.phase is not None for call in calls):
         if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
             return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-        schedule = alternating(
+        return alternating(
             calls,
             dependencies(program),
             micro_batches=micro_batches,
             replicas=replicas,
             workers=workers,
         )
-        schedule.check(program)
-        return schedule
     if not alone and program.order == "sequential":
         return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-    schedule = pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
-    schedule.check(program)
-    return schedule
+    return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
 
 
 def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:

@@ -189,17 +189,20 @@ class _Reader:
 
     def _actions(self, text: str) -> list[Action]:
         actions: list[Action] = []
+        last: tuple[int, RunPass] | None = None  # the pass before, and its place
         for cycle, cell in enumerate(text.split("|")):
             for word in cell.split():
                 if word != "-":
-                    actions.append(self._action(word, cycle))
+                    action = self._action(word, cycle)
+                    if isinstance(action, RunPass):
+                        last = len(actions), action
+                    actions.append(action)
                     continue
-                runs = [i for i, action in enumerate(actions) if isinstance(action, RunPass)]
-                if not runs:
+                if last is None:
                     raise ValueError("expected a pass before '-'")
-                run = actions[runs[-1]]
-                assert isinstance(run, RunPass)
-                actions[runs[-1]] = replace(run, length=run.length + 1)
+                place, run = last
+                last = place, replace(run, length=run.length + 1)
+                actions[place] = last[1]
         return actions
 
     def _action(self, word: str, cycle: int) -> Action:

@@ -55,16 +55,6 @@ def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
     return [tuple(together) for _, together in groupby(calls, attrgetter("stage_pass"))]
 
 
-def as_call(stage_pass: Sequence[Call]) -> Call:
-    """A pass as if it were one call: what it reads of others, and all that it makes."""
-    if len(stage_pass) == 1:
-        return stage_pass[0]
-    results = dict.fromkeys(name for call in stage_pass for name in call.results if name)
-    arguments = dict.fromkeys(name for call in stage_pass for name in call.arguments)
-    outside = tuple(name for name in arguments if name not in results)
-    return replace(stage_pass[0], arguments=outside, results=tuple(results))
-
-
 def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
     """Each stage pass of a micro-batch as if it were one call, with all that it reads and makes.
 
@@ -75,11 +65,10 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
         own = [i for i in instructions if isinstance(i, Call)]
         if not own:  # nothing is computed, as in a model that returns None
             continue
-        call = as_call(own)
         names = [reads_and_makes(instruction) for instruction in instructions]
         makes = dict.fromkeys(name for _, made in names for name in made)
         reads = dict.fromkeys(name for read, _ in names for name in read if name not in makes)
-        calls.append(replace(call, arguments=tuple(reads), results=tuple(makes)))
+        calls.append(replace(own[0], arguments=tuple(reads), results=tuple(makes)))
     return calls
 
 
@@ -97,10 +86,8 @@ def reads_and_makes(instruction: Plain) -> tuple[tuple[str, ...], tuple[str, ...
             return names, ()
         case Load() if is_fetch(instruction):
             return (), ()
-        case Load(value=value, result=result) | Store(value=value, result=result):
-            return (value,), (result,)
-        case Copy(value=value, result=result):
-            return (value,), (result,)
+        case Load() | Store() | Copy():
+            return (instruction.value,), (instruction.result,)
         case Receive(result=result):
             return (), (result,)
         case Send(value=value):

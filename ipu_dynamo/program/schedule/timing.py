@@ -10,6 +10,7 @@ from ipu_dynamo.program.schedule.actions import (
     ReceiveValues,
     RunPass,
     SendValues,
+    follow,
 )
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 
@@ -31,26 +32,24 @@ def timed(schedule: "Schedule") -> "Schedule":
     sent: dict[tuple[int, int, int], int] = {}
     placed: list[list[Action]] = [[] for _ in schedule.workers]
     ends = [0] * len(placed)
-    moved = True
-    while moved:
-        moved = False
-        for worker, actions in enumerate(schedule.workers):
-            while len(placed[worker]) < len(actions):
-                action = actions[len(placed[worker])]
-                match action:
-                    case ReceiveValues(number, micro_batch, replica):
-                        if (number, micro_batch, replica) not in sent:
-                            break
-                        ends[worker] = max(ends[worker], sent[number, micro_batch, replica])
-                    case SendValues(number, micro_batch, replica):
-                        sent[number, micro_batch, replica] = ends[worker]
-                    case RunPass(index=index):
-                        action = replace(action, cycle=ends[worker], length=lengths[index])
-                        ends[worker] += lengths[index]
-                    case AddGradients():
-                        pass
-                placed[worker].append(action)
-                moved = True
+
+    def place(worker: int, action: Action) -> bool:
+        match action:
+            case ReceiveValues(number, micro_batch, replica):
+                if (number, micro_batch, replica) not in sent:
+                    return False
+                ends[worker] = max(ends[worker], sent[number, micro_batch, replica])
+            case SendValues(number, micro_batch, replica):
+                sent[number, micro_batch, replica] = ends[worker]
+            case RunPass(index=index):
+                action = replace(action, cycle=ends[worker], length=lengths[index])
+                ends[worker] += lengths[index]
+            case AddGradients():
+                pass
+        placed[worker].append(action)
+        return True
+
+    follow(schedule.workers, place)
     return replace(schedule, workers=tuple(map(tuple, placed)))
 
 

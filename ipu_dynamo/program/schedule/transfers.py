@@ -34,9 +34,8 @@ def with_transfers(
     """
     worker_of = {(run.index, run.replica): worker for worker, of in enumerate(runs) for run in of}
     values = _values(calls, waits)
-    sources: list[list[tuple[int, int]]] = [
-        [] for _ in calls
-    ]  # of each target, and how many micro-batches before
+    # of each target, and how many micro-batches before
+    sources: list[list[tuple[int, int]]] = [[] for _ in calls]
     for source, target in values:
         sources[target].append((source, 0))
     for target, later in enumerate(readers):

@@ -5,7 +5,7 @@ near that is follows from the graph, and where that does not say it, from runs o
 moved roundings. What these runs find is in `Spread`.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.classes import Class
-from ipu_dynamo.runtime.engines.check.slices import slices_of
+
+_ELEMENTS = 1 << 16  # of a part: temporaries of some megabytes, and little time for the calls
 
 
 class FurtherRuns(Protocol):
@@ -337,11 +338,29 @@ class _Differing:
         """Empty if there are none."""
         if not self.count:
             return ""
-        place: list[int] = []
-        left = self.first
-        for size in reversed(made.shape):
-            left, index = divmod(left, size)
-            place.insert(0, index)
+        place = [int(i) for i in torch.unravel_index(torch.tensor(self.first), made.shape)]
         got, want = made[tuple(place)].item(), right[tuple(place)].item()
         where = ", ".join(map(str, place))
         return f"{self.count} of {made.numel()} elements differ: [{where}] is {got}, and not {want}"
+
+
+def slices_of(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
+    """Views of tensors of one shape, some elements of each, in the order of the elements.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    shape = tensors[0].shape
+    if any(tensor.shape != shape for tensor in tensors):
+        raise ValueError("results of two runs have different shapes")
+    if tensors[0].numel() <= _ELEMENTS:
+        yield tensors
+        return
+    inner = shape[1:].numel()
+    length = max(1, _ELEMENTS // inner)
+    for start in range(0, shape[0], length):
+        parts = [tensor[start : start + length] for tensor in tensors]
+        if inner > _ELEMENTS:
+            yield from slices_of(*(part[0] for part in parts))
+        else:
+            yield parts

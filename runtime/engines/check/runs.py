@@ -20,7 +20,7 @@ from ipu_dynamo.ops.graph_queries import owner, written_arguments
 from ipu_dynamo.program import Function, graph_outputs
 from ipu_dynamo.runtime.engines.check.classes import CASTS, name_of, rounds
 from ipu_dynamo.runtime.engines.check.copies import copies_of
-from ipu_dynamo.runtime.engines.check.slices import slices_of
+from ipu_dynamo.runtime.engines.check.judge import slices_of
 from ipu_dynamo.runtime.engines.stage import Stage
 
 Call = Callable[..., Any]
@@ -96,21 +96,14 @@ class Runs:
         found: set[fx.Node] = set()
 
         def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            if _leaves_open(node, args, kwargs):
-                found.add(node)
-            return call(*args, **kwargs)
-
-        def with_bodies(
-            node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
-        ) -> Any:
-            before = len(found)
-            made = run(node, call, args, kwargs)
-            if bodies_of(node) and len(found) > before:
+            before, leaves_open = len(found), _leaves_open(node, args, kwargs)
+            made = call(*args, **kwargs)
+            if leaves_open or (bodies_of(node) and len(found) > before):
                 found.add(node)
             return made
 
         with self._as_before():
-            self._run(with_bodies, self._copies(), ())
+            self._run(run, self._copies(), ())
         for node in graph.nodes:
             if any(owner(source) in found for source in node.all_input_nodes):
                 found.add(node)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -131,7 +130,7 @@ class MicroBatchLoop:
         if observer.iteration_ended is not None and not self._trains:
             reports = Reports(partial(observer.iteration_ended, streams), len(passes) * replicas)
         try:
-            with nullcontext() if self._threads is None else intra_op_threads(self._threads):
+            with intra_op_threads(self._threads):
                 self._workers.run(
                     work, threads_each=torch.get_num_threads(), add=add, reports=reports
                 )

@@ -5,9 +5,10 @@ left behind by a failure or an interrupt, whenever it comes.
 """
 
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from typing import Any
 
 import torch
 
@@ -25,8 +26,8 @@ from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[int, RunPass], None]  # a worker runs a pass
 Add = Callable[[int, AddGradients], None]
+_Do = Mapping[type, Callable[[int, Any], None]]  # what does the actions of a kind
 _LOST = "a worker's thread ended before its actions"
-_NO_ADD = "a schedule adds gradients, and its program has none to add"
 _NO_THREAD = "can't start new thread"  # says Python when there is none
 _UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
@@ -271,19 +272,16 @@ class Workers:
         Raises:
             The first error that a worker met, after all workers have stopped.
         """
+        do: _Do = {RunPass: work, AddGradients: add or _no_add}
         if not self._steps:
             for action in self._alone:
-                if isinstance(action, RunPass):
-                    work(0, action)
-                    if reports is not None:
-                        reports.note(action)
-                        reports.tell()
-                elif isinstance(action, AddGradients):
-                    assert add is not None, _NO_ADD
-                    add(0, action)
+                do[type(action)](0, action)
+                if reports is not None and isinstance(action, RunPass):
+                    reports.note(action)
+                    reports.tell()
             return
         progress = _Progress(reports)
-        arguments = (self._steps, work, add, progress)
+        arguments = (self._steps, do, progress)
         try:
             calls_from = _caller(threads_each)
             for index in range(1, len(self._steps)):
@@ -304,7 +302,11 @@ class Workers:
             raise progress.error
 
 
-_Arguments = tuple[list[list[_Step]], Work, Add | None, _Progress]
+def _no_add(_: int, action: AddGradients) -> None:
+    raise AssertionError(f"{action}: the program has no gradients to add")
+
+
+_Arguments = tuple[list[list[_Step]], _Do, _Progress]
 
 
 def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
@@ -353,9 +355,7 @@ def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
         progress.stop(error)
 
 
-def _run_worker(
-    index: int, steps: list[list[_Step]], work: Work, add: Add | None, progress: _Progress
-) -> None:
+def _run_worker(index: int, steps: list[list[_Step]], do: _Do, progress: _Progress) -> None:
     all_reports = progress.reports
     reports = all_reports if index == 0 else None  # of the calling thread
     for step in steps[index]:
@@ -364,10 +364,7 @@ def _run_worker(
         if (news or not ready) and not progress.wait(step.needed, reports):
             return
         action = step.action
-        if isinstance(action, RunPass):
-            work(index, action)
-        elif action is not None:
-            assert add is not None, _NO_ADD
-            add(index, action)
+        if action is not None:
+            do[type(action)](index, action)
         if step.sent or all_reports is not None:
             progress.finish(step)

@@ -10,7 +10,6 @@ from torch._subclasses import FakeTensorMode
 
 from ipu_dynamo.ops.updates.update_functions import HYPERPARAMETERS, LEFT_OUT
 from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS, OPERATORS, STATES
-from ipu_dynamo.ops.updates.update_values import call_now
 
 NUMBERS = {
     "lr": 0.1,
@@ -55,6 +54,11 @@ def arguments(rule, flags, zeros=(), *, shape=(5, 3), dtype=torch.float32, of_st
     return weight, gradient, *states, *numbers
 
 
+def run_now(operator, *args):
+    """Run an operator on tensors, in place of writing it into a graph."""
+    return operator(*args)
+
+
 rules = st.sampled_from([*FLAGS]).flatmap(
     lambda rule: st.tuples(st.just(rule), st.sets(st.sampled_from(FLAGS[rule])))
 )
@@ -73,10 +77,24 @@ def test_functions_agree_with_kernels(chosen, zeros, dimensionless):
     operator = OPERATORS[rule]
     before = [None if value is None else value.clone() for value in given_]
     kernel = operator(*given_, flags=sorted(flags))
-    function = DECOMPOSITIONS[operator](call_now, *given_, flags=sorted(flags))
+    function = DECOMPOSITIONS[operator](run_now, *given_, flags=sorted(flags))
     torch.testing.assert_close(function, kernel, rtol=1e-5, atol=1e-6)
     for old, value in zip(before, given_, strict=True):
         assert old is value or torch.equal(old, value), "an operator is pure"
+
+
+@pytest.mark.parametrize("flags", [[], ["uncorrected"]])
+@pytest.mark.parametrize("left_out", [(), ("weight_decay",)])
+def test_lamb_multiplies_weights_by_a_decay_of_zero(flags, left_out):
+    """0.0 times an infinite weight is NaN, and so is the change of all its elements."""
+    weight, gradient, *rest = arguments("lamb", flags, left_out)
+    weight[0, 0] = torch.inf
+    if not left_out:
+        rest[len(STATES["lamb"]) + HYPERPARAMETERS["lamb"].index("weight_decay")].zero_()
+    operator = OPERATORS["lamb"]
+    for step in (operator, partial(DECOMPOSITIONS[operator], run_now)):
+        new, *_ = step(weight, gradient, *rest, flags=flags)
+        assert new.isnan().all()
 
 
 @given(chosen=rules)
@@ -86,7 +104,7 @@ def test_operators_say_which_types_they_return(chosen):
     real = OPERATORS[rule](*given_, flags=sorted(flags))
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = OPERATORS[rule](*given_, flags=sorted(flags))
-    function = DECOMPOSITIONS[OPERATORS[rule]](call_now, *given_, flags=sorted(flags))
+    function = DECOMPOSITIONS[OPERATORS[rule]](run_now, *given_, flags=sorted(flags))
     for a, b, c in zip(real, fake, function, strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         assert (a.dtype, a.shape) == (c.dtype, c.shape)
@@ -113,9 +131,8 @@ def test_kernels_have_the_bits_of_torch(rule):
     expected = torch.nn.Parameter(weight.clone())
     expected.grad = gradient.clone()
     optimizer = OPTIMIZERS[rule]([expected], lr=NUMBERS["lr"])
-    count = len(STATES[rule])
     states = {n: t.clone() for n, t in zip(STATES[rule], rest, strict=False) if t is not None}
     optimizer.state[expected] = states
     optimizer.step()
-    new, *_ = OPERATORS[rule](weight, gradient, *rest[:count], *rest[count:], flags=flags)
+    new, *_ = OPERATORS[rule](weight, gradient, *rest, flags=flags)
     assert torch.equal(new, expected)

@@ -41,19 +41,39 @@ class Trained(nn.Module):
         return F.mse_loss(h, x)
 
 
-@functools.cache
-def executable(kind):
-    """An executable of four micro-batches, on two workers or more."""
+def compiled(kind, workers):
+    """A model of four micro-batches, compiled."""
     if kind == "inference":
-        options = Options("eager", device_iterations=4, strategy=PIPELINE, workers=3)
+        options = Options("eager", device_iterations=4, strategy=PIPELINE, workers=workers)
         run = compile_inference(Skipping(), options)
     else:
         model = Trained(1 if kind == "deferred" else 2)
         more = {"side_by_side": True} if kind == "deferred" else {"strategy": PIPELINE}
-        options = Options("eager", gradient_accumulation=4, workers=2, **more)
+        options = Options("eager", gradient_accumulation=4, workers=workers, **more)
         run = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), options)
     run.compile(torch.ones(8, 4))
-    return run.executable
+    return run
+
+
+@functools.cache
+def executable(kind):
+    """An executable of four micro-batches, on two workers or more."""
+    return compiled(kind, 3 if kind == "inference" else 2).executable
+
+
+@pytest.mark.parametrize("kind", ["deferred", "training", "inference"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_schedule_is_checked_once_before_several_workers_follow_it(kind, workers, monkeypatch):
+    checked = []
+
+    def note(schedule, program, *, adds=False):
+        checked.append((schedule, adds))
+
+    monkeypatch.setattr(Schedule, "check", note)
+    run = compiled(kind, workers)
+    assert len(run.schedule.passes) == len(run.executable.schedule.passes)  # not checked
+    followed = (run.executable.schedule, kind == "deferred")
+    assert checked == ([followed] if workers > 1 else [])
 
 
 def refusal(kind, *edits, **settings):

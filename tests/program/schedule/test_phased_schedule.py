@@ -52,7 +52,7 @@ def test_prints_two_micro_batches_one_phase_apart():
     replicas=st.integers(1, 3),
     workers=st.integers(1, 5),
 )
-def test_runs_every_task_once_and_a_group_on_one_micro_batch_at_a_time(
+def test_finishes_every_task_once_and_a_group_has_one_micro_batch_at_a_time(
     turns, micro_batches, replicas, workers
 ):
     calls = calls_of([*range(turns), *range(turns + 1, 2 * turns + 1)])
@@ -62,6 +62,7 @@ def test_runs_every_task_once_and_a_group_on_one_micro_batch_at_a_time(
     assert len(schedule.workers) <= workers
     names = {(t.index, t.micro_batch, t.replica) for t in tasks}
     assert len(tasks) == len(names) == len(calls) * micro_batches * replicas
+    assert list(map(len, schedule.timed().workers)) == list(map(len, schedule.workers))
     groups = [(t.cycle, t.replica, calls[t.index].ipu) for t in tasks]
     assert len(groups) == len(set(groups))
     for cycle in range(schedule.cycles):

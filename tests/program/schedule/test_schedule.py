@@ -65,6 +65,7 @@ def test_runs_every_task_once_in_an_order_that_finishes(stages, micro_batches, r
     tasks = [(t.index, t.micro_batch, t.replica) for of in schedule.runs for t in of]
     assert len(schedule.workers) <= workers
     assert len(tasks) == len(set(tasks)) == len(calls) * micro_batches * replicas
+    assert list(map(len, schedule.timed().workers)) == list(map(len, schedule.workers))
     for of in schedule.runs:  # an accumulator sums in the order of micro-batches
         for index in range(len(calls)):
             for replica in range(replicas):

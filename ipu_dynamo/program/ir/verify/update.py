@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import Update
-from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
+from ipu_dynamo.program.ir.rule_function import function_at
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.ir.update_rules import HostStep, Traced
+from ipu_dynamo.program.ir.update_rules import Traced
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify.residence import Residence
 
@@ -62,10 +62,10 @@ def _check_one(
     if total.shape != parameter.type.shape:
         raise ValueError(f"%{gradient} has shape {list(total.shape)}, %{name} is {parameter.type}")
     states = [has.variable(names[place]) for _, names in update.states]
-    numbers = [NUMBER] * len(update.rule.hyperparameters)
-    if update.function is not None:
+    if update.function is None:
+        _check_states(parameter, states, update.rule.state_types(parameter.type))
+    else:
         numbers = [has.at(number, update.ipu) for number in update.numbers[place]]
-    if not isinstance(update.rule, HostStep):
         function = function_at(update, functions, parameter.type, total)
         _check_signature(function, parameter, states, numbers)
     for state in states:
@@ -78,6 +78,17 @@ def _check_one(
         has.stale |= {v.name for v in own if v.shards == 1 and v.type.shape}
 
 
+def _check_states(
+    parameter: Variable, states: Sequence[Variable], types: Sequence[TensorType | None]
+) -> None:
+    for state, expected in zip(states, types, strict=False):
+        if state.kind != "state" or state.type != expected:
+            raise ValueError(f"%{state.name} is {state.kind} {state.type}, not state {expected}")
+        if state.ipu != parameter.ipu:
+            problem = f"%{state.name} lives on ipu{state.ipu}, %{parameter.name} does not"
+            raise ValueError(problem)
+
+
 def _check_signature(
     function: Function,
     parameter: Variable,
@@ -87,12 +98,7 @@ def _check_signature(
     weight, count = parameter.type, len(states) + 2
     taken, returned = function.inputs, function.outputs
     gradient = taken[1] if len(taken) > 1 else None
-    for state, expected in zip(states, taken[2:], strict=False):
-        if state.kind != "state" or state.type != expected:
-            raise ValueError(f"%{state.name} is {state.kind} {state.type}, not state {expected}")
-        if state.ipu != parameter.ipu:
-            problem = f"%{state.name} lives on ipu{state.ipu}, %{parameter.name} does not"
-            raise ValueError(problem)
+    _check_states(parameter, states, taken[2:])
     fits = gradient is not None and gradient.shape == weight.shape and taken[0] == weight
     if not fits or len(taken) < count or list(taken[count:]) != list(numbers):
         raise ValueError(f"@{function.name} takes something else than a {weight} and its states")

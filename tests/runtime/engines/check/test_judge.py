@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ipu_dynamo.runtime.engines.check import judge as module
 from ipu_dynamo.runtime.engines.check.checks import by_operators
 from ipu_dynamo.runtime.engines.check.classes import Class, result_classes, why_unchecked
 from ipu_dynamo.runtime.engines.check.copies import copies_of
@@ -13,6 +14,7 @@ from ipu_dynamo.runtime.engines.check.judge import (
     is_uniform,
     judge,
     largest,
+    slices_of,
     spread_of,
 )
 from ipu_dynamo.runtime.engines.check.runs import Runs
@@ -214,3 +216,20 @@ def test_a_large_result_is_compared_in_parts():
     assert seen.elements < 100_000
     assert is_uniform(torch.ones(300_000))
     assert not is_uniform(torch.arange(300_000) // 299_999)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (1, 1, 20), (20, 1), (2, 9, 3), (5, 4)])
+@pytest.mark.parametrize("elements", [1, 4, 100])
+def test_slices_hold_all_elements_in_order(shape, elements, monkeypatch):
+    monkeypatch.setattr(module, "_ELEMENTS", elements)
+    x = torch.arange(torch.Size(shape).numel()).view(shape)
+    y = torch.stack([x, -x], -1)[..., 1]  # lies otherwise
+    parts = list(slices_of(x, y))
+    assert all(one.numel() <= elements for one, _ in parts)
+    assert torch.equal(torch.cat([one.flatten() for one, _ in parts]), x.flatten())
+    assert all(torch.equal(one, -other) for one, other in parts)
+
+
+def test_results_of_different_shapes_are_refused():
+    with pytest.raises(ValueError, match="different shapes"):
+        list(slices_of(torch.ones(3), torch.ones(1)))
