@@ -47,7 +47,9 @@ CASES = {
         training.mlp_784, "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call"
     ),
     "mnist": Case(training.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"),
-    "digits": Case(training.digits, "two convolutions on 8x8 images, batch 32, a step in a call"),
+    "small_images": Case(
+        training.small_images, "two convolutions on 8x8 images, batch 32, a step in a call"
+    ),
     "language_model": Case(training.one_core, "4 layers, width 256, 8 micro-batches, AdamW"),
     "language_model_2": Case(training.two_cores, "the same on two cores", threads=2),
     "cuts": Case(training.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),

@@ -10,7 +10,6 @@ checkout with an environment of its own in `.venv`.
 
 import argparse
 import os
-import statistics
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -20,20 +19,22 @@ from typing import Any
 
 from benchmarks.child import ROOT, Child
 from benchmarks.jax_peer import is_installed
+from benchmarks.measure import Figures, medians
 from benchmarks.provenance import state_of_checkout, write_json
 
-Figures = dict[str, float]
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Args:
-    training: the first step of this one is timed.
-    after: a training that a process before it has compiled, with the same caches; None: they are
-        empty.
-    contenders: those next to this checkout.
-    environment: of all processes.
+    """A training whose first step is timed.
+
+    Args:
+        training: a name of `TRAININGS` in `first_step.py`.
+        after: a training that a process before it has compiled, with the same caches; None: they
+            are empty.
+        contenders: those next to this checkout.
+        environment: variables of all processes.
     """
 
     training: str
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     every = [name for name, case in CASES.items() if "not outlined" not in case.contenders]
     parser.add_argument("--only", nargs="+", choices=CASES, default=every, metavar="CASE")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="figures are medians over these")
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     chosen = parser.parse_args(arguments)
     before = chosen.before.resolve() if chosen.before else None
@@ -93,21 +94,18 @@ def _measured(name: str, contenders: Mapping[str, Path], rounds: int) -> Any:
     for _ in range(rounds):
         for who, root in contenders.items():
             runs[who].append(_first_call(CASES[name], root, who))
-    medians = {
-        who: {key: statistics.median(run[key] for run in of) for key in of[0]}
-        for who, of in runs.items()
-    }
-    _check(name, {who: of["loss"] for who, of in medians.items()})
-    ours = medians.get("this")
+    figures = medians(runs)
+    _check(name, {who: of["loss"] for who, of in figures.items()})
+    ours = figures.get("this")
     print(f"{name}: medians of {rounds}")
-    for who, of in medians.items():
+    for who, of in figures.items():
         line = f"  {who:<12} wall {of['wall']:7.2f} s   CPU {of['cpu']:7.2f} s, of it compilers "
         line += f"{of['compilers']:6.2f} s   peak {of['peak'] / 2**20:6.0f} MiB"
         if ours and who != "this":
             line += f"   this / it: wall {ours['wall'] / of['wall']:.2f}"
             line += f", CPU {ours['cpu'] / of['cpu']:.2f}, peak {ours['peak'] / of['peak']:.2f}"
         print(line + f"   loss {of['loss']:.6f}", flush=True)
-    return {who: {"medians": medians[who], "runs": runs[who]} for who in runs}
+    return {who: {"medians": figures[who], "runs": runs[who]} for who in runs}
 
 
 def _check(name: str, losses: dict[str, float]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks import models
+from benchmarks.jax_peer import trained
 from benchmarks.work import Training, adamw, loop, sgd_with_momentum, whole
 
 
@@ -87,9 +88,7 @@ def _ours(work: Training, **options: Any) -> Callable[[], Any]:
 
 
 def _jax(work: Training) -> Callable[[], Any]:
-    """The work of a step as one function; the peer takes more than public names."""
-    from benchmarks.jax_peer import trained
-
+    """The work of a step as one function; the last number that it returns is the loss."""
     step = trained(work).step
     return lambda: step()[-1, -1]
 

@@ -3,10 +3,7 @@
 Some figures are about ours alone: the reading of large saved programs, and programs of loops.
 """
 
-import os
-import resource
 import tempfile
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,9 +14,11 @@ from torch.export import Dim
 
 import ipu_dynamo
 from benchmarks.child import fresh_child, in_fresh_child
+from benchmarks.first_step import cpu_seconds
 from benchmarks.jax_peer import inferred, with_jax
-from benchmarks.measure import Maker, Step
+from benchmarks.measure import Maker, Step, clock
 from benchmarks.models import Repeated, normed_encoder, perceptron
+from benchmarks.peak_memory import peak_bytes
 from benchmarks.work import inference, without_gradient
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.private.native import onednn_pack
@@ -123,29 +122,22 @@ def reading() -> dict[str, float]:
             nbytes = child.call("benchmarks.bert_graph:write_bert", str(folder))
             child.call("benchmarks.bert_graph:write_bert", str(small), 1, 100)
         load(small)["serving_default"].close()  # its imports are no part of the model
-        start = time.perf_counter()
-        table = VariableTable(folder / "variables/variables")
-        for key in table.names:
-            table.tensor(key)
-        read = time.perf_counter() - start
-        del table
-        start, before = time.perf_counter(), _resident()
-        load(folder)["serving_default"].close()
-        imported = time.perf_counter() - start
+        read = clock(lambda: _read_variables(folder / "variables/variables"))(1)
+        spent = clock(lambda: load(folder)["serving_default"].close())
+        imported: list[float] = []
+        peak = peak_bytes(lambda: imported.append(spent(1)))
         return {
             "megabytes of variables": nbytes / 1e6,
             "seconds to read and check them": read,
-            "seconds to import the graph with them": imported,
-            "peak memory, times the variables": (_peak() - before) / nbytes,
+            "seconds to import the graph with them": imported[0],
+            "peak memory, times the variables": peak / nbytes,
         }
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _read_variables(prefix: Path) -> None:
+    table = VariableTable(prefix)
+    for key in table.names:
+        table.tensor(key)
 
 
 def loop() -> Mapping[str, Maker]:
@@ -175,12 +167,7 @@ def loop_programs() -> dict[str, float]:
 def compiled_loop(count: int) -> dict[str, float]:
     """Compile a loop in this process: the size of its program, and the seconds."""
     run = ipu_dynamo.compile_inference(Repeated(LOOP_WIDTH, count, as_operator=True))
-    start = _processor_seconds()
+    start = cpu_seconds()
     run.compile(torch.randn(ROWS, LOOP_WIDTH))
-    seconds = _processor_seconds() - start
+    seconds = cpu_seconds() - start
     return {"characters": len(run.program.text()), "seconds": seconds}
-
-
-def _processor_seconds() -> float:
-    """Of this process and of those that it has waited for: the C++ compiler."""
-    return sum(os.times()[:4])

@@ -66,7 +66,7 @@ def epochs(make: Make, shape: tuple[int, ...], *, seconds: float) -> dict[str, T
     except RuntimeError as error:  # Inductor may have no code for it
         print(f"jit_compile=True is left out: {str(error).splitlines()[0]}", flush=True)
         del contenders["jit_compile=True"]
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return side_by_side(contenders, seconds=seconds)
 
 
@@ -145,7 +145,7 @@ def table(title: str, timings: Mapping[str, Timing]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each comparison")
-    parser.add_argument("--only", choices=("mlp", "cnn", "pipeline"))
+    parser.add_argument("--only", choices=("mlp", "cnn", "pipeline"), help="one of them")
     args = parser.parse_args()
     comparisons: dict[str, Callable[[], dict[str, Timing]]] = {
         "mlp": lambda: epochs(mlp, (784,), seconds=args.seconds),

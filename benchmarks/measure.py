@@ -2,12 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Step = Callable[[], object]
 Maker = Callable[[], Step]
 Clock = Callable[[int], float]  # seconds per call, over so many calls
+Figures = dict[str, float]  # what was measured, by name
 
 
 class WrongValuesError(Exception):
@@ -112,3 +113,12 @@ def clock(step: Step) -> Clock:
         return (time.perf_counter() - start) / calls
 
     return seconds
+
+
+def medians(runs: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
+    """The medians of each contender's figures over its runs; one without runs is left out."""
+    return {
+        who: {key: statistics.median(run[key] for run in of) for key in of[0]}
+        for who, of in runs.items()
+        if of
+    }

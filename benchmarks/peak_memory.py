@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.child import Child
+from benchmarks.measure import Figures, medians
 from benchmarks.provenance import write_json
 
-Figures = dict[str, float]
 Found = Mapping[str, Figures]  # of contenders, by name: the medians of those before
 
 # For the environment of the measured process: memory above this size is returned when freed.
@@ -40,9 +40,9 @@ def main(contenders: str, title: str, clock: str) -> Found:
     """
     module, _, _ = contenders.partition(":")
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--engine", default="auto", help="of our steps; auto: the default one")
+    parser.add_argument("--repetitions", type=int, default=3, help="figures are medians over these")
+    parser.add_argument("--json", type=Path, help="write the figures into this file")
     arguments = parser.parse_args()
     found: dict[str, list[Figures]] = {who: [] for who in resolve_name(contenders)({})}
     engine = {} if arguments.engine == "auto" else {"IPU_DYNAMO_ENGINE": arguments.engine}
@@ -50,13 +50,13 @@ def main(contenders: str, title: str, clock: str) -> Found:
         for _ in range(arguments.repetitions):
             for who in found:
                 figures: Figures = {}
-                given = contenders, who, _medians(found)
+                given = contenders, who, medians(found)
                 with Child(Path(folder), **engine, **THRESHOLD) as child:
                     figures |= child.call("benchmarks.peak_memory:step_bytes", *given)
                 with Child(Path(folder), **engine) as child:
                     figures |= child.call("benchmarks.peak_memory:step_seconds", *given, clock)
                 found[who].append(figures)
-    table = _medians(found)
+    table = medians(found)
     plain = next(iter(table.values()))
     print(title)
     for who, row in table.items():
@@ -93,14 +93,6 @@ def _warm(contenders: str, who: str, found: Found) -> tuple[Callable[[], Any], f
     step = resolve_name(contenders)(found)[who]()
     step()
     return step, float(step())
-
-
-def _medians(found: Mapping[str, list[Figures]]) -> dict[str, Figures]:
-    return {
-        who: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        for who, runs in found.items()
-        if runs
-    }
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

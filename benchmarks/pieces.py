@@ -59,14 +59,13 @@ def updates() -> dict[str, float]:
 
 def _eager(kind: type, count: int, size: int, **settings: bool) -> Callable[[], None]:
     model = _Weights(count, size)
-    gradients = [torch.randn(size) for _ in range(count)]
-    for weight, gradient in zip(model.weights, gradients, strict=True):
-        weight.grad = gradient
+    for weight in model.weights:
+        weight.grad = torch.randn(size)
     optimizer = kind(model.parameters(), lr=1e-3, **settings)
 
     def update() -> None:
         optimizer.step()
-        torch._foreach_zero_(gradients)
+        optimizer.zero_grad(set_to_none=False)
 
     return update
 

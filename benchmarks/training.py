@@ -68,7 +68,7 @@ def mnist() -> Mapping[str, Maker]:
     return with_jax(_contenders(work), partial(trained, work))
 
 
-def digits() -> Mapping[str, Maker]:
+def small_images() -> Mapping[str, Maker]:
     """A small convolutional network, one step in a call."""
     model = models.small_images()
     return _contenders(classifying(model, 32, 1, 1, 8, 8, optimizer=sgd_with_momentum))

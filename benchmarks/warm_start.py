@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from benchmarks.child import Child
+from benchmarks.measure import Figures
 
 DOORS = {
     "compile_training": "this",
     "torch.compile": "torch.compile",
     "program_cache": "kept program",
 }
-Figures = dict[str, float]
 _PROCESSES = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")  # audit events
 
 
@@ -48,19 +48,20 @@ def _cpu(figures: Figures) -> float:
     return figures["cpu"]
 
 
-def _fresh_process(folder: Path, door: str) -> Figures:
-    """The figures of a process that makes its first step, or traces the model only ("trace")."""
+def _fresh_process(folder: Path, work: str) -> Figures:
+    """The figures of a process that makes the first step of a door, or traces only ("trace")."""
     started = time.time()
     with Child(folder, IPU_DYNAMO_ENGINE="inductor") as child:
-        figures: Figures = child.call("benchmarks.warm_start:counted_step", door, started)
+        figures: Figures = child.call("benchmarks.warm_start:counted_step", work, started)
     return figures
 
 
-def counted_step(door: str, started: float) -> Figures:
+def counted_step(work: str, started: float) -> Figures:
     """Make the first step of a small decoder of the GPT-2 kind in this process, or trace it.
 
     Args:
-        started: when the process was.
+        work: a name of `DOORS`; "trace": the model is traced, and no step is made.
+        started: when this process was started, in seconds of `time.time`.
 
     Returns:
         Seconds on the clock, and of the processor with children; passes that ran; processes that
@@ -75,10 +76,10 @@ def counted_step(door: str, started: float) -> Figures:
     from benchmarks.first_step import cpu_seconds, first_step
 
     passes = _count_passes()
-    if door == "trace":
+    if work == "trace":
         _end_after_tracing()
     with contextlib.suppress(_TracedError):
-        first_step("decoder", DOORS.get(door, "kept program"))
+        first_step("decoder", DOORS.get(work, "kept program"))
     return {
         "seconds": time.time() - started - importing,
         "cpu": cpu_seconds() - cpu_of_import,

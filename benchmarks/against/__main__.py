@@ -23,7 +23,6 @@ from typing import Any
 
 from benchmarks.against.comparison import HEAD, Comparison, summary
 from benchmarks.against.configurations import CONFIGURATIONS, MODELS, Configuration
-from benchmarks.against.expected import LEFT_OUT
 from benchmarks.child import ROOT, Child
 from benchmarks.provenance import state_of_checkout, write_json
 
@@ -39,18 +38,24 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path, help="the checkout to compare with")
     parser.add_argument("--new", type=Path, default=ROOT, help="instead of this checkout")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME", help="only these"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of them, none by Inductor")
     parser.add_argument("--only", default="*", help="names that match this shell pattern")
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "against.json")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=ROOT / "build" / "against.json",
+        help="write what was found into this file",
+    )
     parser.add_argument("--graphs", type=Path, help="write graphs that differ into this folder")
     parser.add_argument(
         "--without",
         nargs="*",
-        default=LEFT_OUT,
+        default=(),
         metavar="PASS",
-        help="passes that the new checkout leaves out, as the old one has none such; by default "
-        + ", ".join(LEFT_OUT),
+        help="passes that the new checkout leaves out, as the old one has none such",
     )
     arguments = parser.parse_args()
     chosen = [

@@ -170,7 +170,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
         lines.append(f"  {what}: {len(failing)}")
     for who, label in (("new", "new beside old"), ("again", "old beside itself")):
         ratios = sorted(c.ratio(who) for c in fine)
-        firsts = [(c.old if who == "old" else getattr(c, who))["first"] for c in fine]
+        firsts = [getattr(c, who)["first"] for c in fine]
         before = [c.old["first"] for c in fine]
         if ratios:
             lines.append(

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -88,7 +87,7 @@ class Runner:
         if configuration.strategy in THREADED:
             returned.append(call(*last))
         else:
-            peak = peak_bytes(lambda: returned.append(call(*last)))
+            peak = allocated_at_peak(lambda: returned.append(call(*last)))
         in_turn = itertools.cycle(batches)
         self._step = lambda: call(*next(in_turn))
         kinds = {"outputs": returned, **left()}
@@ -141,7 +140,7 @@ def _torch_compile(configuration: Configuration, model: nn.Module) -> Front:
     options: dict[str, Any] = {"engine": configuration.engine, "workers": 1}
     if configuration.accumulation > 1:
         options["micro_batches"] = configuration.accumulation
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="ipu", fullgraph=True, options=options)
 
     def step(*batch: Tensor) -> Any:
@@ -222,7 +221,7 @@ def _digest(values: object) -> str:
     return digest.hexdigest()[:16]
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
+def allocated_at_peak(work: Callable[[], object]) -> int:
     """Bytes that `work` holds at its peak beyond those held before it, in this thread.
 
     They are counted as PyTorch's allocator hands them out, so the same work has the same peak in
@@ -251,7 +250,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
     """When memory was taken (or, if negative, freed), how many bytes, and where."""
     for event in events:
-        if event.tag == _EventType.Allocation:
+        if event.tag.name == "Allocation":
             fields = event.extra_fields
             yield event.start_time_ns, fields.alloc_size, fields.ptr
         yield from _allocations(event.children)

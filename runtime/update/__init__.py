@@ -1,4 +1,4 @@
-"""Apply optimiser updates in place: one file for each rule, and what they share.
+"""Apply optimiser updates in place: by launches of `ipu_dynamo/ops/updates/`, or traced functions.
 
 An update reads and writes the tensors that it was made from. `prepare` writes neither parameters
 nor states; `write` does.

@@ -142,5 +142,8 @@ def test_every_model_and_strategy_is_run_once_under_a_name_of_its_own():
 
 
 @pytest.mark.parametrize("entry", EXPECTED, ids=lambda entry: entry.pattern)
-def test_an_expected_difference_is_one_of_configurations(entry):
-    assert any(entry.covers(name, kind) for name in CONFIGURATIONS for kind in entry.kinds)
+def test_an_expected_difference_is_one_of_configurations_and_of_no_other_entry(entry):
+    found = {(name, k) for name in CONFIGURATIONS for k in entry.kinds if entry.covers(name, k)}
+    others = [other for other in EXPECTED if other is not entry]
+    assert found
+    assert found - {(n, k) for n, k in found for other in others if other.covers(n, k)}, "all known"
