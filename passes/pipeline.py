@@ -9,8 +9,10 @@ torch.compile(backend="ipu")           captured_passes, placement_passes, then A
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
                                        numeric_passes (of the loop: loop_passes), host_passes
-an optimiser's step that is traced     update_passes, before the model is compiled; RetraceUpdate
-                                       between two steps, where another one was traced
+an optimiser's step that is traced     update_passes, before the model is compiled, and between
+                                       two steps for other numbers; RetraceUpdate for each further
+                                       step that was traced; then for each of its functions:
+                                       _function_passes
 """
 
 from collections.abc import Sequence
@@ -81,7 +83,7 @@ from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
-from ipu_dynamo.passes.levels import Pass, UpdateFunctions, UpdatePlan
+from ipu_dynamo.passes.levels import Pass
 from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.cut_batch import CutBatch
 from ipu_dynamo.passes.micro_batch.placements import Piece
@@ -130,6 +132,7 @@ from ipu_dynamo.passes.update.plan_update import PlanUpdate
 from ipu_dynamo.passes.update.remove_writes import RemoveWrites
 from ipu_dynamo.passes.update.share_counters import ShareCounters
 from ipu_dynamo.passes.update.tensorify_scalars import TensorifyScalars
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.ir.traced_update import TracedStep
 from ipu_dynamo.program.recipe import Recipe
@@ -358,7 +361,8 @@ def update_recipe(
 def _function_passes(
     elements: int | None = None, *, keep_weight: bool = False, writes: bool = True
 ) -> list[Pass]:
-    return [JoinUpdates(elements), *([WriteUpdates(keep_weight)] if writes else [])]
+    joins = [] if elements is None else [JoinUpdates(elements)]
+    return [*joins, *([WriteUpdates(keep_weight)] if writes else [])]
 
 
 def recipe_of(
@@ -488,7 +492,8 @@ def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
 
 def loop_passes(options: Options, piece: Piece) -> list[Pass]:
     """From what runs in each micro-batch to its program."""
-    return [*numeric_passes(options), StreamRows(piece.slices, piece.joins)]
+    joins = tuple((join.how, join.rows) for join in piece.joins)
+    return [*numeric_passes(options), StreamRows(piece.slices, joins)]
 
 
 def numeric_passes(options: Options) -> list[Pass]:
@@ -548,7 +553,7 @@ def all_passes() -> list[Pass]:
         *_form_passes(options, ANY_MACHINE),
         *_update_passes(),
         RetraceUpdate(options),
-        *_function_passes(),
+        *_function_passes(1),
         SortByStage(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
