@@ -26,6 +26,7 @@ from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
 from ipu_dynamo.passes.aot.avoid_reading_values import AvoidReadingValues
 from ipu_dynamo.passes.aot.call_checks import CallChecks
 from ipu_dynamo.passes.aot.copy_source_lines import CopySourceLines
+from ipu_dynamo.passes.aot.drop_repeated_results import DropRepeatedResults
 from ipu_dynamo.passes.aot.fix_sizes import FixSizes
 from ipu_dynamo.passes.aot.keep_changed import KeepChanged
 from ipu_dynamo.passes.aot.keep_draws import KeepDraws
@@ -482,7 +483,7 @@ def flat_passes(options: Options) -> list[Pass]:
 
 def placed_passes(options: Options) -> list[Pass]:
     """Those on a flat graph whose inputs and outputs are described; then it can be split."""
-    return left_out([AssignGradientStages()], options)
+    return left_out([DropRepeatedResults(), AssignGradientStages()], options)
 
 
 def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
@@ -570,6 +571,7 @@ def all_passes() -> list[Pass]:
         DropUnreadGates(),
         SplitDirections(),
         RemoveNumbers(),
+        DropRepeatedResults(),
         *split_passes(),
         StreamRows(),
     ]
