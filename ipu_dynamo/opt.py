@@ -1,6 +1,7 @@
 """Run passes on a model in a file: `python -m ipu_dynamo.opt FILE -p 'Recompute(mode="all")'`.
 
-A file holds a model at one level, as `IPU_DYNAMO_DUMP` writes it after each pass. The manager runs
+A file holds a model at one level, as `IPU_DYNAMO_DUMP` writes it after each pass: a traced or joint
+graph, directions, parts or a program. Files of other levels are for readers only. The manager runs
 and checks the passes as in a compilation. The result is printed in the form of a file. Nothing in a
 file or a pass is run as Python.
 """
@@ -27,22 +28,25 @@ from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit code."""
-    args = _parser().parse_args(arguments)
+    parser, place = _parser(), "-p"  # where an error is
+    args = parser.parse_args(arguments)
     if args.list:
         print("\n".join(f"{step.level:<10} {step.name}" for step in all_passes()))
         return 0
     if args.file is None:
-        _parser().error("the following arguments are required: FILE")
+        parser.error("the following arguments are required: FILE")
     try:
         steps = [*map(read_pass, args.passes)]
+        place = args.file
         text = write_level(run_passes(parse_level(_read(args.file)), steps))
         if args.output is None:
             sys.stdout.write(text)
         else:
+            place = args.output
             with replacing(args.output) as file:
                 file.write(text.encode())
     except (ValueError, AssertionError, OSError, IpuError) as error:
-        print(f"{args.file}: {error}", file=sys.stderr)
+        print(f"{place}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """Write the model after each pass to a file, in a folder for each graph.
 
-`python -m ipu_dynamo.opt` reads these files; `passes.txt` has the passes with their options.
+`passes.txt` has the passes with their options. `python -m ipu_dynamo.opt` reads the files of the
+levels that `level_text.py` reads back.
 """
 
 import os
@@ -12,17 +13,8 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.passes.host.recipes.figures import figures_of
-from ipu_dynamo.passes.level_text import pass_text, write_level
-from ipu_dynamo.passes.levels import (
-    BatchPieces,
-    Directions,
-    Model,
-    Partitioned,
-    Pass,
-    SplitCapture,
-    UpdateFunctions,
-    UpdateGraphs,
-)
+from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned, Pass, SplitCapture
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
@@ -73,6 +65,8 @@ class Dump:
         """Write `model`, which `step` has left."""
         if self.folder is None:  # only else is it made a text: that takes as long as a pass
             return
+        from ipu_dynamo.passes.level_text import pass_text, write_level  # others do not pay for it
+
         (self.folder / f"{self.count:02}_{name}.txt").write_text(write_level(model))
         self.count += 1
         if step is not None:

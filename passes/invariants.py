@@ -23,7 +23,8 @@ from ipu_dynamo.ops.marks.markers import (
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
-from ipu_dynamo.passes.levels import Level, Partitioned, UpdateFunctions, UpdateGraphs
+from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import graph_outputs
 
 Problems = Iterator[str]

@@ -4,7 +4,8 @@ A graph is a `TracedGraph` before autograd and a `JointGraph` after it. It is th
 `DirectionGraphs` or `StageParts`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import fx
@@ -82,17 +83,17 @@ class Graph:
 
     level: ClassVar[Literal["traced", "joint"]]
 
-    ipus: tuple[tuple[int, int], ...] = ((0, 0),)
+    ipus: Mapping[int, int] = field(default_factory=lambda: {0: 0})
     training: bool = False
     keeps_stages: bool = False
-    phases: tuple[tuple[int, tuple[int, int]], ...] = ()
+    phases: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     alone: Literal["forward", "backward"] | None = None
-    owners: tuple[tuple[str, int], ...] = ()
+    owners: Mapping[str, int] = field(default_factory=dict)
     aliases: bool = False
-    overlaps: tuple[tuple[tuple[str, str], Overlap], ...] = ()
+    overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    anchors: tuple[tuple[str, str], ...] = ()
-    prints: tuple[tuple[str, Printing], ...] = ()
+    anchors: Mapping[str, str] = field(default_factory=dict)
+    prints: Mapping[str, Printing] = field(default_factory=dict)
     inputs: tuple[GraphInput, ...] = ()
     outputs: tuple[GraphOutput, ...] = ()
     bodies: tuple[Body, ...] = ()
@@ -147,11 +148,11 @@ class StageParts:
     """The parts of stages, and the graph that was cut, with the roles of their inputs."""
 
     returned: tuple[str, ...]
-    changed: tuple[tuple[str, str], ...] = ()
-    loads: tuple[tuple[int, tuple[Move, ...]], ...] = ()
-    stores: tuple[tuple[int, tuple[Move, ...]], ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+    loads: Mapping[int, Sequence[Move]] = field(default_factory=dict)
+    stores: Mapping[int, Sequence[Move]] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     bodies: tuple[Body, ...] = ()
     parts: tuple[Part, ...]
-    cut: tuple[JointGraph, ...]
+    cut: JointGraph

@@ -1,7 +1,7 @@
-"""Write a model at any level as text, and read it back: what dumps hold and `opt` runs passes on.
+"""Write models at all levels as text, and read most of them back, for dumps and `opt`.
 
     ipu_dynamo joint, form 1
-    JointGraph(ipus=((0, 0),), training=True)
+    JointGraph(training=True)
       inputs
         GraphInput(node="primals_1", name="fc.weight", kind="parameter", trainable=True)
       outputs
@@ -11,16 +11,17 @@
         %t: f32[8,3]{1,8} = aten.t.default(%primals_1)  {"ipu.stage": 0, "ipu.backward": False}
         ...
 
-Programs have the text of `ipu_dynamo/program/text/`. The other levels use the same mechanism:
-dataclasses are records, and only the text that `write_level` writes is read. Parameters and buffers
-have no values in a text. A text has neither the structure of the results that the user gets, nor
-the tensors from outside the model that a trace read.
+Programs have the text of `ipu_dynamo/program/text/`. Traced and joint graphs, directions and parts
+use the same mechanism: dataclasses are records, and only the text that `write_level` writes is
+read. The other levels are only listed, for readers. Parameters and buffers have no values in a
+text. A text has neither the structure of the results that the user gets, nor the tensors from
+outside the model that a trace read.
 """
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 import torch
 from torch import fx
@@ -49,13 +50,14 @@ from ipu_dynamo.passes.level_records import (
     StageParts,
     TracedGraph,
 )
-from ipu_dynamo.passes.levels import Model, Move, Moves, Partitioned, Pass
-from ipu_dynamo.passes.listing import listing
+from ipu_dynamo.passes.levels import Model, Moves, Partitioned, Pass
+from ipu_dynamo.passes.listing import host_lines, listing
 from ipu_dynamo.passes.micro_batch.placements import Piece
 from ipu_dynamo.passes.node_marks import graph_form
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.function import body_of
 from ipu_dynamo.program.ir.layout import Layout
+from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import opaque
 from ipu_dynamo.program.text.indented import LineError
 from ipu_dynamo.program.text.literals import write
@@ -67,7 +69,7 @@ from ipu_dynamo.program.text.program_text import (
 )
 
 _LARGEST = 1 << 16  # bytes of a constant, beyond which its values are left out
-_LARGEST_MEMORY, _ALIGNED = 1 << 40, 16  # bytes of shared memory in a text
+_LARGEST_MEMORY, _ALIGNED = 1 << 62, 16  # bytes of shared memory in a text
 _RECORDS = {
     "traced": TracedGraph,
     "joint": JointGraph,
@@ -84,26 +86,10 @@ def write_level(model: Model) -> str:
     if isinstance(model, levels.BatchPieces):
         return "\n".join([_first(level), *map(_piece, model.pieces)])
     if isinstance(model, HostProgram):
-        return "\n".join([*_host_lines(model), ""])
+        return "\n".join([*host_lines(model), ""])
     if isinstance(model, Program):
         return write_text(model)
     return record_text(_record(model), _first(level), graph_form({}))
-
-
-def _host_lines(host: HostProgram) -> Iterator[str]:
-    """The work of this computer, for people; host passes begin with the program's text."""
-    yield str(host.runs)
-    for function in host.runs.functions:
-        yield f"{function}\n{function.listing()}"
-    if host.fused is not None:
-        yield f"fused {host.fused.function}\n{host.fused.function.listing()}"
-    if host.threads is not None:
-        yield f"threads: {host.threads}"
-    yield from (f"decision {decision}" for decision in host.decisions)
-    for recipe in host.recipes.values():
-        yield f"recipe {recipe}"
-        if recipe.lowered is not recipe.function:
-            yield recipe.lowered.listing()
 
 
 def parse_level(text: str) -> Model:
@@ -118,6 +104,8 @@ def parse_level(text: str) -> Model:
     level = next((level for level in _RECORDS if first == _first(level)), None)
     if level is None:
         known = ", ".join(repr(_first(level)) for level in _RECORDS)
+        if only := [level for level in get_args(levels.Level) if first == _first(level)]:
+            raise LineError(f"line 1: level {only[0]} is only listed, and does not read back")
         raise LineError(f"line 1: expected one of {known}, or a program, and found {first!r}")
     check = _Check()
     form = graph_form(check.attributes)
@@ -125,14 +113,13 @@ def parse_level(text: str) -> Model:
     if isinstance(record, DirectionGraphs):
         return levels.Directions(record.forward, record.backward)
     if isinstance(record, StageParts):
-        cut = check.captures[id(record.cut[0])]
-        loads, stores = ({i: [*of] for i, of in m} for m in (record.loads, record.stores))
+        moves = ({i: [*of] for i, of in m.items()} for m in (record.loads, record.stores))
         return Partitioned(
             record.parts,
             record.returned,
             dict(record.changed),
-            cut,
-            Moves(loads, stores),
+            check.captures[id(record.cut)],
+            Moves(*moves),
             record.inputs,
             record.outputs,
         )
@@ -161,19 +148,15 @@ def _record(model: Model) -> Any:
     bodies = _bodies(*(part.graph for part in model.parts))
     return StageParts(
         returned=model.returned,
-        changed=tuple(model.changed.items()),
-        loads=_moves(model.moves.loads),
-        stores=_moves(model.moves.stores),
+        changed=model.changed,
+        loads=model.moves.loads,
+        stores=model.moves.stores,
         inputs=model.inputs,
         outputs=model.outputs,
         bodies=bodies,
         parts=model.parts,
-        cut=(_of_capture(model.capture),),
+        cut=_of_capture(model.capture),
     )
-
-
-def _moves(moves: Mapping[int, Iterable[Move]]) -> tuple[tuple[int, tuple[Move, ...]], ...]:
-    return tuple((index, tuple(of)) for index, of in moves.items())
 
 
 def _piece(piece: Piece) -> str:
@@ -191,17 +174,17 @@ def _of_capture(capture: Capture) -> Any:
     graph = capture.graph.graph
     names = [node.name if isinstance(node, fx.Node) else None for node in capture.returned]
     return (TracedGraph if capture.level == "traced" else JointGraph)(
-        ipus=tuple(capture.ipus.items()),
+        ipus=capture.ipus,
         training=capture.training,
         keeps_stages=capture.keeps_stages,
-        phases=tuple(capture.phases.items()),
+        phases=capture.phases,
         alone=capture.alone,
-        owners=tuple(capture.owners.items()),
+        owners=capture.owners,
         aliases=capture.aliases,
-        overlaps=tuple(capture.overlaps.items()),
+        overlaps=capture.overlaps,
         names=capture.names,
-        anchors=tuple(capture.anchors.items()),
-        prints=tuple(capture.prints.items()),
+        anchors=capture.anchors,
+        prints=capture.prints,
         inputs=_inputs(capture),
         outputs=tuple(
             GraphOutput(name, role.kind, role.name)
@@ -231,8 +214,8 @@ def _of_capture(capture: Capture) -> Any:
 
 def _inputs(capture: Capture) -> tuple[GraphInput, ...]:
     roles = capture.roles()
-    known = [role.name for role in roles.values() if role.name in capture.tensors]
-    shared = _shared({name: capture.tensors[name] for name in known})
+    held = (r.name for r in roles.values() if r.kind != "constant" and r.name in capture.tensors)
+    shared = _shared({name: capture.tensors[name] for name in held})
     inputs = []
     for node, role in roles.items():
         tensor = capture.tensors.get(role.name)
@@ -335,6 +318,8 @@ class _Check:
                 self.attributes[record.target] = tensor
             case GraphInput(values=None):
                 raise ValueError(_left_out(record.name))
+            case GraphInput(kind="constant", memory=(_, _, _)):
+                raise ValueError(f"{record.name} is a constant, which shares no memory")
             case GraphInput(memory=(_, nbytes, start)):
                 if not 0 <= start <= nbytes <= _LARGEST_MEMORY or nbytes % _ALIGNED:
                     raise ValueError(f"no memory has {nbytes} bytes and a tensor at {start}")
@@ -344,8 +329,6 @@ class _Check:
                 _hold(record.bodies, record.forward, record.backward)
             case StageParts():
                 _hold(record.bodies, *(part.graph for part in record.parts))
-                if len(record.cut) != 1:
-                    raise ValueError("one graph was cut")
             case TracedGraph() | JointGraph():
                 self.graph(record)
 
@@ -445,7 +428,9 @@ def _tensors(record: Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Ten
         layout = one.tensor or Layout.of(value)
         if one.memory is not None:
             number, nbytes, start = one.memory
-            memory = memories.setdefault(number, torch.empty(nbytes, dtype=torch.uint8))
+            if number not in memories:
+                memories[number] = _empty(Layout(TensorType(torch.uint8, (nbytes,)), (1,)))
+            memory = memories[number]
             if layout.reach(start) * layout.type.dtype.itemsize > memory.nbytes:
                 raise ValueError(f"{one.name} does not fit in {memory.nbytes} bytes")
             tensor = memory.view(layout.type.dtype)
@@ -457,11 +442,19 @@ def _tensors(record: Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Ten
     return tensors
 
 
+def _empty(layout: Layout) -> torch.Tensor:
+    """A tensor on the CPU."""
+    try:
+        return layout.empty("cpu")
+    except RuntimeError as error:
+        raise ValueError(f"this machine has no memory for {layout}") from error
+
+
 def _tensor(name: str, layout: Layout, values: str | None) -> torch.Tensor:
     """A tensor with its values."""
     if values is None:
         raise ValueError(_left_out(name))
-    tensor, raw = layout.empty("cpu"), base64.b64decode(values, validate=True)
+    tensor, raw = _empty(layout), base64.b64decode(values, validate=True)
     if len(raw) != tensor.numel() * tensor.itemsize:
         raise ValueError(f"{name} has values of {len(raw)} bytes")
     if raw:

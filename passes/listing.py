@@ -1,6 +1,6 @@
-"""List the levels that no text holds whole: steps of an optimiser, and graphs cut by rows.
+"""List the levels that are not read back: steps of optimisers, graphs cut by rows, host programs.
 
-What is listed is for readers. Recorded steps name objects of the user's optimiser, for example.
+A listing is for readers. Recorded steps name objects of the user's optimiser, for example.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,16 @@ from torch import fx
 
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep
-from ipu_dynamo.passes.levels import (
+from ipu_dynamo.passes.levels import SplitCapture, Update
+from ipu_dynamo.passes.micro_batch.placements import Kind
+from ipu_dynamo.passes.update_levels import (
     JOINT,
-    SplitCapture,
-    Update,
     UpdateFunctions,
     UpdateGraphs,
     UpdatePlan,
     UpdateStep,
 )
-from ipu_dynamo.passes.micro_batch.placements import Kind
-from ipu_dynamo.program import Function, graph_outputs
+from ipu_dynamo.program import Function, HostProgram, graph_outputs
 from ipu_dynamo.program.text.operator_text import operator_text, value_text
 
 _COLUMN = 96  # where notes begin
@@ -34,6 +33,22 @@ def listing(model: SplitCapture | Update) -> str:
     if isinstance(model, UpdateFunctions):
         return "\n".join(_functions_lines(model))
     return "\n".join(_update_lines(model))
+
+
+def host_lines(host: HostProgram) -> Iterator[str]:
+    """The work of this computer, for people; host passes begin with the program's text."""
+    yield str(host.runs)
+    for function in host.runs.functions:
+        yield f"{function}\n{function.listing()}"
+    if host.fused is not None:
+        yield f"fused {host.fused.function}\n{host.fused.function.listing()}"
+    if host.threads is not None:
+        yield f"threads: {host.threads}"
+    yield from (f"decision {decision}" for decision in host.decisions)
+    for recipe in host.recipes.values():
+        yield f"recipe {recipe}"
+        if recipe.lowered is not recipe.function:
+            yield recipe.lowered.listing()
 
 
 def _split_lines(model: SplitCapture) -> Iterator[str]:

@@ -19,7 +19,14 @@ from ipu_dynamo.capture.capture import (
     START,
     WANTED_GRADIENTS,
 )
-from ipu_dynamo.capture.private.aot import AOTInput, AOTOutput, TangentAOTInput
+from ipu_dynamo.capture.layers.dynamic_slices import WINDOW
+from ipu_dynamo.capture.private.aot import (
+    TAG,
+    AOTInput,
+    AOTOutput,
+    TangentAOTInput,
+    direction_tag,
+)
 from ipu_dynamo.capture.private.tracing import fake_mode
 from ipu_dynamo.capture.scopes import SCOPE
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op
@@ -34,8 +41,7 @@ from ipu_dynamo.passes.traced.tag_convolution_groups import Member
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm
 from ipu_dynamo.program.text.records import build
 
-_WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
-_TAG, _DESCRIBED, _CUSTOM = "partitioner_tag", "desc", "custom"  # keys of meta that are PyTorch's
+_DESCRIBED, _CUSTOM = "desc", "custom"  # keys of meta that are PyTorch's
 _MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
     SCOPE: str,
     NAME: str,
@@ -51,9 +57,9 @@ _MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of t
     STREAM: tuple[int, int],
     CUTS_ROWS: bool,
     ANCHORED: bool,
-    _WINDOW: bool,
+    WINDOW: bool,
     _CUSTOM: Mapping[str, int | str | Member],
-    _TAG: str,
+    TAG: str,
     "is_gradient_acc": bool,
     POLICY: str,
     _DESCRIBED: AOTInput | tuple[AOTOutput | None, ...],
@@ -93,9 +99,9 @@ def _written(key: str, value: Any, node: fx.Node) -> Any:
         return value.name
     if key == _CUSTOM:
         return _custom(value, node.meta) or None
-    if key == _TAG:
+    if key == TAG:
         known = node.op == "placeholder" and not described
-        known |= BACKWARD in node.meta and value == _tag(node.meta[BACKWARD])
+        known |= BACKWARD in node.meta and value == direction_tag(node.meta[BACKWARD])
         return None if known else value
     if key == _DESCRIBED:
         if not described and not isinstance(value, TangentAOTInput):
@@ -126,16 +132,12 @@ def _meta(marks: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{POLICY} is one of {', '.join(CheckpointPolicy.__members__)}")
         meta[POLICY] = CheckpointPolicy[meta[POLICY]]
     if BACKWARD in meta:
-        meta.setdefault(_TAG, _tag(meta[BACKWARD]))
+        meta.setdefault(TAG, direction_tag(meta[BACKWARD]))
         if STAGE in meta:
             meta[_CUSTOM] = {CUSTOM_STAGE: meta[STAGE], **meta.get(_CUSTOM, {})}
     if isinstance(meta.get(_DESCRIBED), tuple):
         meta[_DESCRIBED] = list(meta[_DESCRIBED])
     return meta
-
-
-def _tag(backward: bool) -> str:
-    return "is_backward" if backward else "is_forward"
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:

@@ -9,8 +9,10 @@ torch.compile(backend="ipu")           captured_passes, placement_passes, then A
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
                                        numeric_passes (of the loop: loop_passes), host_passes
-an optimiser's step that is traced     update_passes, before the model is compiled; RetraceUpdate
-                                       between two steps, where another one was traced
+an optimiser's step that is traced     update_passes, before the model is compiled, and between
+                                       two steps for other numbers; RetraceUpdate for each further
+                                       step that was traced; then for each of its functions:
+                                       _function_passes
 """
 
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from ipu_dynamo.passes.aot.annotate_stages import AnnotateStages
 from ipu_dynamo.passes.aot.avoid_reading_values import AvoidReadingValues
 from ipu_dynamo.passes.aot.call_checks import CallChecks
 from ipu_dynamo.passes.aot.copy_source_lines import CopySourceLines
+from ipu_dynamo.passes.aot.drop_repeated_results import DropRepeatedResults
 from ipu_dynamo.passes.aot.fix_sizes import FixSizes
 from ipu_dynamo.passes.aot.keep_changed import KeepChanged
 from ipu_dynamo.passes.aot.keep_draws import KeepDraws
@@ -81,7 +84,7 @@ from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
-from ipu_dynamo.passes.levels import Pass, UpdateFunctions, UpdatePlan
+from ipu_dynamo.passes.levels import Pass
 from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.cut_batch import CutBatch
 from ipu_dynamo.passes.micro_batch.placements import Piece
@@ -130,6 +133,7 @@ from ipu_dynamo.passes.update.plan_update import PlanUpdate
 from ipu_dynamo.passes.update.remove_writes import RemoveWrites
 from ipu_dynamo.passes.update.share_counters import ShareCounters
 from ipu_dynamo.passes.update.tensorify_scalars import TensorifyScalars
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.ir.traced_update import TracedStep
 from ipu_dynamo.program.recipe import Recipe
@@ -358,7 +362,8 @@ def update_recipe(
 def _function_passes(
     elements: int | None = None, *, keep_weight: bool = False, writes: bool = True
 ) -> list[Pass]:
-    return [JoinUpdates(elements), *([WriteUpdates(keep_weight)] if writes else [])]
+    joins = [] if elements is None else [JoinUpdates(elements)]
+    return [*joins, *([WriteUpdates(keep_weight)] if writes else [])]
 
 
 def recipe_of(
@@ -478,7 +483,7 @@ def flat_passes(options: Options) -> list[Pass]:
 
 def placed_passes(options: Options) -> list[Pass]:
     """Those on a flat graph whose inputs and outputs are described; then it can be split."""
-    return left_out([AssignGradientStages()], options)
+    return left_out([DropRepeatedResults(), AssignGradientStages()], options)
 
 
 def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
@@ -488,7 +493,8 @@ def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
 
 def loop_passes(options: Options, piece: Piece) -> list[Pass]:
     """From what runs in each micro-batch to its program."""
-    return [*numeric_passes(options), StreamRows(piece.slices, piece.joins)]
+    joins = tuple((join.how, join.rows) for join in piece.joins)
+    return [*numeric_passes(options), StreamRows(piece.slices, joins)]
 
 
 def numeric_passes(options: Options) -> list[Pass]:
@@ -548,7 +554,7 @@ def all_passes() -> list[Pass]:
         *_form_passes(options, ANY_MACHINE),
         *_update_passes(),
         RetraceUpdate(options),
-        *_function_passes(),
+        *_function_passes(1),
         SortByStage(),
         SplitWeightGradients(),
         CheckPipelineHazards(),
@@ -565,6 +571,7 @@ def all_passes() -> list[Pass]:
         DropUnreadGates(),
         SplitDirections(),
         RemoveNumbers(),
+        DropRepeatedResults(),
         *split_passes(),
         StreamRows(),
     ]

@@ -121,10 +121,27 @@ def test_passes_of_torch_compile_on_their_files_give_the_next_ones(tmp_path, mon
         for before, line, after in zip(files[:-1], passes, files[1:], strict=True):
             if line == "InlineWrites()":
                 break
-            if line == "AssignGradientStages()":  # before it results get the roles of arguments
-                continue
             found = write_level(run_passes(parse_level(before.read_text()), [read_pass(line)]))
             assert found == after.read_text(), f"{line} on {before.name}"
+
+
+def test_a_file_says_which_operators_forward_has_deferred(tmp_path, monkeypatch):
+    def loss(h):  # of all pairs of rows
+        return (h @ h.t()).logsumexp(1).sum()
+
+    model = nn.Linear(4, 3)
+    with monkeypatch.context() as patch:
+        patch.setenv(DUMP, str(tmp_path))
+        torch._dynamo.reset()
+        torch.compile(
+            lambda x: loss(model(x)), backend=ipu, options={"engine": "eager", "micro_batches": 2}
+        )(torch.randn(8, 4)).backward()
+    (folder,) = tmp_path.glob("*_backward")
+    (line,) = (x for x in (folder / PASSES).read_text().splitlines() if x.startswith("SplitBatch"))
+    assert "deferred=(" in line
+    (before,), (after,) = folder.glob("*_PrepareBatch.txt"), folder.glob("*_SplitBatch.txt")
+    found = run_passes(parse_level(before.read_text()), [read_pass(line)])
+    assert write_level(found) == after.read_text()
 
 
 @pytest.mark.parametrize(
@@ -182,6 +199,14 @@ def test_a_process_writes_a_file(dumps, tmp_path):
     assert out.read_text() == files[named(files, "Outline")].read_text()
 
 
+def test_only_dumps_load_the_modules_of_texts():
+    code = "import sys, ipu_dynamo.torch_compile.compile_graph as _; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in ran.stdout.split() if name.startswith("ipu_dynamo.passes.")}
+    assert "ipu_dynamo.passes.dump" in loaded
+    assert not {name for name in loaded if name.endswith((".level_text", ".listing"))}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -210,11 +235,12 @@ def test_nothing_is_written_where_a_pass_fails(dumps, tmp_path, capsys):
     out.write_text("before")
     joint = str(files[named(files, "ReadStages")])
     for passes, message in (
-        (["-p", "NameValues"], "it takes a traced, not joint\n  in pass NameValues"),
-        (["-p", "RemoveDeadCode", "-p", "Outlin"], "there is no pass 'Outlin'"),
+        (["-p", "NameValues"], f"{joint}: it takes a traced, not joint\n  in pass NameValues"),
+        (["-p", "RemoveDeadCode", "-p", "Outlin"], "-p: pass 'Outlin': there is no pass 'Outlin'"),
+        (["-o", str(tmp_path / "none" / "out.txt")], f"{tmp_path / 'none' / 'out.txt'}: "),
     ):
-        assert main([joint, *passes, "-o", str(out)]) == 1
-        assert message in capsys.readouterr().err
+        assert main([joint, "-o", str(out), *passes]) == 1
+        assert capsys.readouterr().err.startswith(message)
     assert main([str(tmp_path / "missing.txt")]) == 1
     assert out.read_text() == "before"
     assert [file.name for file in tmp_path.iterdir()] == ["out.txt"]

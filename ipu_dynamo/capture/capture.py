@@ -195,7 +195,7 @@ class Capture:
         """The flat output tuple, aligned with `outputs`."""
         return list(self.output_node.args[0])  # type: ignore[arg-type]
 
-    def set_returned(self, nodes: list[fx.Node | None], roles: list[OutputRole]) -> None:
+    def set_returned(self, nodes: Sequence[fx.Node | None], roles: Sequence[OutputRole]) -> None:
         """Replace the output tuple and what is known of it."""
         self.output_node.args = (tuple(nodes),)
         self.outputs = tuple(roles)

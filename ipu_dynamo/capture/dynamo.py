@@ -130,9 +130,9 @@ def open_pass(
     return FlatPass(capture, arguments)
 
 
-def close_pass(flat: FlatPass) -> None:
-    """Take note of lifted constants; return each computed value once: the caller has the arguments
-    among the results itself."""
+def describe_call(flat: FlatPass) -> None:
+    """Say how a graph is called whose constants were lifted, and where its results are found once
+    it returns `computed_results`."""
     capture = flat.capture
     new = [r.name for r in capture.placeholders if r.name not in flat.arguments]
     lifted = {name: capture.tensors[name] for name in new}
@@ -140,16 +140,14 @@ def close_pass(flat: FlatPass) -> None:
     flat.arguments += lifted
     flat.constants += lifted.values()
     names = {node: role.name for node, role in capture.roles().items()}
-    kept: dict[fx.Node, str] = {}
-    for node in capture.returned:
-        if not isinstance(node, fx.Node):
-            flat.results.append(node)
-        elif node in names:
-            flat.results.append(names[node])
-        else:
-            flat.results.append(kept.setdefault(node, str(len(kept))))
-    capture.set_returned(list(kept), [OutputRole("value", name) for name in kept.values()])
-    capture.graph.recompile()
+    names |= {node: str(place) for place, node in enumerate(computed_results(capture))}
+    flat.results += [names[x] if isinstance(x, fx.Node) else x for x in capture.returned]
+
+
+def computed_results(capture: Capture) -> list[fx.Node]:
+    """The values that a graph computes and returns, each once."""
+    nodes = (node for node in capture.returned if isinstance(node, fx.Node))
+    return list(dict.fromkeys(node for node in nodes if node.op != "placeholder"))
 
 
 def _examples(roles: Mapping[fx.Node, Placeholder]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Placeholder
-from ipu_dynamo.capture.dynamo import close_pass, describe_graph, open_pass, specialise
+from ipu_dynamo.capture.dynamo import describe_call, describe_graph, open_pass, specialise
 from ipu_dynamo.capture.private.aot import (
     Cutting,
     allow_retain_graph,
@@ -251,7 +251,7 @@ class _GraphPrograms:
                 self.late = late_results(graph)
                 manager.run(self._aot_passes(core), capture)
             manager.run(flat_passes(core), capture)
-            close_pass(flat)
+            describe_call(flat)
             self.seen |= {node.name: role for node, role in capture.roles().items()}
             manager.run(placed_passes(core), capture)
             if self.micro_batches is None:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.dynamo import FlatPass
-from ipu_dynamo.capture.private.aot import TangentAOTInput
+from ipu_dynamo.capture.private.aot import SEQ_NR, TangentAOTInput
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.levels import BatchPieces
@@ -67,7 +67,9 @@ class MicroBatches:
         named = self.options.batch_inputs
         seeds = self._known(capture) if backward else split_inputs(capture, n, named)
         by_name = {node.name: placement for node, placement in seeds.items()}
-        made = manager.run(split_passes(SplitBatch(n, by_name, self.deferred)), capture)
+        numbered = capture.graph.graph.nodes if backward else ()
+        deferred = tuple(x.name for x in numbered if x.meta.get(SEQ_NR) in self.deferred)
+        made = manager.run(split_passes(SplitBatch(n, by_name, deferred)), capture)
         assert isinstance(made, BatchPieces), "CutBatch makes pieces"
         split, pieces, names = made.split, made.pieces, made.names
         placed = [split.of(node) for node in capture.returned if node is not None]
@@ -75,7 +77,7 @@ class MicroBatches:
             self.values |= {node.name: split.of(node) for node in capture.placeholder_nodes}
             self.values |= dict(zip(returned, placed, strict=True))
             later = (node for node, placement in split.at.items() if placement is Kind.DEFERRED)
-            self.deferred |= {node.meta["seq_nr"] for node in later if "seq_nr" in node.meta}
+            self.deferred |= {node.meta[SEQ_NR] for node in later if SEQ_NR in node.meta}
             for description, result in zip(descriptions, flat.results, strict=False):
                 if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
                     self.outputs[description] = placed[int(result)]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.private.aot import BACKWARD_TAG, TAG
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
 from ipu_dynamo.passes.levels import Level
@@ -45,7 +46,7 @@ class ReadStages:
 
 def is_backward(node: fx.Node) -> bool:
     """Whether AOTAutograd made `node` for the backward pass."""
-    return node.meta.get("partitioner_tag") == "is_backward"
+    return node.meta.get(TAG) == BACKWARD_TAG
 
 
 def _known(node: fx.Node) -> tuple[Any, ...]:

@@ -38,6 +38,25 @@ _FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, t
     aten.select_backward.default: 2,
 }
 _CUTS = (aten.slice.Tensor, aten.select.int)
+_SAME: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.neg: aten.neg.default,
+    operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor,
+    operator.gt: aten.gt.Tensor,
+    operator.ge: aten.ge.Tensor,
+    operator.eq: aten.eq.Tensor,
+    operator.ne: aten.ne.Tensor,
+    operator.and_: aten.logical_and.default,
+    operator.or_: aten.logical_or.default,
+    torch.sym_not: aten.logical_not.default,
+    torch.sym_ite: aten.where.self,
+    torch.sym_min: aten.minimum.default,
+    torch.sym_max: aten.maximum.default,
+}
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -58,28 +77,6 @@ class ReturnedCut:
         if self.length is None:
             return whole.select(self.dim, start)
         return whole.narrow(self.dim, start, self.length)
-
-
-aten = torch.ops.aten
-_SAME: dict[Any, Any] = {
-    operator.add: aten.add.Tensor,
-    operator.sub: aten.sub.Tensor,
-    operator.mul: aten.mul.Tensor,
-    operator.neg: aten.neg.default,
-    operator.lt: aten.lt.Tensor,
-    operator.le: aten.le.Tensor,
-    operator.gt: aten.gt.Tensor,
-    operator.ge: aten.ge.Tensor,
-    operator.eq: aten.eq.Tensor,
-    operator.ne: aten.ne.Tensor,
-    operator.and_: aten.logical_and.default,
-    operator.or_: aten.logical_or.default,
-    torch.sym_not: aten.logical_not.default,
-    torch.sym_ite: aten.where.self,
-    torch.sym_min: aten.minimum.default,
-    torch.sym_max: aten.maximum.default,
-}
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def number_as_tensor(number: Any, *, plan: bool = False) -> fx.Node | None:

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
-from ipu_dynamo.capture.private.aot import Cutting, cut_directions
+from ipu_dynamo.capture.private.aot import TAG, Cutting, cut_directions, direction_tag
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.aot.keep_draws import draws
 from ipu_dynamo.passes.levels import Directions, Level
-
-_TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class SplitDirections:
     def __call__(self, capture: Capture) -> Directions:
         for node in capture.graph.graph.nodes:
             if BACKWARD in node.meta:
-                direction = "is_backward" if node.meta[BACKWARD] else "is_forward"
-                node.meta.setdefault(_TAG, direction)
+                node.meta.setdefault(TAG, direction_tag(node.meta[BACKWARD]))
         graphs = cut_directions(capture.graph, self.results, self.lasting, self.cutting)
         forward, backward = graphs
         for node in backward.graph.nodes:

@@ -33,6 +33,14 @@ def call(
     return node
 
 
+def call_on(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Insert a call with its fake value, in a graph whose nodes have neither place nor line."""
+    node = graph.call_function(target, args, kwargs)
+    values, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+    node.meta["val"] = target(*values, **named)
+    return node
+
+
 def new_input(graph: fx.Graph, name: str, last: fx.Node | None) -> fx.Node:
     """A placeholder behind the `last` one, or if there is none yet before all operators."""
     with graph.inserting_after(last) if last is not None else graph.inserting_before():

@@ -222,4 +222,4 @@ class CutBatch:
 
     def __call__(self, model: SplitCapture) -> BatchPieces:
         pieces, names = cut(model.capture, model.split)
-        return BatchPieces(tuple(pieces), tuple(names), model.capture, model.split)
+        return BatchPieces(tuple(pieces), tuple(names), model.split)

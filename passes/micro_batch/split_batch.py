@@ -45,19 +45,20 @@ def plan(
     capture: Capture,
     n: int,
     seeds: Mapping[fx.Node, Placement],
-    deferred: Collection[int] = (),
+    deferred: Collection[str] = (),
 ) -> Split:
     """Place every value. Reads the graph, changes nothing.
 
     Args:
         seeds: placeholders that are cut, or that every micro-batch has for itself.
-        deferred: `seq_nr` of operators that forward deferred: their backward runs before.
+        deferred: names of the backward of operators that forward deferred: it runs before the
+            micro-batches.
 
     Raises:
         CompileError: an operator is not in the table; a layer needs the rows of different
             micro-batches at once; or nothing can be split.
     """
-    planner = Planner(n, seeds, deferred if capture.alone == "backward" else ())
+    planner = Planner(n, seeds, deferred)
     for node in capture.graph.graph.nodes:
         if node.op != "output":
             planner.place(node)
@@ -71,7 +72,7 @@ class Planner:
     """Walk through the graph; `meetings` are operators that need all rows at once."""
 
     def __init__(
-        self, n: int, seeds: Mapping[fx.Node, Placement], deferred: Collection[int]
+        self, n: int, seeds: Mapping[fx.Node, Placement], deferred: Collection[str]
     ) -> None:
         self.split, self.seeds, self.deferred = Split(n), seeds, deferred
         self.means: dict[fx.Node, frozenset[int]] = {}
@@ -95,7 +96,7 @@ class Planner:
 
     def placement(self, node: fx.Node, kinds: set[Placements]) -> Placements:
         whole = all(map(self.whole_at_start, node.all_input_nodes))
-        if kinds <= {Kind.REPLICATE} or (whole and node.meta.get("seq_nr") in self.deferred):
+        if kinds <= {Kind.REPLICATE} or (whole and node.name in self.deferred):
             return Kind.REPLICATE
         if node.target in REPLICATED and all(x in self.prepared for x in node.all_input_nodes):
             return Kind.REPLICATE
@@ -268,7 +269,7 @@ class SplitBatch:
 
     n: int = 1
     seeds: Mapping[str, Placement] = field(default_factory=dict)
-    deferred: Collection[int] = ()
+    deferred: tuple[str, ...] = ()
 
     def __call__(self, capture: Capture) -> SplitCapture:
         nodes = capture.placeholder_nodes

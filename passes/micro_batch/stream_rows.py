@@ -6,12 +6,12 @@ Keeps    functions and instructions.
 Source   PopTorch user guide, "poptorch.PipelinedExecution".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.micro_batch.placements import Join, Shard
+from ipu_dynamo.passes.micro_batch.placements import Joining, Shard
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.verify.program import verify
 
@@ -22,7 +22,7 @@ class StreamRows:
 
     Args:
         slices: the blocks of each input, by name.
-        joins: how the values of each output become one.
+        joins: how the values of each output become one, and its blocks.
     """
 
     name: ClassVar[str] = "StreamRows"
@@ -30,7 +30,7 @@ class StreamRows:
     needed: ClassVar[str] = "each micro-batch would read the first rows"
 
     slices: Mapping[str, Shard] = field(default_factory=dict)
-    joins: Sequence[Join] = ()
+    joins: tuple[tuple[Joining, Shard], ...] = ()
 
     def __call__(self, program: Program) -> Program:
         blocks = {stream.name: self.slices[stream.name] for stream in program.inputs}
@@ -43,11 +43,11 @@ class StreamRows:
             outputs=tuple(
                 replace(
                     stream,
-                    dim=join.rows.dim,
-                    outer=join.rows.outer,
-                    returns="sum" if join.how == "sum" else "all",
+                    dim=rows.dim,
+                    outer=rows.outer,
+                    returns="sum" if how == "sum" else "all",
                 )
-                for stream, join in zip(program.outputs, self.joins, strict=True)
+                for stream, (how, rows) in zip(program.outputs, self.joins, strict=True)
             ),
         )
         verify(streamed)

@@ -16,15 +16,10 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.levels import (
-    JOINT,
-    Level,
-    UpdateGraphs,
-    UpdatePlace,
-    UpdatePlan,
-    UpdateStep,
-)
-from ipu_dynamo.passes.update.step_graphs import call_on, is_number
+from ipu_dynamo.passes.graph.builder import call_on
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step, is_number
+from ipu_dynamo.passes.update_levels import JOINT, UpdateGraphs, UpdatePlace, UpdatePlan, UpdateStep
 from ipu_dynamo.program import graph_outputs
 
 
@@ -65,8 +60,10 @@ def _places(graph: fx.Graph, owners: Mapping[fx.Node, int]) -> dict[fx.Node, Upd
     return found
 
 
-def _assign(step: UpdateStep, plan: UpdatePlan) -> None:
+def _assign(step: UpdateStep, plan: UpdatePlan) -> bool:
     """Assign owners, and copy each value that another parameter takes over: the copy is joint."""
+    if step.places:
+        return False
     graph = step.graph.graph
     step.places |= _places(graph, owners_of(step, plan))
     output = graph.output_node()
@@ -84,6 +81,7 @@ def _assign(step: UpdateStep, plan: UpdatePlan) -> None:
                 step.places[copies[node]] = UpdatePlace(JOINT, step.places[node].round)
             values[index[path]] = copies[node]
     output.args = (values,)
+    return True
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,6 @@ class AssignOwners:
     needed: ClassVar[str] = "a parameter is updated on its own IPU"
 
     def __call__(self, update: UpdateGraphs) -> bool:
-        assert update.plan is not None, "PlanUpdate comes before"
-        steps = [step for step in update.steps if not step.places]
-        for step in steps:
-            _assign(step, update.plan)
-        return bool(steps)
+        plan = update.plan
+        assert plan is not None, "PlanUpdate comes before"
+        return each_step(update, lambda step: _assign(step, plan))

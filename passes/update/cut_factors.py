@@ -11,15 +11,15 @@ from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import UpdatePlan, UpdateStep
+from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.update.step_graphs import (
     all_hold,
-    call_on,
     depends_on,
     full_like,
     needed_for,
     owned_results,
 )
+from ipu_dynamo.passes.update_levels import UpdatePlan, UpdateStep
 from ipu_dynamo.program.ir.function import Function, make_function
 from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import Counter

@@ -18,15 +18,7 @@ from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import (
-    JOINT,
-    Level,
-    UpdateFunctions,
-    UpdateGraphs,
-    UpdatePlace,
-    UpdatePlan,
-    UpdateStep,
-)
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.update.assign_owners import owners_of
 from ipu_dynamo.passes.update.cut_factors import Factors, counters_of
 from ipu_dynamo.passes.update.step_graphs import (
@@ -34,6 +26,14 @@ from ipu_dynamo.passes.update.step_graphs import (
     is_number,
     needed_for,
     owned_results,
+)
+from ipu_dynamo.passes.update_levels import (
+    JOINT,
+    UpdateFunctions,
+    UpdateGraphs,
+    UpdatePlace,
+    UpdatePlan,
+    UpdateStep,
 )
 from ipu_dynamo.program.ir.function import Function, make_function
 from ipu_dynamo.program.ir.made_names import alone
@@ -325,9 +325,9 @@ class CutUpdate:
     needed: ClassVar[str] = "programs call functions"
 
     def __call__(self, update: UpdateGraphs) -> UpdateFunctions:
-        plan, recorded = update.plan, update.recorded
+        plan = update.plan
         assert plan is not None, "PlanUpdate comes before"
         first = plan.epochs + 1 - len(update.steps)
         steps = tuple(_cut(step, plan, first + i) for i, step in enumerate(update.steps))
         traced = update.steps[-1].world
-        return UpdateFunctions(recorded.worlds, plan, steps, traced, recorded.stands)
+        return UpdateFunctions(update.worlds, plan, steps, traced, update.stands)

@@ -2,7 +2,7 @@
 
 Before   %c = aten.clone(%x);   %y = aten.mul(%c, %g)
 After    %y = aten.mul(%x, %g)
-Keeps    every result. A copy to another dtype or shape stays.
+Keeps    every result. A copy to another dtype, shape or device stays.
 Source   the copies that functionalisation writes for `copy_`.
 """
 
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import fx
 
-from ipu_dynamo.passes.levels import Level, UpdateGraphs
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
 aten = torch.ops.aten
 
 
-def _drop(graph: fx.Graph) -> bool:
-    changed = False
+def _drop(step: UpdateStep) -> bool:
+    graph, changed = step.graph.graph, False
     for node in list(graph.nodes):
         if node.target is aten.copy.default:
             source = node.args[1]
@@ -27,7 +28,8 @@ def _drop(graph: fx.Graph) -> bool:
         else:
             continue
         before, after = source.meta["val"], node.meta["val"]
-        if before.dtype == after.dtype and before.shape == after.shape:
+        kinds = [(value.dtype, value.shape, value.device) for value in (before, after)]
+        if kinds[0] == kinds[1]:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             changed = True
@@ -42,5 +44,4 @@ class DropCopies:
     level: ClassVar[Level] = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
-        changed = [_drop(step.graph.graph) for step in update.steps]
-        return any(changed)
+        return each_step(update, _drop)

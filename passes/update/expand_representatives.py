@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from ipu_dynamo.capture.update.representatives import places
 from ipu_dynamo.capture.update.world import World
-from ipu_dynamo.passes.levels import Level, UpdateFunctions, UpdatePlan
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program.ir.traced_update import TracedStep
 
 

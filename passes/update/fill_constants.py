@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import Level, UpdateGraphs
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
 
-def _fill(module: fx.GraphModule) -> bool:
-    graph = module.graph
+def _fill(step: UpdateStep) -> bool:
+    module, graph = step.graph, step.graph.graph
     held = list(graph.find_nodes(op="get_attr"))
     for node in held:
         tensor = getattr(module, str(node.target)).detach()
@@ -54,5 +55,4 @@ class FillConstants:
     needed: ClassVar[str] = "functions of a program hold no tensors"
 
     def __call__(self, update: UpdateGraphs) -> bool:
-        changed = [_fill(step.graph) for step in update.steps]
-        return any(changed)
+        return each_step(update, _fill)

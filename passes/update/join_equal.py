@@ -12,11 +12,13 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.levels import Level, UpdateGraphs
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
 
-def _join(graph: fx.Graph) -> bool:
-    changed = False
+def _join(step: UpdateStep) -> bool:
+    graph, changed = step.graph.graph, False
     known: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -39,5 +41,4 @@ class JoinEqual:
     level: ClassVar[Level] = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
-        changed = [_join(step.graph.graph) for step in update.steps]
-        return any(changed)
+        return each_step(update, _join)

@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.update.world import Leaf, World
-from ipu_dynamo.passes.levels import Level, PlannedState, UpdateGraphs, UpdatePlan, UpdateStep
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.update.expand_representatives import plan_of
 from ipu_dynamo.passes.update.share_counters import alike_counters
 from ipu_dynamo.passes.update.step_graphs import is_number, numbers_without_tensors
+from ipu_dynamo.passes.update_levels import PlannedState, UpdateGraphs, UpdatePlan, UpdateStep
 from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
@@ -148,10 +149,10 @@ class PlanUpdate:
     def __call__(self, update: UpdateGraphs) -> bool:
         if update.plan is not None:
             return False
-        recorded, last = update.recorded, update.steps[-1]
+        last = update.steps[-1]
         if self.known is None:
             update.plan = _plan(last, len(update.steps) - 1, update.steps[0].world)
         else:
-            traced = list(dict.fromkeys(recorded.stands))
-            update.plan = plan_of(self.known, recorded.worlds[-1], last.world, traced)
+            traced = list(dict.fromkeys(update.stands))
+            update.plan = plan_of(self.known, update.worlds[-1], last.world, traced)
         return True

@@ -16,6 +16,7 @@ from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep, explained
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step
 
 
 def _remove(step: RecordedStep) -> bool:
@@ -30,7 +31,6 @@ def _remove(step: RecordedStep) -> bool:
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         node.replace_all_uses_with(node.args[1])  # the last writes, to the inputs
         graph.erase_node(node)
-    step.graph.recompile()
     return True
 
 
@@ -43,5 +43,4 @@ class RemoveWrites:
     needed: ClassVar[str] = "functions of a program write nothing"
 
     def __call__(self, update: RecordedUpdate) -> bool:
-        changed = [_remove(step) for step in update.steps]
-        return any(changed)
+        return each_step(update, _remove)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ipu_dynamo.capture.update.world import World
-from ipu_dynamo.passes.levels import Level, UpdateGraphs, UpdateStep
-from ipu_dynamo.passes.update.step_graphs import numbers_without_tensors
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update.step_graphs import each_step, numbers_without_tensors
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
 
 def _share(step: UpdateStep) -> bool:
@@ -46,5 +47,4 @@ class ShareCounters:
     level: ClassVar[Level] = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
-        changed = [_share(step) for step in update.steps]
-        return any(changed)
+        return each_step(update, _share)

@@ -1,16 +1,26 @@
 """Query the graph of a step, and build those of its functions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import UpdateStep
+from ipu_dynamo.passes.graph.builder import call_on
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
 aten = torch.ops.aten
+
+
+def each_step(update: RecordedUpdate | UpdateGraphs, rewrite: Callable[[Any], bool]) -> bool:
+    """Rewrite the graph of each step; `rewrite`, like this, says whether anything changed."""
+    changed = [step for step in update.steps if rewrite(step)]
+    for step in changed:
+        step.graph.recompile()
+    return bool(changed)
 
 
 def needed_for(results: Sequence[fx.Node]) -> set[fx.Node]:
@@ -53,14 +63,6 @@ def is_number(node: fx.Node) -> bool:
     """Whether it is a tensor without dimensions."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dim() == 0
-
-
-def call_on(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Append an operator, with its fake value."""
-    node = graph.call_function(target, args, kwargs)
-    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-    node.meta["val"] = target(*values, **kwargs)
-    return node
 
 
 def full_like(graph: fx.Graph, value: float, like: fx.Node) -> fx.Node:

@@ -27,7 +27,8 @@ from ipu_dynamo.capture.update.trace_step import (
 )
 from ipu_dynamo.capture.update.world import Leaf
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.levels import Level, UpdateGraphs, UpdateStep
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 from ipu_dynamo.program import graph_outputs
 
 aten = torch.ops.aten
@@ -412,4 +413,5 @@ class TensorifyScalars:
     needed: ClassVar[str] = "functions take tensors only"
 
     def __call__(self, update: RecordedUpdate) -> UpdateGraphs:
-        return UpdateGraphs(update, tuple(map(_tensorified, update.steps)))
+        steps = tuple(map(_tensorified, update.steps))
+        return UpdateGraphs(update.worlds, update.stands, steps)

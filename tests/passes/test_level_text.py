@@ -15,7 +15,7 @@ from ipu_dynamo.passes.level_text import parse_level, write_level
 from ipu_dynamo.passes.pipeline import joint_passes, traced_passes, whole_step
 from ipu_dynamo.testing import assert_same_bits, recipes
 from tests.properties.evaluate import captured, named_inputs
-from tests.properties.running import draw_placement
+from tests.properties.running import draw_placed
 
 GRAPHS = [
     step.name for step in (*traced_passes(Options(), training=True), *joint_passes(Options()))
@@ -32,16 +32,7 @@ def read_back(model):
 
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_drawn_graphs_read_back_and_compute_the_same_bits(recipe, training, data):
-    model = recipe.build()
-    placement = draw_placement(data, recipe)
-    placement.place(model)
-    micro_batches = placement.micro_batches(training=training)
-    options = Options(
-        strategy=placement.strategy,
-        gradient_accumulation=micro_batches,
-        device_iterations=micro_batches,
-        recompute=data.draw(st.sampled_from(["auto", "all"])),
-    )
+    model, options = draw_placed(data, recipe, training=training)
     batch = recipe.data(1)
     inputs = named_inputs(model, batch)
     before = data.draw(st.sampled_from(GRAPHS))
@@ -102,28 +93,35 @@ def test_passes_make_the_same_of_what_was_read(before):
 
 
 class Shared(nn.Module):
-    """Two buffers in one memory, and a constant of the user's."""
+    """Two buffers in one memory, two constants in another one, and a constant of the user's."""
 
     def __init__(self):
         super().__init__()
         memory = torch.arange(6.0)
         self.register_buffer("first", memory[:4])
         self.register_buffer("last", memory[2:])
+        integers = torch.arange(6)
+        self.register_buffer("left", integers[:4])
+        self.register_buffer("right", integers[2:])
         self.constant = torch.tensor([1.5, -0.0, float("inf"), 2.0], dtype=torch.float64)
 
     def forward(self, x):
-        return x * self.first + self.last + self.constant
+        return x * self.first + self.last + self.constant + self.left * self.right
 
 
 @pytest.mark.parametrize("before", ["LiftConstants", None])
 def test_constants_keep_their_bits_and_tensors_their_common_memory(before):
     model = Shared()
-    parsed = read_back(captured(model, [torch.ones(4)], training=False, before=before)[0])
+    options = Options(narrow=True)  # integers that do not change become constants
+    capture, _ = captured(model, [torch.ones(4)], options, training=False, before=before)
+    parsed = read_back(capture)
     first, last = parsed.tensors["first"], parsed.tensors["last"]
     assert first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr() != 0
     assert (first.storage_offset(), last.storage_offset()) == (0, 2)
-    constant = parsed.tensors["constant"] if before is None else parsed.graph._tensor_constant0
-    assert_same_bits([constant], [model.constant])
+    constants = [parsed.tensors["constant"] if before is None else parsed.graph._tensor_constant0]
+    if before is None:
+        constants += [parsed.tensors["left"], parsed.tensors["right"]]
+    assert_same_bits(constants, [model.constant, model.left, model.right][: len(constants)])
 
 
 def test_values_of_large_constants_are_left_out():
@@ -143,6 +141,7 @@ def text_before(name):
     ("old", "new", "message"),
     [
         ("ipu_dynamo joint, form 1", "ipu_dynamo joint, form 2", "line 1: expected one of"),
+        ("joint, form 1", "split, form 1", "line 1: level split is only listed"),
         ("JointGraph(", "TracedGraph(", "TracedGraph cannot stand here; JointGraph can"),
         ("JointGraph(", "JointGraph(level=1, ", "JointGraph has no field level"),
         ('"ipu.stage": 0', '"ipu.stage": True', "ipu.stage is True, which is not int"),
@@ -163,6 +162,16 @@ def text_before(name):
             'kind="parameter"',
             'kind="buffer", memory=(0, 16, 2)',
             "0.weight does not fit in 16 bytes",
+        ),
+        (
+            'kind="parameter"',
+            f'kind="buffer", memory=(0, {1 << 60}, 0)',
+            f"this machine has no memory for u8[{1 << 60}]",
+        ),
+        (
+            'kind="parameter"',
+            'kind="constant", memory=(0, 64, 0)',
+            "0.weight is a constant, which shares no memory",
         ),
         ('kind="parameter"', 'kind="constant", values="AAAA"', "has values of 3 bytes"),
         ("\nend", "\nend\nend", "expected one joint, 'end', and nothing more"),

@@ -26,7 +26,7 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes import pipeline
 from ipu_dynamo.passes.dump import DUMP
 from ipu_dynamo.passes.level_text import write_level
-from ipu_dynamo.passes.levels import Partitioned, UpdateFunctions, UpdateGraphs, level_of
+from ipu_dynamo.passes.levels import Partitioned, level_of
 from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
 from ipu_dynamo.passes.micro_batch.stream_rows import StreamRows
 from ipu_dynamo.passes.pipeline import (
@@ -36,6 +36,7 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
     whole_step,
 )
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram, Program
 
 STEPS = all_passes()
@@ -64,6 +65,17 @@ class WithoutBlocks(nn.Module):
 
     def forward(self, x, y):
         return F.mse_loss(self.second(self.first(x).tanh()), y)
+
+
+class ManyScales(nn.Module):
+    """Small parameters of one shape, which are updated together."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(3) for _ in range(8)])
+
+    def forward(self, x, y):
+        return F.mse_loss(sum(x * scale for scale in self.scales)[:, :2], y)
 
 
 BALANCED = {
@@ -118,7 +130,7 @@ def kept(options=None):
 
 def by_traced_update(options=None):
     """The optimiser's Python is traced."""
-    return trained(options, optimizer=torch.optim.Adamax)
+    return trained(options, ManyScales, torch.optim.Adamax)
 
 
 def in_micro_batches(options=None):

@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from ipu_dynamo import compile_inference, compile_training
+from ipu_dynamo.options import Options
 from ipu_dynamo.testing import (
     Reference,
     assert_same_inference,
@@ -36,6 +38,19 @@ def draw_placement(data, recipe):
     kinds = ["sharded", "serial_phased", "parallel_phased"]
     kinds += [] if recipe.shares_buffers else ["pipelined"]
     return data.draw(placements_of(recipe.build().names, kinds=kinds))
+
+
+def draw_placed(data, recipe, *, training):
+    """A model of `recipe` in a drawn placement, with options for it."""
+    model, placement = recipe.build(), draw_placement(data, recipe)
+    placement.place(model)
+    micro_batches = placement.micro_batches(training=training)
+    return model, Options(
+        strategy=placement.strategy,
+        gradient_accumulation=micro_batches,
+        device_iterations=micro_batches,
+        recompute=data.draw(st.sampled_from(["auto", "all"])),
+    )
 
 
 def slow(model):

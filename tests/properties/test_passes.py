@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from ipu_dynamo.options import Options
 from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.pipeline import joint_passes
 from ipu_dynamo.testing import assert_close, recipes
 from tests.properties.evaluate import captured, check, evaluate, lines_of, named_inputs
-from tests.properties.running import draw_placement
+from tests.properties.running import draw_placed
 
 PASSES = [
     "Placement",
@@ -30,16 +29,7 @@ PASSES = [
 @pytest.mark.quick(8)
 @given(recipe=recipes(), training=st.booleans(), data=st.data())
 def test_a_pass_keeps_values_and_metadata(name, recipe, training, data):
-    model = recipe.build()
-    placement = draw_placement(data, recipe)
-    placement.place(model)
-    micro_batches = placement.micro_batches(training=training)
-    options = Options(
-        strategy=placement.strategy,
-        gradient_accumulation=micro_batches,
-        device_iterations=micro_batches,
-        recompute=data.draw(st.sampled_from(["auto", "all"])),
-    )
+    model, options = draw_placed(data, recipe, training=training)
     batch = recipe.data(1)
     inputs = named_inputs(model, batch)
     capture, one = captured(model, batch, options, training=training, before=name)

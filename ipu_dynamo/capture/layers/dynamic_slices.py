@@ -32,7 +32,7 @@ from ipu_dynamo.ops.graph_queries import (
 
 aten = torch.ops.aten
 Window = Callable[[Tensor, int, Tensor, int, int], Tensor]
-_WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
+WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
 _WIDE = (torch.int32, torch.int64)  # smaller ones overflow within the length of a tensor
 _SUMS = {aten.add.Tensor: 1, aten.add.Scalar: 1, aten.sub.Tensor: -1, aten.sub.Scalar: -1}
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
@@ -130,7 +130,7 @@ def _sliced(tensor: Tensor, index: Any) -> Tensor:
         tensor = _rules.get().cut(tensor, dim, item.start, length, step)
         node = node_of(tensor, tracer_here())
         assert node is not None, "what is traced is in the graph"
-        node.meta[_WINDOW] = True
+        node.meta[WINDOW] = True
         items[place] = slice(None)
     return tensor[tuple(items)]
 
@@ -266,7 +266,7 @@ def refuse_written_windows(graph: fx.Graph) -> None:
             read by strides of the tensor.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
-    windows = [node for node in order if _WINDOW in node.meta]
+    windows = [node for node in order if WINDOW in node.meta]
     for node in order:
         for body in node.meta[FLOW].bodies if FLOW in node.meta else ():
             refuse_written_windows(body.graph.graph)
@@ -302,6 +302,6 @@ def refuse_written_windows(graph: fx.Graph) -> None:
 
 def _origin(cut: fx.Node) -> fx.Node:
     """The memory that a window, or a window of windows, is cut from."""
-    while _WINDOW in cut.meta:
+    while WINDOW in cut.meta:
         cut = _memory(cut.all_input_nodes[0])
     return cut

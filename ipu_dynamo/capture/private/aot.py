@@ -40,6 +40,9 @@ from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 __all__ = [
+    "BACKWARD_TAG",
+    "SEQ_NR",
+    "TAG",
     "AOTInput",
     "AOTOutput",
     "BackwardTokenAOTInput",
@@ -56,12 +59,22 @@ __all__ = [
     "budget_of_memory",
     "compile_passes",
     "cut_directions",
+    "direction_tag",
     "export_joint",
     "lstms_in_operators",
     "outside_tracing",
     "overlapping_tensors",
     "with_effects",
 ]
+
+TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
+BACKWARD_TAG = "is_backward"
+SEQ_NR = "seq_nr"  # key of node.meta: an operator and its backward have the same number
+
+
+def direction_tag(backward: bool) -> str:
+    """What functorch calls a direction in `TAG`."""
+    return BACKWARD_TAG if backward else "is_forward"
 
 
 def overlapping_tensors(tensors: Sequence[Tensor]) -> set[int]:

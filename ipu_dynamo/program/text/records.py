@@ -1,8 +1,9 @@
 """Write frozen dataclasses as lines of text and read them back, as the types of their fields say.
 
 A record is one line, `Repeat(over="micro_batch", count=4)`; fields that have their default are left
-out. A field that holds several records, or a graph, stands below it under its name, indented. New
-dataclasses need nothing here as long as their fields have types that `field_kinds` accepts.
+out. A field that holds several records, a record with such a field, or a graph, stands below it
+under its name, indented. New dataclasses need nothing here as long as their fields have types that
+`field_kinds` accepts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,8 @@ def write_lines(record: Any, form: GraphForm = FUNCTION) -> list[str]:
             if kinds[field.name] is fx.GraphModule:
                 parts = write_graph(value, form)
             else:
-                parts = [line for record in value for line in write_lines(record, form)]
+                records = value if isinstance(value, tuple) else (value,)
+                parts = [line for record in records for line in write_lines(record, form)]
             lines += indented([field.name, *indented(parts)])
     return lines
 
@@ -110,13 +112,16 @@ def _is_known(kind: Any) -> bool:
 
 
 def _is_block(kind: Any) -> bool:
-    """Whether values of this type stand below the line: graphs, and tuples of records."""
+    """Whether values of this type stand below the line: graphs, tuples of records, and records with
+    such parts."""
     match get_args(kind):
         case (part, ellipsis) if ellipsis is ... and get_origin(kind) is tuple:
             return all(
                 is_dataclass(alternative) and alternative not in _PLAIN
                 for alternative in _alternatives(part)
             )
+    if is_dataclass(kind) and isinstance(kind, type) and kind not in _PLAIN:
+        return any(map(_is_block, field_kinds(kind).values()))
     return kind is fx.GraphModule
 
 
@@ -127,6 +132,10 @@ def _read_block(block: Line, record: type, check: Check, form: GraphForm) -> Any
         raise ValueError(f"{record.__name__} has no part {block.text}")
     if kind is fx.GraphModule:
         return read_graph(block.below, form)
+    if is_dataclass(kind):
+        if len(block.below) != 1:
+            raise ValueError(f"{block.text} is one record, not {len(block.below)}")
+        return read_lines(block.below[0], kind, check, form)
     part, _ = get_args(kind)
     return tuple(read_lines(line, part, check, form) for line in block.below)
 

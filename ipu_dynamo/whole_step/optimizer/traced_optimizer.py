@@ -16,11 +16,11 @@ from ipu_dynamo.capture.update.trace_step import UntraceableUpdate
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
 from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import lower_update, retrace, update_passes
 from ipu_dynamo.passes.update.cut_factors import EPOCH
 from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
+from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Program, TracedStep
 from ipu_dynamo.program.ir.update_rules import Traced
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
@@ -40,7 +40,7 @@ class TracedOptimizer:
         options: which passes on the update are left out.
 
     Attributes:
-        passes: what each pass did to the steps of the last `describe`.
+        passes: what each pass did to the steps that were traced last.
     """
 
     def __init__(self, options: Options) -> None:

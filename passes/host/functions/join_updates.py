@@ -63,14 +63,14 @@ class JoinUpdates:
     """The pass.
 
     Args:
-        elements: of parameters that are updated together, in a row; None: one has its own shape.
+        elements: of parameters that are updated together, in a row.
     """
 
     name: ClassVar[str] = "JoinUpdates"
     level: ClassVar[Level] = "function"
     needed: ClassVar[str] = "parameters in a row have another shape"
 
-    elements: int | None = None
+    elements: int
 
     def __call__(self, function: Function) -> Function:
-        return function if self.elements is None else _joined(function, self.elements)
+        return _joined(function, self.elements)

@@ -17,9 +17,9 @@ from torch import fx
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.host.step.fuse_updates import (
     UpdateWriter,
-    Writer,
     factors_of,
     hyperparameters_of,
     read_by,
@@ -208,9 +208,10 @@ class _Fusing:
     def divide(self, update: Update, gradients: dict[str, fx.Node]) -> None:
         """Let the gradients of an update be what its equations take."""
         if update.divisor != 1:
-            writer = Writer(self.graph)
             for total in update.gradients:
-                gradients[total] = writer.call(aten.div.Tensor, gradients[total], update.divisor)
+                gradients[total] = call_on(
+                    self.graph, aten.div.Tensor, gradients[total], update.divisor
+                )
 
     def compute(self, inputs: Mapping[str, fx.Node]) -> tuple[dict[str, Any], dict[str, fx.Node]]:
         """Copy the operators; return results and gradients by name, and renew `values`."""
@@ -235,14 +236,14 @@ class _Fusing:
         if node.target is aten.copy_.default:
             return copies[node.args[1]]  # type: ignore[index]
         a, b = node.args[2:]
-        product = Writer(self.graph).call(aten.mm.default, copies[a], copies[b])  # type: ignore[index]
+        product = call_on(self.graph, aten.mm.default, copies[a], copies[b])  # type: ignore[index]
         product.meta = node.meta | {"val": product.meta["val"]}
         return product
 
     def own(self, new: fx.Node, old: fx.Node) -> fx.Node:
         """The result for a variable: memory of its own, described in the variable's layout."""
         if owner(new).op == "placeholder":
-            new = Writer(self.graph).call(aten.clone.default, new)
+            new = call_on(self.graph, aten.clone.default, new)
         if new.meta["val"].stride() != old.meta["val"].stride():
             node = self.graph.call_function(aten.clone.default, (new,))
             node.meta["val"] = torch.empty_like(old.meta["val"])

@@ -11,6 +11,7 @@ Keeps    values, except for the order of roundings in a rule. Values that depend
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS
+from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.program import (
     Function,
     JointUpdate,
@@ -36,19 +38,6 @@ from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 aten = torch.ops.aten
 Values = dict[str, fx.Node]
 Group = tuple[int, str]  # the number of an update group, and the name of a hyperparameter
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Appends operators to a graph, each with its fake value."""
-
-    graph: fx.Graph
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
-        values, named = map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta["val"] = target(*values, **named)
-        return node
 
 
 def factors_of(before: Sequence[Plain]) -> UpdateFactors | None:
@@ -205,9 +194,8 @@ class UpdateWriter:
     ) -> list[fx.Node]:
         weight, value = self.old[parameter], self.gradients[gradient]
         if weight.meta["val"].stride() != value.meta["val"].stride():  # the update may view it
-            writer = Writer(self.graph)
-            like = writer.call(aten.empty_like.default, weight)
-            value = writer.call(aten.copy.default, like, value)
+            like = call_on(self.graph, aten.empty_like.default, weight)
+            value = call_on(self.graph, aten.copy.default, like, value)
         return [
             weight,
             value,
@@ -220,7 +208,7 @@ class UpdateWriter:
         graph = function.graph
         placeholders = graph.graph.find_nodes(op="placeholder")
         copies: dict[fx.Node, Any] = dict(zip(placeholders, arguments, strict=True))
-        writer = Writer(self.graph)
+        write = partial(call_on, self.graph)
         for node in graph.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -230,11 +218,11 @@ class UpdateWriter:
             # not as it was traced: the gradient may have another layout here
             args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
             if node.target in DECOMPOSITIONS:  # a list of nodes
-                copies[node] = DECOMPOSITIONS[node.target](writer.call, *args, **kwargs)
+                copies[node] = DECOMPOSITIONS[node.target](write, *args, **kwargs)
             elif node.target is operator.getitem and not isinstance(args[0], fx.Node):
                 copies[node] = args[0][args[1]]
             else:
-                copies[node] = writer.call(node.target, *args, **kwargs)
+                copies[node] = write(node.target, *args, **kwargs)
                 copies[node].meta = {**node.meta, "val": copies[node].meta["val"]}
         return [copies[node] for node in graph_outputs(graph)]
 
@@ -245,7 +233,7 @@ class UpdateWriter:
         """
         if value.meta["val"].dim() or owner(value).op == "placeholder":
             return value
-        return Writer(self.graph).call(aten.as_strided.default, value, [], [])
+        return call_on(self.graph, aten.as_strided.default, value, [], [])
 
 
 def _function(program: Program, name: str) -> Function:

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.private.aot import TAG
 from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import RECOMPUTED
@@ -32,8 +33,6 @@ from ipu_dynamo.program import RECOMPUTED
 # batch 32, 128 wide (4.2 million): 1.31, 1.14; batch 16, 256 wide (8.4 million): 1.17, 1.19;
 # batch 64, 256 wide (33.6 million): 1.10, 1.22.
 MOST_REPEATED = 6_000_000
-
-_TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _is_small(node: fx.Node) -> bool:
 def apply(graph: fx.Graph, layer: Layer) -> None:
     """Insert the layer and its results before its backward operator, which reads those."""
     forward, backward = layer.forward, layer.backward
-    again = {BACKWARD: True, RECOMPUTED: True, _TAG: "must_be_in_backward"}
+    again = {BACKWARD: True, RECOMPUTED: True, TAG: "must_be_in_backward"}
     with graph.inserting_before(backward):
         copy = graph.node_copy(forward)
         copy.meta = {**forward.meta, **again}

@@ -14,6 +14,8 @@ from torch import fx
 
 from ipu_dynamo.capture.control_flow.trace_control_flow import writes_from_outside
 from ipu_dynamo.capture.private.aot import (
+    BACKWARD_TAG,
+    TAG,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -23,8 +25,6 @@ from ipu_dynamo.capture.private.aot import (
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.extract import subgraph
-
-BACKWARD_TAG = "is_backward"
 
 
 @dataclass
@@ -146,7 +146,7 @@ class _Plan:
 
     def repeats(self, node: fx.Node) -> bool:
         """Whether backward computes a value itself."""
-        if node.meta.get("partitioner_tag") == BACKWARD_TAG:
+        if node.meta.get(TAG) == BACKWARD_TAG:
             return True
         return is_view(node) or makes_constant(node) or node in self.fixed
 

@@ -9,11 +9,15 @@ from ipu_dynamo import Options, compile_training, identity_loss
 from ipu_dynamo.capture.update.record_update import record_update
 from ipu_dynamo.capture.update.trace_step import UntraceableUpdate
 from ipu_dynamo.capture.update.world import world_of
+from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.level_text import write_level
-from ipu_dynamo.passes.levels import UpdateGraphs
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import update_passes
+from ipu_dynamo.passes.update.drop_copies import DropCopies
 from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
+from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
+
+aten = torch.ops.aten
 
 
 class Centred(Optimizer):
@@ -96,6 +100,55 @@ def test_keeps_values_and_a_second_run_changes_nothing(kind):
         before = after
     changed = {run.name for run in manager.runs if run.changed}
     assert {"RemoveWrites", "JoinEqual", "PlanUpdate", "AssignOwners", "CutUpdate"} <= changed
+
+
+def counters_that_are_read(step):
+    return [path for path, node in step.leaves.items() if "step" in path and node.users]
+
+
+def constants(step):
+    return list(step.graph.graph.find_nodes(op="get_attr"))
+
+
+def copies(step):
+    targets = (aten.clone.default, aten.copy.default)
+    return [node for node in step.graph.graph.nodes if node.target in targets]
+
+
+@pytest.mark.parametrize(
+    ("name", "found_in", "left"),
+    [
+        ("ShareCounters", counters_that_are_read, 1),
+        ("FillConstants", constants, 0),
+        ("DropCopies", copies, 0),
+    ],
+)
+def test_a_pass_removes_all_that_it_can(name, found_in, left):
+    steps = update_passes(Options())
+    place = next(i for i, step in enumerate(steps) if step.name == name)
+    model = PassManager("update").run(steps[:place], recorded(Centred))
+    assert len(found_in(model.steps[-1])) >= 2  # of two parameters
+    PassManager("update").run([steps[place]], model)
+    assert len(found_in(model.steps[-1])) == left
+
+
+def test_copies_to_another_device_dtype_or_shape_stay():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    likes = {
+        "device": torch.empty(3, device="meta"),
+        "dtype": torch.empty(3, dtype=torch.float64),
+        "shape": torch.empty(2, 3),
+        "nothing": torch.empty(3),
+    }
+    nodes = {name: graph.placeholder(name) for name in likes}
+    for node, value in zip((x, *nodes.values()), (torch.empty(3), *likes.values()), strict=True):
+        node.meta["val"] = value
+    results = [call_on(graph, aten.copy.default, node, x) for node in nodes.values()]
+    graph.output(tuple(results))
+    step = UpdateStep(None, fx.GraphModule(nn.Module(), graph))
+    assert DropCopies()(UpdateGraphs((), (), (step,)))
+    assert graph.output_node().args[0] == (*results[:3], x)
 
 
 def test_the_level_ends_with_a_function_for_each_parameter():

@@ -1,0 +1,32 @@
+"""Return each computed value once: the caller has arguments, numbers and repeated values itself.
+
+Before   return (%y, %x, %y, 2)       where %x is an argument
+After    return (%y,)
+Keeps    every operator. `describe_call` says which result each returned value is.
+Source   AOTAutograd, whose graphs return arguments for backward, and a value for each use.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ipu_dynamo.capture.capture import Capture, OutputRole
+from ipu_dynamo.capture.dynamo import computed_results
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass(frozen=True)
+class DropRepeatedResults:
+    """The pass."""
+
+    name: ClassVar[str] = "DropRepeatedResults"
+    level: ClassVar[Level] = "joint"
+    needed: ClassVar[str] = "programs return each value once, and no argument"
+
+    def __call__(self, capture: Capture) -> bool:
+        computed = computed_results(capture)
+        roles = tuple(OutputRole("value", str(place)) for place in range(len(computed)))
+        if (computed, roles) == (capture.returned, capture.outputs):
+            return False
+        capture.set_returned(computed, roles)
+        capture.graph.recompile()
+        return True
