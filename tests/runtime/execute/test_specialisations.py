@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ipu_dynamo import Options, compile_training
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.runtime.execute.specialisations import MOST, Specialisations
+from ipu_dynamo.runtime.execute.specialisations import Specialisations
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRuns
 from ipu_dynamo.whole_step.optimizer import traced_optimizer
 from tests.runtime.execute.faults import Interrupt, Tracer, traced
@@ -62,7 +62,7 @@ def test_the_oldest_is_dropped_and_made_again():
     unbounded = Specialisations(Maker())
     for number in range(10):
         unbounded.choose([[number]])
-    assert len(unbounded.all) == 10 > MOST
+    assert len(unbounded.all) == 10
 
 
 def test_what_does_not_fit_its_hyperparameters_is_refused_and_not_kept():
