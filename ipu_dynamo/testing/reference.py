@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.swap import swapped
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.options import Options
+from ipu_dynamo.program.replica_tree import additions
 from ipu_dynamo.testing.private.testing_names import pytree
 
 Loss = int | Callable[[Any], Tensor] | None
@@ -135,10 +136,10 @@ class Reference:
         """Sum over replicas, after micro-batches: where gradients cancel, order is all that one
         sees of their sum."""
         for parameter in sums[0]:
-            total = sums[0][parameter]
-            for others in sums[1:]:
-                total = total + others[parameter]
-            parameter.grad = total
+            of = [one[parameter] for one in sums]
+            for total, term in additions(len(of)):
+                of[total] = of[total] + of[term]
+            parameter.grad = of[0]
 
     def _loss_of(self, returned: Any) -> Tensor:
         if callable(self.loss):

@@ -35,6 +35,7 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
+from ipu_dynamo.program.replica_tree import additions
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.update_steps import RunUpdate, UpdateStep, UpdateSteps
@@ -169,7 +170,7 @@ class StepEnd:
 
     def _reduce(self, reduce: AllReduce | ReduceScatter) -> None:
         """Sum into the tensors of each group's first replica, for all of them: also in shards,
-        which lie there one behind the other."""
+        which lie there one behind the other. The other replicas' tensors hold partial sums."""
         groups = reduce.groups or ReplicaGroups(self._replicas)
         sums = [
             [[self._tensors[name][replica] for name in reduce.values] for replica in members]
@@ -177,9 +178,9 @@ class StepEnd:
         ]
 
         def run(_: Hyperparameters) -> None:
-            for first, *others in sums:
-                for tensors in others:
-                    foreach_add_(first, tensors)
+            for members in sums:
+                for total, term in additions(len(members)):
+                    foreach_add_(members[total], members[term])
 
         self._prepare.append(run)
 

@@ -190,7 +190,7 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """Sum values over replicas, in replica order; every replica gets its shard of each sum.
+    """Sum values over replicas, along their tree; every replica gets its shard of each sum.
 
     Args:
         values, types: what is summed, and what each replica has of it: the whole.
@@ -219,7 +219,7 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum values over all replicas, in replica order; every replica gets the sums.
+    """Sum values over all replicas, along their tree; every replica gets the sums.
 
     With `groups` each group has a sum of its own.
     """

@@ -17,6 +17,8 @@ from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Input, Output, Program
 from ipu_dynamo.program.schedule.sections import sections
 
+_ALIGNED = 64  # bytes: what PyTorch's allocator aligns tensors to
+
 
 @dataclass(frozen=True)  # its counts are kept: every call asks for them
 class Batching:
@@ -69,7 +71,11 @@ class Batching:
     def split(
         self, stream: Input, tensor: Tensor, device: torch.device | str | None = None
     ) -> Sequence[Tensor]:
-        """Views of `tensor`, one per micro-batch, in the order [D, A, G].
+        """The micro-batches of `tensor`, in the order [D, A, G]: views of it, or copies.
+
+        PyTorch's libraries may give small products other bits where an operand does not begin at a
+        multiple of 64 bytes. A micro-batch that does not is copied, so that no bit depends on its
+        place in a call.
 
         Args:
             device: where it is brought first; None: it stays where it is.
@@ -93,9 +99,8 @@ class Batching:
                 "compile again for this one",
             )
         tensor = tensor.to(device)
-        if self.splits == 1:
-            return (tensor,)
-        return tensor.view(self.splits, *shape).unbind(0)
+        views = (tensor,) if self.splits == 1 else tensor.view(self.splits, *shape).unbind(0)
+        return [view if view.data_ptr() % _ALIGNED == 0 else _copy(view) for view in views]
 
     def kept(self, output: Output) -> list[list[bool]]:
         """For each device iteration and accumulation step, whether its value is needed."""
@@ -118,6 +123,13 @@ class Batching:
                 row.append(needed)
             keep.append(row)
         return keep
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy in memory of its own, with the same strides."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((span if tensor.numel() else 0,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 def micro_batch_size(name: str, shape: Sequence[int], splits: int) -> int:

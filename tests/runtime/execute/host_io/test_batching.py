@@ -2,10 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from ipu_dynamo import InputError, Options, compile_inference, compile_training, identity_loss
 from ipu_dynamo.program import Input, Output, TensorType
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, join, micro_batch_size
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
+RANGES = (2, 40), (1, 8), (1, 3)  # of width, rows of a micro-batch, micro-batches
 
 
 def batching(*, iterations=1, accumulation=1, group_of=(0,)):
@@ -32,9 +38,61 @@ def test_rows_go_by_iteration_then_step_then_group():
 
 
 def test_micro_batches_are_views():
-    rows = torch.zeros(4, 2)
-    batching(iterations=2).split(stream(2, 2), rows)[1].fill_(1)
-    assert rows.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    rows = torch.zeros(4, 8)
+    batching(iterations=2).split(stream(2, 8), rows)[1].fill_(1)
+    assert rows[:, 0].tolist() == [0, 0, 1, 1]
+
+
+@given(data=st.data())
+def test_each_micro_batch_begins_at_64_bytes_with_its_strides(data):
+    rows, width, count = (data.draw(st.integers(low, 5)) for low in (0, 1, 1))
+    memory = torch.randn(8 * 5 * 5 * 5 * 2).to(data.draw(st.sampled_from(DTYPES)))
+    strides = [data.draw(st.integers(0, 7)) for _ in range(2)]
+    offset = data.draw(st.integers(0, 20))
+    tensor = memory.as_strided((count * rows, width), strides, offset)
+    split = batching(iterations=count).split(stream(rows, width, dtype=tensor.dtype), tensor)
+    for place, part in enumerate(split):
+        own = tensor[place * rows : (place + 1) * rows]
+        assert part.data_ptr() % 64 == 0
+        assert part.shape == own.shape
+        assert torch.equal(part, own)
+        assert rows == 0 or all(
+            part.stride(d) == own.stride(d) for d in range(2) if own.size(d) > 1
+        )
+
+
+class Mixed(nn.Module):
+    """Small products, in which PyTorch's libraries look at how their operands lie."""
+
+    def __init__(self, width):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, 3)
+
+    def forward(self, x):
+        h = self.up(x).relu()
+        weights = (h @ h.T).softmax(-1)
+        return identity_loss(self.down(weights @ h).pow(2), "mean")
+
+
+@given(data=st.data())
+def test_no_bit_depends_on_the_place_of_rows_or_on_the_grouping_into_calls(data):
+    width, rows, iterations = (data.draw(st.integers(low, high)) for low, high in RANGES)
+    offset = data.draw(st.integers(0, 17))
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    x = torch.randn(iterations * rows * width + offset)[offset:].view(iterations * rows, width)
+    results = []
+    for grouped in (True, False):
+        model = Mixed(width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = Options("eager", device_iterations=iterations if grouped else 1)
+        step = compile_training(model, optimizer, options)
+        for part in [x] if grouped else x.clone().chunk(iterations):
+            step(part)
+        step.read_weights()
+        results.append([*model.parameters()])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_tensor_without_rows_is_one_micro_batch():
