@@ -384,6 +384,19 @@ def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
         hold_bodies(graph.graph, known)
 
 
+def capture_of(record: Graph) -> Capture:
+    """The capture that a record describes.
+
+    Raises:
+        ValueError: parts of the record do not fit together.
+    """
+    check = _Check()
+    for flow in record.flows:
+        check.captures |= {id(body): capture_of(body) for body in flow.bodies}
+    check(record)
+    return check.captures[id(record)]
+
+
 def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Capture:
     """Inverse of `_of_capture`."""
     attributes = {}

@@ -42,7 +42,7 @@ from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, Gr
 from ipu_dynamo.program.text.records import build
 
 _DESCRIBED, _CUSTOM = "desc", "custom"  # keys of meta that are PyTorch's
-_MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
+MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
     SCOPE: str,
     NAME: str,
     MATMUL_NAME: str,
@@ -80,7 +80,7 @@ def graph_form(attributes: Mapping[str, torch.Tensor]) -> GraphForm:
 
 def _marks(node: fx.Node) -> Iterator[tuple[str, Any]]:
     """The entries of a node's meta that passes read."""
-    for key in _MARKS:
+    for key in MARKS:
         value = node.meta.get(key)
         if value is not None and (written := _written(key, value, node)) is not None:
             yield key, written
@@ -122,9 +122,9 @@ def _meta(marks: dict[str, Any]) -> dict[str, Any]:
     """Inverse of `_marks`."""
     meta = {}
     for key, value in marks.items():
-        if key not in _MARKS:
-            raise ValueError(f"no pass reads a mark {key}; those are {', '.join(_MARKS)}")
-        meta[key] = build(value, _MARKS[key], key)
+        if key not in MARKS:
+            raise ValueError(f"no pass reads a mark {key}; those are {', '.join(MARKS)}")
+        meta[key] = build(value, MARKS[key], key)
     if WANTED_GRADIENTS in meta:
         meta[WANTED_GRADIENTS] = frozenset(meta[WANTED_GRADIENTS])
     if POLICY in meta:

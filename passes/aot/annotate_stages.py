@@ -1,7 +1,7 @@
 """Carry stages through AOTAutograd, which copies meta["custom"] to every node that it makes.
 
-Before   %h: meta["ipu.stage"] = 1                  the graph that goes in, placed
-After    %h: meta["custom"]["ipu_stage"] = 1, and so every node of the graphs inside %h
+Before   %h = aten.relu(%x: f32[n])  in stage 1
+After    %h = aten.relu(%x)  in stage 1  with meta["custom"] = {"ipu_stage": 1}
 Keeps    the graph; other entries of meta["custom"].
 Source   PyTorch's `torch.fx.traceback.annotate`, which uses the same key.
 """

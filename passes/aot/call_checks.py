@@ -1,7 +1,12 @@
 """Call operators that only check a value as plain operators.
 
-Before   %done, = with_effects(%token, aten._linalg_check_errors.default, %info, ...)
-After    aten._linalg_check_errors.default(%info, ...)
+Before   %t: f32[0] = token
+         %check = aten._linalg_check_errors.default
+         %done = with_effects(%t, %check, %info: i32[], "inv", is_matrix=True)
+         return (%done[0],)
+After    aten._linalg_check_errors(%info, "inv", is_matrix=True)
+         del %t
+         return (None,)
 Keeps    the check, at its place: a singular matrix is an error when the program runs.
 Source   PyTorch's AOTAutograd orders operators that have an effect by tokens: inputs that pass
          through them to outputs. Checks commute, so they need none.

@@ -1,7 +1,9 @@
 """Give views of tensors that were changed in place the source line of the change.
 
-Before   %v = aten.view(%a, [4])                    no line: PyTorch makes it again behind a change
-After    %v = aten.view(%a, [4])                    with the line of %a
+Before   %a = aten.relu(%x: f32[2,2])  # model.py:3 in forward: y.relu_()
+         %v = aten.view(%a, [4])       # PyTorch makes it again after a change in place
+After    %a = aten.relu(%x)            # model.py:3 in forward: y.relu_()
+         %v = aten.view(%a, [4])       # model.py:3 in forward: y.relu_()
 Keeps    the graph.
 Source   PyTorch's functionalisation.
 """

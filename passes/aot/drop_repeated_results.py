@@ -1,7 +1,9 @@
 """Return each computed value once: the caller has arguments, numbers and repeated values itself.
 
-Before   return (%y, %x, %y, 2)       where %x is an argument
-After    return (%y,)
+Before   %y = aten.relu(%x: f32[n])
+         return (%y, %x, %y)
+After    %y = aten.relu(%x)
+         return (%y,)
 Keeps    every operator. `describe_call` says which result each returned value is.
 Source   AOTAutograd, whose graphs return arguments for backward, and a value for each use.
 """

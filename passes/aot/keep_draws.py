@@ -2,10 +2,16 @@
 
 It repeats a checkpoint, and all that `activation_memory_budget` leaves no memory for.
 
-Before   %d = aten.native_dropout(%x, p, True)              to be computed again in backward
+Before   %d = aten.native_dropout(%x: f32[n], 0.5, True)
          %y = %d[0]
-After    %d = aten.native_dropout(%x, p, True);  %m = %d[1]  kept
-         %y = %x * (%m * 1 / (1 - p))                       to be computed again in backward
+         %d, %y  with meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+After    %d = aten.native_dropout(%x, 0.5, True)
+         %m = %d[1]
+         %n = aten._to_copy(%m, dtype=torch.float32)
+         %f = aten.mul(%n, 2.0)
+         %y = aten.mul(%x, %f)
+         %d, %m      with meta["recompute"] = CheckpointPolicy.MUST_SAVE
+         %n, %f, %y  with meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 Keeps    the bits of results and gradients, shapes, dtypes, source lines.
 Source   `torch.utils.checkpoint`. PyTorch draws again from the generator's saved state, with
          operators that hold another operator.

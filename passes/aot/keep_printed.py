@@ -1,7 +1,8 @@
 """Print a tensor once, and keep what its operator returns for the backward pass.
 
-Before   %p = ipu.print_tensor(%h, "h", True, ...)     might be computed again in backward
-After    the same, with a policy that keeps it
+Before   %p = ipu.print_tensor(%x: f32[n], "x", True, ...)
+After    the same
+         %p  with meta["recompute"] = CheckpointPolicy.MUST_SAVE
 Keeps    the graph.
 Source   `torch.utils.checkpoint`, CheckpointPolicy.
 """

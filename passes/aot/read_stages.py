@@ -1,7 +1,8 @@
 """Write to each node of AOTAutograd's graph its direction and, where it is known, its stage.
 
-Before   %g: meta["partitioner_tag"] = "is_backward", meta["custom"]["ipu_stage"] = 1
-After    %g: meta["ipu.backward"] = True, meta["ipu.stage"] = 1
+Before   %g = aten.relu(%x: f32[n])
+         %g  with meta["partitioner_tag"] = "is_backward" and meta["custom"] = {"ipu_stage": 1}
+After    %g = aten.relu(%x)  in stage 1, backward
 Keeps    the graph. Sums of gradients get no stage: `AssignGradientStages` puts them where they are
          read.
 Source   PyTorch's AOTAutograd, which tags the nodes of its joint graph.

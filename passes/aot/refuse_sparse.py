@@ -1,7 +1,7 @@
 """Refuse sparse tensors, for instance the gradients of `nn.Embedding(sparse=True)`.
 
-Before   the graph that AOTAutograd returned
-After    the same, or a CompileError that names the line
+Before   %s = aten.to_sparse(%x: f32[n])
+After    raise CompileError("sparse")
 Keeps    the graph.
 Source   programs have dense tensors only.
 """

@@ -1,7 +1,10 @@
 """Remove what nobody reads, and marks for recomputation on it.
 
-Before   %d = aten.native_dropout(%x, 0.5, True);  ipu.recomputation_checkpoint(%d)
-After    nothing, where nobody else reads %d
+Before   %d, _ = aten.native_dropout(%x: f32[n], 0.5, True)
+         ipu.recomputation_checkpoint(%d)
+         %y = aten.relu(%x)
+         return (%y,)
+After    %y = aten.relu(%x)
 Keeps    what has an effect. An operator that only draws random numbers has none, and a mark alone
          does not keep it: what it draws would count, and change the numbers of others.
 Source   `torch.fx.Graph.eliminate_dead_code`.

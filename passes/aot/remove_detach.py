@@ -1,7 +1,8 @@
 """Read what is detached instead: after autograd nothing is differentiated any more.
 
-Before   %d = aten.detach(%x);  %y = aten.mul(%d, %w)
-After    %y = aten.mul(%x, %w)
+Before   %d = aten.detach(%x: f32[n])
+         %y = aten.sub(%d, %w: f32[n])
+After    %y = aten.sub(%x, %w)
 Keeps    values. Where the caller wants aliases, returned values stay: a detached output must not be
          the same tensor as its source.
 Source   `torch.Tensor.detach`.

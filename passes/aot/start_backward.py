@@ -1,7 +1,11 @@
 """Begin the backward pass with a constant.
 
-Before   %tangent = placeholder, the gradient of the loss
-After    %full: f32[] = aten.full([], 1.0)
+Before   %t: f32[] = tangent
+         %g = aten.expand(%t, [4])
+After    %s: f32[] = aten.full([], 1.0, dtype=torch.float32, device=torch.device("cpu"))
+         %g = aten.expand(%s, [4])
+         %s  with meta["ipu.backward"] = True and meta["ipu.start"] = True
+         del %t
 Keeps    all other operators; the source line is that of what reads it.
 Source   PyTorch's autograd: the gradient of the loss with respect to itself is 1, times the loss
          scale.

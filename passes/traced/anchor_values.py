@@ -1,7 +1,14 @@
 """Return values inside the model to the host: inputs, results of operators, buffers.
 
-Before   %linear = aten.linear(%x, %w);  return (%loss,)         with meta["ipu.name"]
-After    %linear = aten.linear(%x, %w);  %clone = aten.clone(%linear);  return (%loss, %clone)
+With     anchors={"h": Anchor("fc1/Relu:0")}
+Before   %h = aten.relu(%x: f32[n])  with meta["ipu.name"] = "fc1/Relu:0"
+         %y = aten.sin(%h)
+After    %h = aten.relu(%x)  with meta["ipu.name"] = "fc1/Relu:0"
+         %c = aten.clone(%h)
+         %y = aten.sin(%h)
+         return (%y, %c)
+         capture.names = ("fc1/Relu:0",)
+         capture.anchors = {"h": "1"}
 Keeps    every other operator. Values are those of the moment: what is changed in place later is not
          seen, but a buffer is taken at the end of the micro-batch.
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".

@@ -1,7 +1,7 @@
 """Refuse operators that have no kernel for the types they are given, by the names of the inputs.
 
-Before   %y = aten.linear(%x: i64[2,4], %w: f32[4,4])    traces, and fails when it runs
-After    an error that names input x, its type and the line
+Before   %y = aten.linear(%x: i64[m,k], %w: f32[n,k])  # traces, and fails when it runs
+After    raise CompileError("cannot compute with input x, which is torch.int64")
 Keeps    the graph. An operator is refused only if it fails on these types and does not on float32.
 Source   PyTorch: fake tensors have shapes and types, but do not know which kernels exist.
 """

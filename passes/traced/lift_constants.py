@@ -1,7 +1,9 @@
 """Turn tensors that the graph holds into inputs that keep their present values.
 
-Before   %c = get_attr[_tensor_constant0];  %y = aten.add(%x, %c)
-After    %c = placeholder, described as a constant;  %y = aten.add(%x, %c)
+Before   %c: f32[n] = attribute
+         %y = aten.add(%x: f32[n], %c)
+After    %c: f32[n] = constant
+         %y = aten.add(%x, %c)
 Keeps    values; a tensor that is held once is one input, however often it is read.
 Source   design of programs: what lasts is a variable.
 """

@@ -1,8 +1,8 @@
 """Name the result of every operator by the module that calls it and by what it computes.
 
-Before   %linear = aten.linear(%x, %w, %b)            with meta["ipu.scope"] = "fc1"
-After    the same                                     with meta["ipu.name"] = "fc1/Add:0"
-         and                                          meta["ipu.matmul_name"] = "fc1/MatMul:0"
+Before   %y = aten.linear(%x: f32[m,k], %w: f32[n,k], %b: f32[n])  with meta["ipu.scope"] = "fc1"
+After    the same
+         %y  with meta["ipu.name"] = "fc1/Add:0" and meta["ipu.matmul_name"] = "fc1/MatMul:0"
 Keeps    the graph. The number is that of the result; of equal names all but the first have another
          one behind it. Operators are called as in ONNX; a layer with a bias is two of them.
 Source   PopTorch user guide, "poptorch.Options.anchorTensor" and "poptorch.NameScope".

@@ -1,8 +1,12 @@
 """Carry 64-bit types in 32 bits and bfloat16 as float16, as PopTorch did.
 
-Before   %i: i64[4] = aten.argmax(%x, 1); %e = aten.gather(%t, 1, %i)
-After    %i: i64[4] = aten.argmax(%x, 1); %n: i32[4] = aten.to(%i, int32)
-         %w: i64[4] = aten.to(%n, int64); %e = aten.gather(%t, 1, %w)
+With     narrow=True
+Before   %i: i64[m] = aten.argmax(%x: f32[m,n], 1)
+         %e = aten.gather(%t: f32[k], 0, %i)
+After    %i: i64[m] = aten.argmax(%x, 1)
+         %n: i32[m] = aten.to(%i, torch.int32)
+         %w: i64[m] = aten.to(%n, torch.int64)
+         %e = aten.gather(%t, 0, %w)
 Keeps    operators and source lines; values that fit the narrow types. Integer parameters and
          buffers that forward only reads become constants.
 Source   PopTorch user guide, "Data types": INT64 and FLOAT64 are carried as INT32 and FLOAT32.

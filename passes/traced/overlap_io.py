@@ -1,7 +1,13 @@
 """Take note of which inputs and outputs are transferred while others are computed.
 
-Before   %h = ipu.overlap_input(%x, "accumulation_loop"); %r = ipu.overlap_output(%y, ...)
-After    %h is %x, and %r is %y; `capture.overlaps` has the modes of the streams
+With     options=Options(io_tiles=32, output_mode="all")
+Before   %h = ipu.overlap_input(%x: f32[n], "accumulation_loop")
+         %y = aten.relu(%h)
+         %r = ipu.overlap_output(%y, "accumulation_loop")
+After    %r = aten.relu(%x)
+         capture.overlaps = {
+             ("input", "x"): "accumulation_loop", ("output", "0"): "accumulation_loop"
+         }
 Keeps    all other operators.
 Source   PopTorch user guide, "Overlapping host IO".
 """

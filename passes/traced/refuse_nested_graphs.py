@@ -1,7 +1,7 @@
 """Refuse operators of PyTorch that hold a graph of their own.
 
-Before   %y = torch.ops.higher_order.hints_wrapper(%graph, [%x])
-After    the same, or a CompileError that names the operator's line
+Before   %y = higher_order.with_effects(%t: f32[0], aten.relu.default, %x: f32[n])
+After    raise CompileError("holds a graph or an effect of its own")
 Keeps    the graph.
 Source   functions of programs are flat: what loops and branches run is another function, by name.
 """

@@ -1,7 +1,7 @@
 """Remove dropout that drops nothing: in eval mode, or with a probability of 0.
 
-Before   %y = dropout(%x, 0.5, training=False)
-After    %x in its place
+Before   %y = aten.dropout(%x: f32[n], 0.5, False)
+After    %y = %x
 Keeps    what PyTorch does: it returns `x` itself. AOTAutograd would make a copy of it, and a change
          in place of the result would not reach `x`.
 Source   `torch.nn.functional.dropout`.

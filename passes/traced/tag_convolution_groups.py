@@ -1,9 +1,13 @@
 """Write to convolutions which group they belong to.
 
-Before   ipu.begin_convolutions("parallel", ["half"], 0); %a = aten.conv2d(%x, %w);
-         %b = aten.conv2d(%y, %v); ipu.end_convolutions()
-After    %a = aten.conv2d(%x, %w); %b = aten.conv2d(%y, %v)
-         with meta["custom"]["ipu_convolution"] = Member(...), which AOTAutograd copies
+Before   ipu.begin_convolutions("parallel", ["half"], 0)
+         %a = aten.conv2d(%x: f32[n,k,9,9], %w: f32[k,k,3,3])
+         %b = aten.conv2d(%y: f32[n,k,9,9], %w)
+         ipu.end_convolutions()
+After    %a = aten.conv2d(%x, %w)
+         %b = aten.conv2d(%y, %w)
+         %a  with meta["custom"] = {"ipu_convolution": Member(0, 1, 2, "parallel", "half")}
+         %b  with meta["custom"] = {"ipu_convolution": Member(0, 2, 2, "parallel", "half")}
 Keeps    every operator and its order.
 Source   PopTorch user guide, "poptorch.MultiConv".
 """

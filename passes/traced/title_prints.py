@@ -1,7 +1,9 @@
 """Print what has no title under the name of its tensor.
 
-Before   %p = ipu.print_tensor(%linear, "", ...)              %linear is called fc1/Add:0
-After    %p = ipu.print_tensor(%linear, "fc1/Add:0", ...)
+Before   %y = aten.relu(%x: f32[n])  with meta["ipu.name"] = "fc1/Relu:0"
+         %p = ipu.print_tensor(%y, "", True, ...)
+After    %y = aten.relu(%x)  with meta["ipu.name"] = "fc1/Relu:0"
+         %p = ipu.print_tensor(%y, "fc1/Relu:0", True, ...)
 Keeps    every other operator, and titles that users give.
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """

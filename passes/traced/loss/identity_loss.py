@@ -1,7 +1,10 @@
 """Find the one value that training minimises.
 
-Before   %l = aten.cross_entropy_loss(%o, %y); %m = ipu.identity_loss(%l, "sum")
-After    the same graph; capture.loss is %m, the marked value that feeds no other marked value
+Before   capture.training = True
+         %l = aten.cross_entropy_loss(%x: f32[m,n], %y: i64[m])
+         %m = ipu.identity_loss(%l, "sum")
+After    the same
+         capture.loss = %m  # the marked value that feeds no other marked value
 Keeps    the graph.
 Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these torch losses.
 """

@@ -1,7 +1,10 @@
 """Sum the elements of the loss: to differentiate the sum is to differentiate every element.
 
-Before   %l: f32[4] = aten.mse_loss(%o, %y, 0)      capture.loss
-After    %s: f32[] = aten.sum(%l)                   capture.loss
+Before   %l: f32[n] = aten.mse_loss(%x: f32[n], %y: f32[n], 0)
+         capture.loss = %l
+After    the same
+         %s: f32[] = aten.sum(%l)
+         capture.loss = %s
 Keeps    the graph's other operators. A loss that is a number stays.
 Source   PopTorch user guide, "poptorch.identity_loss", with the reduction "none".
 """
