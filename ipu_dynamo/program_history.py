@@ -1,8 +1,17 @@
-"""Keep the programs that were compiled most recently, to be looked at."""
+"""Keep the programs that were compiled most recently, to be looked at, and trace each of them.
+
+PyTorch's structured trace gets `ipu_program`, `ipu_decisions` and `ipu_host_plan` of each program,
+and `ipu_schedule` of the programs of whole steps.
+"""
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
 
-from ipu_dynamo.program import Program
+from ipu_dynamo.ops.private.structured_trace import is_tracing, write_artifact
+from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program.host_plan import HostPlan
+from ipu_dynamo.program.schedule.schedule import Schedule
 
 _LIMIT = 32
 _recent: deque[Program] = deque(maxlen=_LIMIT)
@@ -17,8 +26,29 @@ def programs() -> tuple[Program, ...]:
     return tuple(_recent)
 
 
-def remember(program: Program) -> None:
-    _recent.append(program)
+def remember(
+    host: HostProgram,
+    plan: Callable[[], HostPlan] | None = None,
+    schedule: Callable[[], Schedule] | None = None,
+) -> None:
+    """Keep a program that was compiled.
+
+    Args:
+        plan, schedule: make the plan of this computer and the schedule of the IPUs; they are called
+            only for a trace. Without a plan, the trace gets the listing of `host`.
+    """
+    _recent.append(host.program)
+    if not is_tracing():
+        return
+    from ipu_dynamo.passes.level_text import write_level  # others do not pay for it
+
+    bound = plan() if plan is not None else None
+    decisions = host.decisions if bound is None else bound.decisions
+    write_artifact("ipu_program", "string", host.program.text)
+    write_artifact("ipu_decisions", "json", lambda: [*map(asdict, decisions)])
+    write_artifact("ipu_host_plan", "string", lambda: str(bound or write_level(host)))
+    if schedule is not None:
+        write_artifact("ipu_schedule", "string", lambda: str(schedule()))
 
 
 def forget() -> None:

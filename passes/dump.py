@@ -1,77 +1,159 @@
-"""Write the model after each pass to a file, in a folder for each graph.
+"""Write the model after each pass: to a folder for each graph, and to PyTorch's structured trace.
 
-`passes.txt` has the passes with their options. `python -m ipu_dynamo.opt` reads the files of the
-levels that `level_text.py` reads back.
+A folder has the model after each pass as a file. `passes.txt` has the passes with their options,
+and `operators.txt` which operators came and went in each. `python -m ipu_dynamo.opt` reads the
+files of the levels that `level_text.py` reads back.
+
+A trace has the model before the first pass as the artifact `ipu_<graph>_00_<name>`. Each pass that
+changed the model adds an artifact `ipu_<graph>_<number>_<pass>` of JSON: level, operators that came
+and went, and the difference of the texts.
 """
 
 import os
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from difflib import unified_diff
 from pathlib import Path
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
+from ipu_dynamo.ops.private.structured_trace import is_tracing, write_artifact
 from ipu_dynamo.passes.host.recipes.figures import figures_of
 from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned, Pass, SplitCapture
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram
+from ipu_dynamo.program.text.operator_text import operator_label
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
-PASSES = "passes.txt"
+PASSES, OPERATORS = "passes.txt", "operators.txt"
 
 
 def operators_in(model: Model) -> int:
     """How many operators a model has; a function of a program counts once."""
+    return sum(1 for _ in _operators(model))
+
+
+def _operators(model: Model) -> Iterator[fx.Node]:
+    for graph in _graphs(model):
+        for node in graph.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                yield node
+
+
+def _graphs(model: Model) -> list[fx.GraphModule]:
     if isinstance(model, Capture):
-        return _count(model.graph)
+        return [model.graph]
     if isinstance(model, Directions):
-        return _count(model.forward) + _count(model.backward)
+        return [model.forward, model.backward]
     if isinstance(model, Partitioned):
-        return sum(_count(part.graph) for part in model.parts)
+        return [part.graph for part in model.parts]
     if isinstance(model, SplitCapture):
-        return _count(model.capture.graph)
+        return [model.capture.graph]
     if isinstance(model, BatchPieces):
-        return sum(_count(piece.capture.graph) for piece in model.pieces)
+        return [piece.capture.graph for piece in model.pieces]
     if isinstance(model, RecordedUpdate | UpdateGraphs):
-        return sum(_count(step.graph) for step in model.steps)
+        return [step.graph for step in model.steps]
     if isinstance(model, Function):
-        return len(model.operators)
+        return [model.graph]
     if isinstance(model, UpdateFunctions):
         functions = [f for step in model.steps for f in (step.factors, *step.pieces.values())]
-        return sum(len(function.operators) for function in functions)
+        return [function.graph for function in functions]
     if isinstance(model, HostProgram):
-        model = model.inlined
-    return sum(len(function.operators) for function in model.functions)
+        return [function.graph for function in _run_here(model)]
+    return [function.graph for function in model.functions]
+
+
+def _run_here(host: HostProgram) -> Iterator[Function]:
+    """The functions that this computer runs, with its own operators once a pass has chosen them."""
+    functions = host.runs.functions if host.fused is None else (host.fused.function,)
+    for function in functions:
+        recipe = host.recipes.get(function.name)
+        yield function if recipe is None else recipe.lowered
 
 
 @dataclass
 class Dump:
-    """A new folder for one graph; nothing is written unless the environment names one.
+    """Write one graph after each pass, if the environment asks for files or a trace.
 
     Invariant: a file is never written over, by this process or another one.
+
+    Args:
+        graph: its name, for the trace.
+        folder: for files; None: none are written.
+        traced: whether artifacts are written.
+        count: how many models were written.
+        text, operators: of the last model.
     """
 
+    graph: str
     folder: Path | None
+    traced: bool
     count: int = 0
+    text: str = ""
+    operators: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def begin(cls, name: str) -> "Dump":
         """A folder for a graph inside the one that `IPU_DYNAMO_DUMP` names: `000_training`."""
         root = os.environ.get(DUMP)
-        return cls(_new_folder(Path(root), name) if root else None)
+        return cls(name, _new_folder(Path(root), name) if root else None, is_tracing())
 
-    def write(self, name: str, model: Model, step: Pass | None = None) -> None:
-        """Write `model`, which `step` has left."""
-        if self.folder is None:  # only else is it made a text: that takes as long as a pass
-            return
+    def write(
+        self, name: str, model: Model, step: Pass | None = None, *, changed: bool = True
+    ) -> None:
+        """Write `model`, which `step` has left.
+
+        Args:
+            changed: whether the pass changed it.
+        """
+        if self.folder is None and not self.traced:
+            return  # to make a text takes as long as a pass
+        if changed or self.folder is not None:
+            self._write(f"{self.count:02}_{name}", model, step, changed)
+        self.count += 1
+
+    def _write(self, numbered: str, model: Model, step: Pass | None, changed: bool) -> None:
         from ipu_dynamo.passes.level_text import pass_text, write_level  # others do not pay for it
 
-        (self.folder / f"{self.count:02}_{name}.txt").write_text(write_level(model))
-        self.count += 1
-        if step is not None:
-            with (self.folder / PASSES).open("a") as passes:
-                passes.write(f"{pass_text(_measured(step, model))}\n")
+        text, operators = write_level(model), Counter(map(operator_label, _operators(model)))
+        came, went = operators - self.operators, self.operators - operators
+        if self.folder is not None:
+            (self.folder / f"{numbered}.txt").write_text(text)
+            if step is not None:
+                _append(self.folder / PASSES, pass_text(_measured(step, model)))
+                if came or went:
+                    _append(self.folder / OPERATORS, f"{numbered}{_signed(came, went)}")
+        if self.traced and step is None:
+            write_artifact(f"ipu_{self.graph}_{numbered}", "string", lambda: text)
+        elif self.traced and step is not None and changed:
+            before, after = self.text.splitlines(), text.splitlines()
+            record = {
+                "pass": step.name,
+                "level": step.level,
+                "came": dict(sorted(came.items())),
+                "went": dict(sorted(went.items())),
+                "diff": [*unified_diff(before, after, "before", "after", lineterm="")],
+            }
+            write_artifact(f"ipu_{self.graph}_{numbered}", "json", lambda: record)
+        self.text, self.operators = text, operators
+
+
+def _signed(came: Counter[str], went: Counter[str]) -> str:
+    """`  + 2 aten.mm, 1 aten.t  - 1 aten.linear`."""
+    parts = []
+    for sign, counts in (("+", came), ("-", went)):
+        if counts:
+            listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            parts.append(f"  {sign} {listed}")
+    return "".join(parts)
+
+
+def _append(file: Path, line: str) -> None:
+    with file.open("a") as lines:
+        lines.write(f"{line}\n")
 
 
 def _measured(step: Pass, model: Model) -> Pass:
@@ -96,7 +178,3 @@ def _new_folder(root: Path, name: str) -> Path:
                 continue
             return folder
         number += 1
-
-
-def _count(graph: fx.GraphModule) -> int:
-    return sum(node.op not in ("placeholder", "output") for node in graph.graph.nodes)

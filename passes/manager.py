@@ -81,12 +81,14 @@ class PassManager:
         for number, step in enumerate(passes, 1):
             begin("passes", number, len(passes))
             model = self._run(step, model)
-            self._show(step.name, model, step)
+            self._show(step.name, model, step, changed=self.runs[-1].changed)
         return model
 
-    def _show(self, name: str, model: Model, step: Pass | None = None) -> None:
+    def _show(
+        self, name: str, model: Model, step: Pass | None = None, *, changed: bool = True
+    ) -> None:
         assert self.dump is not None
-        self.dump.write(name, model, step)
+        self.dump.write(name, model, step, changed=changed)
         if self.watch is not None:
             self.watch(name, model)
 

@@ -263,10 +263,11 @@ class _GraphPrograms:
             else:
                 boxed, hosts = self.micro_batches.compile(flat, descriptions, self.owners, manager)
             self.record.hosts += hosts
-            for program in (host.program for host in hosts):
+            for host in hosts:
+                program = host.program
                 self.owners |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
-                remember(program)
+                remember(host)
                 log.debug("%s", program)
         if self.late and kind != "backward":
             boxed = making_results(boxed, self.late)

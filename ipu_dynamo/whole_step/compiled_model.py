@@ -371,7 +371,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             held = {variable.name for variable in compiled.program.variables}
             unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
             executable.records = StepRecords(wanted, executable.batching, steps, unread)
-        remember(compiled.program)
+        remember(
+            compiled.host,
+            lambda: executable.host_plan,
+            lambda: executable.schedule_for(None),
+        )
         told = set() if self._inputs is None else self._inputs.told
         self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, told)
         self._anchored = {}

@@ -187,7 +187,12 @@ class Executable:
     @property
     def host_program(self) -> HostProgram:
         """What is done for the program here; printed, with every decision and its reason."""
-        return replace(self._host, plan=self._form.plan())
+        return replace(self._host, plan=self.host_plan)
+
+    @property
+    def host_plan(self) -> HostPlan:
+        """How a step runs here."""
+        return self._form.plan()
 
     @property
     def step(self) -> int:

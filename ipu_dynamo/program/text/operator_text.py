@@ -20,6 +20,16 @@ def value_text(node: fx.Node) -> str:
     return f"%{node.name}{type_}"
 
 
+def operator_label(node: fx.Node) -> str:
+    """What a node calls: `aten.mm`; `get_attr` of a node that reads an attribute."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    if node.op == "get_attr":
+        return node.op
+    return str(target) if not callable(target) else getattr(target, "__name__", str(target))
+
+
 class _Reference(str):
     """A numbered value that prints without quotes."""
 
@@ -32,8 +42,5 @@ class _Reference(str):
 def _call_text(node: fx.Node) -> str:
     args = map_arg((node.args, dict(node.kwargs)), lambda n: _Reference(f"%{n.name}"))
     parts = [repr(a) for a in args[0]] + [f"{k}={v!r}" for k, v in args[1].items()]
-    target = node.target
-    name = str(target) if not callable(target) else getattr(target, "__name__", str(target))
-    if isinstance(target, OpOverload):
-        name = f"{target.namespace}.{target.__name__}".removesuffix(".default")
+    name = str(node.target) if node.op == "get_attr" else operator_label(node)
     return f"{name}({', '.join(parts)})"
