@@ -117,31 +117,36 @@ def judge(
         else:
             problem = difference(compiled[place], expected[place], of)
             failures[place] = Failure(place, problem)
-    changed = {
-        place: ~_same(expected[place], old[place - first_written])
+    # How the reference changes an argument, wherever all moved runs change it in the same way:
+    # where they do not, a right result may be the old value.
+    changes = {
+        place: _change(expected[place], old[place - first_written])
         for place in still_old
         if place not in failures
     }
     spreads = dict.fromkeys(rounded, Spread())
     for first, end in ((0, limits.MOVED_RUNS), (limits.MOVED_RUNS, limits.MORE_MOVED_RUNS)):
-        lost = {} if first else changed
-        for number in range(first, end) if rounded or lost else ():
-            moved = runs.moved(number, {*rounded, *lost})
+        for number in range(first, end) if rounded or changes else ():
+            moved = runs.moved(number, {*rounded, *changes})
             for place in rounded:
                 spreads[place] = spread_of(expected[place], moved[place], spreads[place])
-            for place, elements in lost.items():
-                elements &= ~_same(moved[place], old[place - first_written])
+            for place, change in changes.items():
+                change[change != _change(moved[place], old[place - first_written])] = 0
             del moved  # before the next run
         rounded = _unexplained(rounded, compiled, expected, classes, spreads, verdict)
+        changes = {
+            place: change
+            for place, change in changes.items()
+            if change.any()
+            and not _change(compiled[place], old[place - first_written])[change != 0].any()
+        }
     if rounded and (wide := runs.wide(set(rounded))) is not None:
         rounded = _unexplained(rounded, compiled, expected, classes, spreads, verdict, wide)
     for place in rounded:
         problem = difference(compiled[place], expected[place], classes[place], spreads[place])
         failures[place] = Failure(place, problem)
-    for place, elements in changed.items():
-        same = _same(compiled[place], old[place - first_written])
-        if place not in failures and elements.any() and same[elements].all():
-            failures[place] = Failure(place, "it was not written")
+    for place in changes:
+        failures.setdefault(place, Failure(place, "it was not written"))
     return replace(verdict, failures=[failures[place] for place in sorted(failures)])
 
 
@@ -300,6 +305,16 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype.is_floating_point:
         same = (same & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
     return same
+
+
+def _change(new: Tensor, old: Tensor) -> Tensor:
+    """How each element changes: 0 not at all, 1 upwards, -1 downwards, 2 to or from NaN, or only
+    in its sign."""
+    same = _same(new, old)
+    if new.dtype.is_complex:
+        new, old = torch.view_as_real(new), torch.view_as_real(old)
+    change = (new > old).to(torch.int8) - (new < old).to(torch.int8)
+    return change.masked_fill_(~same & (change == 0), 2)
 
 
 def _is_old(made: Tensor, right: Tensor, old: Tensor) -> bool:

@@ -130,6 +130,24 @@ def test_an_argument_that_is_not_written_fails():
     assert failures(compute, half, lambda r: [r[0], torch.ones(3).half()])[0] == [1]
 
 
+def test_a_written_value_that_cancels_may_be_the_old_one():
+    """Deviations from a mean sum to zero, but for roundings."""
+
+    def compute(total, x):
+        total.copy_((x - x.mean(0)).sum(0))
+        return (x.sum(),)
+
+    def cancelled(results):
+        results[1].zero_()
+        return results
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 1, generator=generator, dtype=torch.float64)
+    total = torch.zeros(1, dtype=torch.float64)
+    assert (x - x.mean(0)).sum(0) != 0
+    assert failures(compute, [total, x], cancelled)[0] == []
+
+
 def test_what_pytorch_leaves_open_is_not_compared():
     far = torch.tensor([1e20, 1.0])
     cast = [lambda x: (x.to(torch.int8),), [far], changed(0, value=7)]

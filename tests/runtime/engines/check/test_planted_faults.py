@@ -104,10 +104,10 @@ def plant(function, arguments, state, counts):
             counts["planted"] += 1
             assert found(place, planted), (function.graph.graph, place, right, planted)
     for place, before in enumerate(old, len(expected) - len(old)):
-        changed = expected[place] != before
+        up, down = expected[place] > before, expected[place] < before
         for run in moved:
-            changed &= run[place] != before
-        if changed.any():
+            up, down = up & (run[place] > before), down & (run[place] < before)
+        if (up | down).any():
             counts["lost"] += 1
             assert found(place, before.clone())
 
