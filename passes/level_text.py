@@ -201,7 +201,7 @@ def _of_capture(capture: Capture) -> Any:
                 flow.where,
                 tuple(map(_of_capture, flow.bodies)),
             )
-            for node in graph.find_nodes(op="call_function", target=control_flow_op)
+            for node in graph.nodes
             if (flow := node.meta.get(FLOW)) is not None
         ),
         hooks=tuple(
@@ -353,7 +353,7 @@ class _Check:
         for name in (*(hook.node for hook in record.hooks), *([loss] if loss else [])):
             if name not in nodes:
                 raise ValueError(f"%{name} is not in the graph")
-        flows = list(graph.find_nodes(op="call_function", target=control_flow_op))
+        flows = [n for n in graph.nodes if n.target is control_flow_op or FLOW in n.meta]
         if len(flows) != len(record.flows):
             raise ValueError(f"it has {len(flows)} loops and branches, not {len(record.flows)}")
         for node, flow in zip(flows, record.flows, strict=True):

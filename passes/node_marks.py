@@ -29,7 +29,7 @@ from ipu_dynamo.capture.private.aot import (
 )
 from ipu_dynamo.capture.private.tracing import fake_mode
 from ipu_dynamo.capture.scopes import SCOPE
-from ipu_dynamo.ops.control_flow import FLOW, control_flow_op
+from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.marks.markers import autograd_function_op, function_of
 from ipu_dynamo.ops.operator_costs import ANCHORED
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS
@@ -142,9 +142,8 @@ def _meta(marks: dict[str, Any]) -> dict[str, Any]:
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a node. Handles, which only this process knows, are replaced."""
-    if node.target is control_flow_op and FLOW in node.meta:
-        nodes = node.graph.find_nodes(op="call_function", target=control_flow_op)
-        return (node.args[0], list(nodes).index(node))
+    if FLOW in node.meta:
+        return (node.args[0], [n for n in node.graph.nodes if FLOW in n.meta].index(node))
     if node.target is autograd_function_op:
         return (node.args[0], function_of(node.args[1]))  # type: ignore[arg-type]
     return node.args

@@ -1,12 +1,22 @@
 """Compute in tensors what a graph computes by reading a tensor's values, where shapes allow it.
 
-Before   %u = aten._local_scalar_dense(%x);  aten.scalar_tensor(%u, dtype=float64)
-         return %u                                               a result
-         aten.sum(aten.index(%x, [%mask]), [0], True)            the elements that a mask selects
-         aten.sum(aten.index_select(%x, d, aten._unique(%i)))    each selected element once
-After    aten._to_copy(%x, dtype=float64)
-         return %x                                               of no dims: the caller reads it
-         aten.sum(aten.masked_fill(%x, not %mask, 0), ...)       all elements, most of them zero
+Before   %u = aten._local_scalar_dense(%x: i32[])
+         %y = aten.scalar_tensor(%u, dtype=torch.float64)
+         return (%y,)  with meta["desc"] = [PlainAOTOutput(0)]
+After    %y = aten._to_copy(%x, dtype=torch.float64)
+Before   %y = aten._local_scalar_dense(%x: i64[])  # a number is returned
+         return (%y,)  with meta["desc"] = [PlainAOTOutput(0)]
+After    return (%x,)                              # the caller reads it
+Before   %y = aten.sum(aten.index(%x: f32[m,n], [%k: b8[m]]), [0], True)
+         return (%y,)  with meta["desc"] = [PlainAOTOutput(0)]
+After    %h = aten.logical_not(aten.unsqueeze(%k, -1))
+         %y = aten.view(aten.sum(aten.masked_fill(%x, %h, 0), [0]), [1, n])
+Before   %i, _ = aten._unique(%k: i64[n])          # index_fill writes each element once
+         %y = aten.sum(aten.index_select(%x: f32[n,m], 0, %i), [0])
+         return (%y,)  with meta["desc"] = [PlainAOTOutput(0)]
+After    %all = aten.ones_like(%x, dtype=torch.bool)
+         %h = aten.index_fill(%all, 0, %k, False)
+         %y = aten.view(aten.sum(aten.masked_fill(%x, %h, 0), [0]), [m])
 Keeps    values up to the order of a sum, shapes, dtypes, source lines.
 Source   programs have static shapes, and no value of a tensor decides what runs.
 

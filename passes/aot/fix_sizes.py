@@ -1,7 +1,8 @@
 """Put numbers in place of symbolic sizes, in values and arguments; the capture has fixed them.
 
-Before   %s: Sym(s0) = placeholder;  %y: f32[s0, 4] = aten.view(%x, [%s, 4])
-After    %s: Sym(s0) = placeholder, read by nobody;  %y: f32[8, 4] = aten.view(%x, [8, 4])
+Before   %s: Sym[s] = input
+         %y = aten.view(%x: f32[4*s], [%s, 4])
+After    %y: f32[s,4] = aten.view(%x: f32[4*s], [s, 4])
 Keeps    values, source lines, inputs. A size that depends on the values of a tensor is refused.
 Source   programs have static shapes.
 """

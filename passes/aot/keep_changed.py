@@ -1,10 +1,17 @@
 """Keep what is read of a tensor that the model changes, for the backward pass.
 
-Before   %y = f(%buffer)                        to be computed again in backward, from what is then
-         return %new_buffer, %y                 in the buffer
-After    %was = aten.clone(%buffer)             kept
-         %y = f(%was)                           to be computed again in backward
-         and without a checkpoint %y, if backward needs it, is kept
+Before   %m: f32[n] = buffer  with meta["desc"] = BufferAOTInput("m")
+         %t: f32[n] = tangent  with meta["desc"] = TangentAOTInput(PlainAOTOutput(0))
+         %y = aten.exp(%m)     with meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+         %n = aten.add(%m, %y)
+         %g = aten.mul(%t, %y)
+         %r = InputMutationAOTOutput(BufferAOTInput("m"))
+         return (mutation(%m, %n), %g)  with meta["desc"] = [%r, None]
+After    %c = aten.clone(%m)   with meta["recompute"] = CheckpointPolicy.MUST_SAVE
+         %y = aten.exp(%c)     with meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+         %n = aten.add(%m, %y)
+         %g = aten.mul(%t, %y)
+         %n                    with meta["recompute"] = CheckpointPolicy.MUST_SAVE
 Keeps    results, shapes, dtypes, source lines. Gradients are those of the forward pass as it ran.
 Source   `torch.utils.checkpoint`. Batch normalisation in training is the common case: autograd
          would refuse the changed statistics.

@@ -1,7 +1,9 @@
 """Remove inputs that are numbers, which nobody reads once sizes are fixed.
 
-Before   %s: Sym(s0) = placeholder, read by nobody
-After    no such input
+Before   %s: Sym[s] = input
+         %y = aten.relu(%x: f32[n])
+After    %y = aten.relu(%x)
+         del %s
 Keeps    all operators. The caller leaves the number out.
 Source   programs take tensors only.
 """

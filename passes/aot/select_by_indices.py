@@ -1,9 +1,15 @@
 """Select by indices what a graph cuts from a tensor at a place that is the value of another.
 
-Before   %u: Sym(u0) = aten._local_scalar_dense(%i);  %v: Sym(u0 + 2) = operator.add(%u, 2)
-         aten.slice.Tensor(%x, 0, %v, %end)
-After    %two = aten.full_like(%i, 2);  %s: i64[] = aten.add(%i, %two)
-         aten.index_select(%x, 0, %s + aten.arange(length))
+Before   %u = aten._local_scalar_dense(%i: i64[])
+         %y = aten.select(%x: f32[8,n], 0, %u)
+         %z = aten.relu(%y)
+         return (%z,)  with meta["desc"] = [PlainAOTOutput(0)]
+After    %b = aten.where(aten.lt(%i, 0), aten.add(%i, 8), %i)       # from the end, or not
+         %fits = aten.logical_and(aten.ge(%b, 0), aten.le(%b, 7))
+         %s = aten.where(%fits, %b, aten.full_like(%b, 8))           # no element has the index 8
+         %k = aten.arange(1, dtype=torch.int64, device=torch.device("cpu"))
+         %y = aten.squeeze(aten.index_select(%x, 0, aten.add(%k, %s)), 0)
+         %z = aten.relu(%y)
 Keeps    values, shapes, dtypes, source lines. Whole numbers are int64, truth values are bool,
          others float64. A place outside of the tensor is an error when the program runs.
 Source   `torch.narrow` with a tensor as its start, `torch.select` with a number from a tensor, and

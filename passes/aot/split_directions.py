@@ -1,8 +1,16 @@
 """Cut the joint graph into a forward and a backward graph.
 
-Before   %h = aten.mm(%x, %w);  %y = aten.relu(%h);  %g = aten.threshold_backward(%dy, %y, 0)
-After    forward:  %h = aten.mm(%x, %w);  %y = aten.relu(%h);  return %y
-         backward: %g = aten.threshold_backward(%dy, %y, 0), with %y as an input
+With     results=1
+Before   %y = aten.relu(%x: f32[n])  in forward
+         %g = aten.threshold_backward(%tangents_1: f32[n], %y, 0)  in backward
+         return (%y, %g)
+After    def forward(%x: f32[n]):
+             %y = aten.relu(%x)  in forward
+             return (%y, %y)  with meta["desc"] = [None, SavedForBackwardsAOTOutput(0)]
+         def backward(%y: f32[n], %t: f32[n]):
+             %g = aten.threshold_backward(%t, %y, 0)  in backward
+             %y  in backward  with meta["partitioner_tag"] = "is_forward"
+             return (%g,)  with meta["desc"] = [None]
 Keeps    values, stages and source lines. Forward operators that backward repeats have no stage any
          more: `AssignGradientStages` puts them where they are read.
 Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_partition`.

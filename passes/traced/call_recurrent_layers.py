@@ -1,7 +1,8 @@
 """Call recurrent layers as one operator for each layer and direction, in Dynamo's graphs.
 
-Before   %y, %h = torch.gru(%x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
-After    %y, %h = recurrent_layers("gru", %x, %h0, [...], num_layers=2, dropout=p, train=True, ...)
+Before   %y, %h = torch.gru(%x: f32[m,n,k], %s: f32[1,n,k], [%v: f32[3*k,k], %w: f32[3*k,k]],
+                            False, 1, 0.0, True, False, False)
+After    %y, %h = recurrent_layers("gru", %x, %s, [%v, %w], False, 1, 0.0, True, False, False)
 Keeps    values and random numbers as eager PyTorch computes and draws them; source lines.
 Source   `capture/layers/recurrent_layers.py`, which does the same while a module is traced.
 """

@@ -1,7 +1,17 @@
 """Turn the traced graph into a functional one, with the backward pass when training.
 
-Before   %l = aten.mse_loss(%h, %y)                 high-level operators, in-place changes, modes
-After    %l = aten.mse_loss(...); %g = aten.mse_loss_backward(%one, ...)   functional ATen
+Before   capture.training = True
+         %w: f32[n,k] = parameter
+         %l = aten.mse_loss(aten.linear(%x: f32[m,k], %w), %y: f32[m,n])
+         capture.loss = %l
+After    capture.level = "joint"
+         capture.gradients = ("w",)
+         %t: f32[] = tangent("tangent")  with meta["desc"] = TangentAOTInput(PlainAOTOutput(0))
+         %h = aten.mm(%x, aten.t(%w))                                             in forward
+         %l = aten.detach(aten.mse_loss(%h, %y))                                  in forward
+         %g = aten.t(aten.mm(aten.t(aten.mse_loss_backward(%t, %h, %y, 1)), %x))  in backward
+         %d = aten.t(%g)                                                          in backward
+         return (gradient(%w, %d), %l)
 Keeps    values; stages and source lines, on forward and backward nodes.
 Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """

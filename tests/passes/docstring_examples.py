@@ -14,6 +14,8 @@ import base64
 import builtins
 import operator
 import re
+import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
@@ -24,24 +26,32 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverloadPacket
+from torch._functorch._aot_autograd import descriptors
+from torch._ops import HigherOrderOperator, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import map_arg
 
 import ipu_dynamo
 import ipu_dynamo.ops.operators
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, OutputKind, PlaceholderKind
-from ipu_dynamo.capture.private.tracing import fake_mode
+from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
+from ipu_dynamo.ops.bodies import Body
+from ipu_dynamo.ops.control_flow import FLOW, register_flow
+from ipu_dynamo.passes import level_records, pipeline
 from ipu_dynamo.passes.level_records import (
     GraphAttribute,
+    GraphFlow,
     GraphInput,
     GraphOutput,
     JointGraph,
     TracedGraph,
 )
 from ipu_dynamo.passes.level_text import capture_of, write_level
-from ipu_dynamo.passes.levels import Model, Pass
+from ipu_dynamo.passes.levels import Directions, Model, Pass
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.node_marks import MARKS
+from ipu_dynamo.program.ir.function import body_of
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
 from ipu_dynamo.program.ir.types import TensorType
 
@@ -55,7 +65,10 @@ _PLACE = re.compile(r"(.*\S) {2,}in (stage \d+)?(?:, )?(forward|backward)?(?=  |
 _MARKS = re.compile(r"(.*\S) {2,}with (meta\[.*)")
 _COMMENT = re.compile(r"(.*\S|) {2,}# (.*)")
 _DEFINED = re.compile(r" *%(\w+): ")
+_SEVERAL = re.compile(r"^( *(?:%\w+: |return ))\((.*?),?\)(?= = |  |$)")  # a list or a tuple
 _NAMED = re.compile(r'(%|\b(?:node|loss)=")(\w+)')
+_MODULES = (builtins, operator, ipu_dynamo, level_records, descriptors, pipeline)  # of names
+_PROBLEMS = (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RuntimeError)
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
 
 
@@ -102,7 +115,8 @@ def run_example(
         ValueError: a line does not have the form of an example.
         AssertionError: the pass makes something else.
     """
-    before = _Side(step, names, _letters(example))
+    sizes = _letters(example)
+    before = _Side(step, names, sizes)
     if example.options:
         given = _parse(f"dict({example.options})").value
         step = replace(step, **{k.arg: before.value(k.value) for k in given.keywords})
@@ -115,7 +129,7 @@ def run_example(
         with pytest.raises(kind, match=re.escape(words)):
             run(step, model)
         return
-    after = _Side(step, names, before.sizes, before)
+    after = _Side(step, names, sizes, before)
     after.read(example.after)
     wanted = _canonical(after.model())
     made = _canonical(run(step, model))
@@ -128,7 +142,7 @@ def _letters(example: Example) -> dict[str, int]:
     """The sizes of letters in types."""
     letters = [
         letter
-        for type_ in re.findall(_TYPE, example.before + example.after)
+        for type_ in re.findall(rf"{_TYPE}|Sym\[.\]", example.before + example.after)
         for letter in re.findall(r"\b[A-Za-z]\b", type_.partition("[")[2])
     ]
     return dict(zip(dict.fromkeys(letters), _SIZES, strict=False))
@@ -152,15 +166,21 @@ class _Side:
         origin: "_Side | None" = None,
     ) -> None:
         self.level = step.level
-        self.names, self.sizes, self.origin = names, sizes, origin
-        self.graph, self.holder, self.mode = fx.Graph(), torch.nn.Module(), fake_mode()
+        self.step, self.names, self.sizes, self.origin = step, names, dict(sizes), origin
+        self.graph, self.holder = fx.Graph(), torch.nn.Module()
+        self.mode = origin.mode if origin else _fake_mode()
         self.env: dict[str, Any] = {}
+        self.functions: dict[str, _Side] = {}
+        self.bodies: list[Body] = []
+        self.flows: list[GraphFlow] = []
         self.roles: dict[fx.Node, GraphInput] = {}
         self.attributes: list[GraphAttribute] = []
         self.returned: list[tuple[str | None, OutputKind, str]] | None = None
+        self.output_meta: dict[str, Any] = origin.output_meta if origin else {}
         self.facts: dict[str, Any] = dict(origin.facts) if origin else {}
         for node, role in origin.roles.items() if origin else ():
             self.input(node.name, node.meta["val"], role)
+            self.env[node.name].meta |= {k: v for k, v in node.meta.items() if k in MARKS}
 
     # --- Statements -------------------------------------------------------------------------------
 
@@ -170,11 +190,27 @@ class _Side:
             self.read(self.origin.text)
             text = " " * match.end() + text[match.end() :]
         self.text = text
-        for line in _lines(text):
+        lines = deque(_lines(text))
+        while lines:
+            line = lines.popleft()
             try:
-                self.line(line)
-            except (ValueError, SyntaxError, TypeError, KeyError, AttributeError) as error:
+                if match := re.fullmatch(r"def (\w+)\((.*)\):", line):
+                    block = takewhile(lambda below: below.startswith("    "), [*lines])
+                    body = [lines.popleft()[4:] for _ in block]
+                    self.functions[match[1]] = self.function(match[2], body)
+                else:
+                    self.line(line)
+            except _PROBLEMS as error:
                 raise ValueError(f"{line.strip()!r}: {error}") from error
+
+    def function(self, inputs: str, body: Sequence[str]) -> "_Side":
+        """Another graph, which this one may run."""
+        side = _Side(self.step, self.names, self.sizes)
+        side.mode = self.mode
+        for name, type_ in re.findall(rf"%(\w+): ({_TYPE})", inputs):
+            side.read(f"%{name}: {type_} = input")
+        side.read("\n".join(body))
+        return side
 
     def line(self, line: str) -> None:
         """Append a line; its marks are those of every operator in it."""
@@ -200,6 +236,8 @@ class _Side:
         before -= named
         if unknown := meta.keys() - MARKS.keys() - {"stack_trace"}:
             raise ValueError(f"no pass reads meta{[*unknown]}")
+        if any(isinstance(statement, ast.Return) for statement in statements):
+            self.output_meta = meta or self.output_meta
         for node in self.graph.nodes:
             if node not in before and (node in named or node.op != "placeholder"):
                 node.meta |= meta
@@ -209,6 +247,10 @@ class _Side:
         match statement:
             case ast.AnnAssign(target=ast.Name(name), annotation=type_, value=value):
                 self.declare(name[1:], self.type(type_), value)
+                return [self.env[name[1:]]]
+            case ast.Assign([ast.Attribute(attr="level")], ast.Constant(level)):
+                self.level = level
+                self.facts.pop("loss", None)  # only a traced graph knows it
             case ast.Assign([ast.Attribute(attr=fact)], value):
                 self.facts[fact] = self.value(value)
             case ast.Assign([ast.Name(name)], value):
@@ -231,7 +273,8 @@ class _Side:
             case ast.Expr(ast.Tuple(items)):
                 return [*map(self.value, items)]
             case ast.Expr(value):
-                self.value(value)
+                node = self.value(value)
+                return [node] if isinstance(node, fx.Node) else ()
             case _:
                 raise ValueError("this is no statement of an example")
         return ()
@@ -249,7 +292,9 @@ class _Side:
             role = GraphInput(name, *args or [name], kind.id, **keywords)
             if kind.id == "parameter":
                 role = replace(role, trainable=keywords.get("trainable", True))
-            self.input(name, self.fake(wanted), role)
+            self.input(
+                name, wanted if isinstance(wanted, torch.SymInt) else self.fake(wanted), role
+            )
         else:
             made = self.value(value)
             self.env[name] = node = self.named(name, made)
@@ -265,7 +310,7 @@ class _Side:
         if role.kind == "constant" and not role.values:
             values = base64.b64encode(bytes(value.numel() * value.itemsize)).decode()
         self.roles[node] = replace(role, node=node.name, values=values or role.values)
-        node.meta["val"] = self.fake(Layout.of(value)) if isinstance(value, Tensor) else value
+        node.meta["val"] = node.meta["example_value"] = value
         self.env[name] = node
 
     def attribute(self, name: str, layout: Layout) -> None:
@@ -326,8 +371,11 @@ class _Side:
                 if name[1:] not in self.env:
                     role = GraphInput(name[1:], name[1:], "input")
                     self.input(name[1:], self.fake(wanted), role)
-                self.check_type(name[1:], self.env[name[1:]].meta["val"], wanted)
-                return self.env[name[1:]]
+                node = self.env[name[1:]]
+                if self.origin and node.op == "placeholder":
+                    node.meta["val"] = node.meta["example_value"] = self.fake(wanted)
+                self.check_type(name[1:], node.meta["val"], wanted)
+                return node
             case ast.Subscript(of, index):
                 return self.part(self.value(of), index)
             case ast.Call(called, args, keywords):
@@ -337,6 +385,8 @@ class _Side:
                 values = tuple(map(self.value, args[:-1] if open_ else args))
                 if open_:
                     values += tuple(_filled(function, len(values), named))
+                if function is GraphFlow:
+                    named["bodies"] = tuple(body.record() for body in named["bodies"])
                 if isinstance(function, type):
                     return function(*values, **named)
                 if isinstance(function, OpOverloadPacket) and not _in_torch(called):
@@ -349,24 +399,66 @@ class _Side:
             if name[1:] not in self.env:
                 raise ValueError(f"%{name[1:]} has neither a type nor a value before")
             return self.env[name[1:]]
-        for known in (self.sizes, self.names):
+        for known in (self.sizes, self.functions, self.names):
             if name in known:
                 return known[name]
         if name in ("aten", "ipu", "prims", "higher_order"):
             return getattr(torch.ops, name)
-        for module in (builtins, operator, ipu_dynamo):
+        if name == "torch":
+            return torch
+        imported = (sys.modules.get(getattr(v, "__module__", "")) for v in self.names.values())
+        for module in (
+            builtins,
+            operator,
+            ipu_dynamo,
+            level_records,
+            descriptors,
+            pipeline,
+            *imported,
+        ):
             if hasattr(module, name):
                 return getattr(module, name)
         raise ValueError(f"nothing is called {name}")
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """Append a call, with its fake value."""
+        if isinstance(function, HigherOrderOperator):
+            args = tuple(map(self.held, args))
+        else:
+            args = tuple(map(self.body_name, args))
+        if flow := next((arg for arg in args if isinstance(arg, GraphFlow)), None):
+            self.flows.append(flow)
+            bodies = [capture_of(body) for body in flow.bodies]
+            parts = flow.kind, bodies, flow.carried, flow.scanned, flow.count, flow.where
+            kept = ControlFlow(*parts)  # type: ignore[arg-type]
+            args = tuple(register_flow(kept) if arg is flow else arg for arg in args)
         fakes, named = map_arg((args, kwargs), lambda node: node.meta["val"])
         with self.mode, torch.no_grad():
             value = function(*fakes, **named)
         node = self.graph.call_function(function, args, kwargs)
-        node.meta["val"] = value
+        node.meta["val"] = node.meta["example_value"] = value
+        if flow:
+            node.meta[FLOW] = kept
         return node
+
+    def held(self, value: Any) -> Any:
+        """A function as a module that the graph holds, which Dynamo's operators take."""
+        if not isinstance(value, _Side):
+            return value
+        name = f"graph_{len(list(self.holder.children()))}"
+        module = value.record().graph
+        setattr(self.holder, name, module)
+        node = self.graph.create_node("get_attr", name)
+        node.meta["val"] = module
+        return node
+
+    def body_name(self, value: Any) -> Any:
+        """The name of a function as the body of a loop or branch."""
+        if not isinstance(value, _Side):
+            return value
+        body = body_of(value.record().graph)
+        self.bodies.append(body)
+        return body.name
 
     def overload(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The overload of an operator that takes these arguments."""
@@ -401,12 +493,25 @@ class _Side:
             tree, strides = tree.func, tuple(map(self.value, tree.args))
         if not (isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name)):
             raise ValueError(f"{ast.unparse(tree)} is no type")
+        if tree.value.id == "Sym":
+            return self.symbol(tree.slice)
         sizes = self.value(tree.slice)
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
         dtype = TensorType.parse(f"{tree.value.id}[]").dtype
         return Layout(TensorType(dtype, shape), strides or dense_strides(shape))
 
-    def fake(self, layout: Layout) -> Tensor:
+    def symbol(self, letter: Any) -> Any:
+        """A size that is not fixed. On this side the letter stands for it."""
+        sizes = torch.empty(self.sizes[letter.id])
+        dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC])
+        fake = self.mode.from_tensor(sizes, symbolic_context=dynamic)
+        self.sizes[letter.id] = fake.shape[0]
+        return fake.shape[0]
+
+    def fake(self, layout: Any) -> Any:
+        """A value of this type."""
+        if not isinstance(layout, Layout):
+            return layout
         with self.mode:
             return layout.empty()
 
@@ -417,21 +522,28 @@ class _Side:
     # --- The model --------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """What the text describes."""
+        """What the text describes: a capture, or forward and backward apart."""
+        if self.functions.keys() == {"forward", "backward"}:
+            return Directions(*(side.record().graph for side in self.functions.values()))
+        return capture_of(self.record())
+
+    def record(self) -> Any:
+        """The graph, with the roles of its inputs and outputs."""
         if self.returned is None:
             self.returned = [*self.default_results()]
         named = {node.name: node for node in self.graph.nodes}
         results = [node and named[node] for node, _, _ in self.returned]
-        self.graph.output(tuple(results)).meta["val"] = None
+        self.graph.output(tuple(results)).meta |= {"val": None, **self.output_meta}
         module = fx.GraphModule(self.holder, self.graph)
-        record = (TracedGraph if self.level == "traced" else JointGraph)(
+        return (TracedGraph if self.level == "traced" else JointGraph)(
             graph=module,
             inputs=tuple(self.roles.values()),
             outputs=tuple(GraphOutput(*one) for one in self.returned),
             attributes=tuple(self.attributes),
+            bodies=tuple(self.bodies),
+            flows=tuple(self.flows),
             **{k: map_arg(v, lambda n: n.name) for k, v in self.facts.items()},
         )
-        return capture_of(record)
 
     def default_results(self) -> Iterator[tuple[str | None, OutputKind, str]]:
         """The outputs of a text that does not say what it returns: what nothing reads, or those of
@@ -470,6 +582,11 @@ def _in_torch(tree: ast.expr) -> bool:
     return ast.unparse(tree).startswith("torch.")
 
 
+def _fake_mode() -> FakeTensorMode:
+    """A mode in which sizes are numbers, but those that are asked to be symbols."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
 def _lines(text: str) -> Iterator[str]:
     """The lines of a text; those within brackets are one."""
     whole = ""
@@ -498,15 +615,19 @@ def _parse(line: str) -> Any:
 def _canonical(model: Model) -> list[str]:
     """The text of a model. The values of each graph are numbered, in their order."""
     lines = [line for line in write_level(model).splitlines() if not re.match(" *erased ", line)]
-    numbers: dict[str, str] = {}
+    numbers: dict[int, dict[str, str]] = {}  # by the indentation of a graph and of its roles
     written = []
-    for line in reversed([*lines, ""]):  # the last line of a graph returns
-        if line.lstrip().startswith("return "):
-            graph = takewhile(_DEFINED.match, reversed(lines[: -len(written)]))
-            names = [_DEFINED.match(node)[1] for node in graph]
-            numbers = {name: str(number) for number, name in enumerate(reversed(names))}
-        written.append(_NAMED.sub(partial(_numbered, numbers), line))
-    return written[:0:-1]
+    while lines:
+        line = lines.pop()
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith("return "):  # the last line of a graph
+            graph = takewhile(bool, map(_DEFINED.match, reversed(lines)))
+            names = [match[1] for match in graph]
+            numbers[indent] = {name: str(n) for n, name in enumerate(reversed(names))}
+        known = numbers.get(indent + 4 if "loss=" in line else indent, {})
+        line = _SEVERAL.sub(r"\1[\2]", line)
+        written.append(_NAMED.sub(partial(_numbered, known), line))
+    return written[::-1]
 
 
 def _numbered(numbers: Mapping[str, str], match: re.Match[str]) -> str:

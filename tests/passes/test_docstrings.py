@@ -16,12 +16,6 @@ aten = torch.ops.aten
 ROOT = Path(__file__).parents[2]
 DIFFERS = (AssertionError, pytest.fail.Exception)  # the second one: no error is raised
 PROSE = {
-    "Placement",
-    "DeferWrites",
-    "PrepareBodies",
-    "WriteUnderMask",
-    "Differentiate",
-    "AutoPartition",
     "AnchorGradients",
     "PrintTensors",
     "SerializeLoss",
@@ -45,15 +39,6 @@ PROSE = {
     "SeparateAnchors",
     "Partition",
     "SortByStage",
-    "ReadBlockMarkers",
-    "ReadHigherOrder",
-    "CallRecurrentLayers",
-    "AvoidReadingValues",
-    "SelectByIndices",
-    "FixSizes",
-    "KeepChanged",
-    "SplitDirections",
-    "RemoveNumbers",
     "PrepareBatch",
     "SplitBatch",
 }  # their docstrings do not run yet

@@ -1,7 +1,15 @@
 """Run passes on what loops and branches call, before autograd.
 
-Before   %r = ipu.control_flow([%x], 3), whose body computes in 64 bits
-After    the same, whose body computes in 32
+Before   def body(%c: f32[n]):
+             %d = aten.relu(aten.dropout(%c, 0.5, False))
+             return (%d,)
+         %r = ipu.control_flow([%x: f32[n]], GraphFlow("loop", 1, 0, 10, "", bodies=(body,)))
+         %y = %r[0]
+After    def body(%c: f32[n]):
+             %d = aten.relu(%c)
+             return (%d,)
+         %r = ipu.control_flow([%x], GraphFlow("loop", 1, 0, 10, "", bodies=(body,)))
+         %y = %r[0]
 Keeps    the graph; what the passes keep of a body.
 Source   a body is a graph like the model's own.
 """

@@ -1,7 +1,18 @@
 """Turn Dynamo's operators that hold graphs into loops and branches of our own.
 
-Before   %s = higher_order.scan(%body, [%h], [%x], [%w])          %body is a GraphModule
-After    %s = call_flow([%h, %x, %w], 3), which AOTAutograd runs
+Before   def body(%c: f32[n], %row: f32[n]):
+             %d = aten.add(%c, %row)
+             return (%d, %row)
+         %s = scan_op(body, [%h: f32[n]], [%x: f32[m,n]], [])  # model.py:3 in f: scan(f, h, x)
+         %y = %s[0]
+After    def body(%c: f32[n], %row: f32[n]):
+             %d = aten.add(%c, %row)
+             return (%d, %row)
+         %s = call_flow([%h, %x], GraphFlow(
+             "loop", 1, 1, m, "model.py:3 in f: scan(f, h, x)", bodies=(body,)
+         ))
+         %s                                                    # model.py:3 in f: scan(f, h, x)
+         %y = %s[0]
 Keeps    results and lines; inner ones of bodies are turned, too.
 Source   PyTorch: the gradient of its scan is wrong when Inductor compiles it.
 """

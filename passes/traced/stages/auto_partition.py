@@ -1,7 +1,13 @@
 """Cut a model without blocks into stages that take equally long.
 
-Before   %h = aten.linear(%x, %w, %b); %y = aten.linear(%h, %v, %c)         no blocks, no stages
-After    the same                               with meta["ipu.stage"] = 0 and 1, stage s on IPU s
+With     strategy=Strategy("sharded", ipus=2, costs=((1.0, 0.0), (2.0, 0.0), (3.0, 0.0)))
+Before   %h = aten.relu(%x: f32[n])
+         %g = aten.exp(%h)
+         %y = aten.tan(%g)
+After    %h = aten.relu(%x)  in stage 0
+         %g = aten.exp(%h)   in stage 0
+         %y = aten.tan(%g)   in stage 1            # it takes as long as the two before
+         capture.ipus = {0: 0, 1: 1}
 Keeps    every operator and its order.
 Source   PopTorch user guide, "Parallel execution strategies": a pipeline is as fast as its slowest
          stage.

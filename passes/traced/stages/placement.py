@@ -1,11 +1,21 @@
 """Turn block markers into stages, and stages into IPUs.
 
-Before   ipu.begin_block("encoder", 1); %h = aten.linear(%x, %w, %b); ipu.end_block()
-         in stage 1: ipu.write_at_step_end(%m, aten.lerp(%m, %g, 0.1)), where stage 0 alone reads
-         %g and %m
-After    %h = aten.linear(%x, %w, %b)               with meta["ipu.stage"] = 1
-         the write, and the operators that serve it alone, with meta["ipu.stage"] = 0: variables are
-         the same all through a step, whichever stage reads them
+With     strategy=Strategy("pipelined"), micro_batches=3
+Before   ipu.begin_block("encoder", 0)
+         %h = aten.linear(%x: f32[m,k], %w: f32[n,k])
+         ipu.end_block()
+         ipu.begin_block("head", 1)
+         %y = aten.relu(%h)
+         %m: f32[] = buffer
+         ipu.write_at_step_end(%m, aten.lerp(%m, %g: f32[], 0.1))
+         %z = aten.add(%y, %m)
+         ipu.end_block()
+         return (%z,)
+After    %h = aten.linear(%x, %w)  in stage 0
+         %y = aten.relu(%h)  in stage 1
+         ipu.write_at_step_end(%m, aten.lerp(%m, %g, 0.1))  in stage 1
+         %z = aten.add(%y, %m)  in stage 1
+         capture.ipus = {0: 0, 1: 1}
 Keeps    every operator and its order.
 Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies". The operator
          ExpMovAvg of published programs for PopTorch runs behind the pipeline: a block that it is

@@ -1,7 +1,11 @@
 """Give the block markers of Dynamo's graph the form in which passes know them.
 
-Before   torch.ops.ipu.begin_block("encoder", 1)    a packet of overloads
-After    torch.ops.ipu.begin_block.default("encoder", 1)
+Before   torch.ops.ipu.begin_block("encoder", 1)   # a packet of overloads
+         %h = aten.relu(%x: f32[n])
+         torch.ops.ipu.end_block()
+After    ipu.begin_block("encoder", 1)
+         %h = aten.relu(%x)
+         ipu.end_block()
 Keeps    every operator and its order. A marker inside a checkpoint, or alone in the graph, is
          refused.
 Source   PyTorch's Dynamo, which records the calls of the user's Python.

@@ -1,8 +1,13 @@
 """Write variables once in a step, behind its last micro-batch, where a model asks for that.
 
-Before   ipu.write_at_step_end(%m, %v);  %y = aten.mm(%x, %m)
-After    %y = aten.mm(%x, %m)                                            three micro-batches a step
-         %w = ipu.accumulation_weight();  %l = aten.lt(%w, 0.4);  %n = aten.where(%l, %v, %m)
+With     accumulation=3
+Before   %m: f32[n] = buffer
+         ipu.write_at_step_end(%m, %v: f32[n])
+         %y = aten.mul(%x: f32[n], %m)
+After    %y = aten.mul(%x, %m)
+         %w = ipu.accumulation_weight()
+         %l = aten.lt(%w, 0.4)                     # so is that of the last of three micro-batches
+         %n = aten.where(%l, %v, %m)
          aten.copy_(%m, %n)
 Keeps    every other operator. Who reads %m in a step reads what it was before the step.
 Source   the operator ExpMovAvg of published programs for PopTorch: a teacher follows its student

@@ -1,7 +1,10 @@
 """Choose between old and new values where a mask says which elements are written.
 
-Before   %y = aten.index_put_(%h, [%mask], %value)            a boolean mask, no other index
-After    %n = aten.where(%mask[..., None], %value, %h);  %y = aten.copy_(%h, %n)
+Before   %h = aten.clone(%x: f32[m,n])
+         %y = aten.index_put_(%h, [%mask: b8[m]], %v: f32[n])     # no other index than a mask
+After    %h = aten.clone(%x)
+         %n = aten.where(aten.unsqueeze(%mask, -1), %v, %h)
+         %y = aten.copy_(%h, %n)
 Keeps    values, also with accumulate, where %h + %value is chosen; shapes, dtypes, source lines.
 Source   NumPy's rules of advanced indexing: a mask of k dims stands for one dim, with an element
          for each that it selects.
