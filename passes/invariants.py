@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, Traced
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
@@ -60,7 +60,7 @@ def _described(capture: Capture) -> Problems:
     if len(capture.returned) != len(capture.outputs):
         yield "an output without a role"
     held = {p.name for p in capture.placeholders if p.kind in ("parameter", "buffer", "constant")}
-    for name in held - capture.tensors.keys():
+    for name in held - capture.report.tensors.keys():
         yield f"no tensor for {name}"
 
 
@@ -79,9 +79,9 @@ def _without(*targets: object) -> Callable[[Capture], Problems]:
     return broken
 
 
-def _knows_loss(capture: Capture) -> Problems:
+def _knows_loss(capture: Traced) -> Problems:
     if capture.training and capture.loss is None:
-        yield "the capture has none"
+        yield "the model has none"
 
 
 def _functional(capture: Capture) -> Problems:

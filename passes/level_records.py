@@ -6,7 +6,7 @@ A graph is a `TracedGraph` before autograd and a `JointGraph` after it. It is th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import fx
 
@@ -81,15 +81,10 @@ class GraphHook:
 class Graph:
     """The common part of traced and joint graphs; see `Capture`."""
 
-    level: ClassVar[Literal["traced", "joint"]]
-
     ipus: Mapping[int, int] = field(default_factory=lambda: {0: 0})
     training: bool = False
     keeps_stages: bool = False
     phases: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    alone: Literal["forward", "backward"] | None = None
-    owners: Mapping[str, int] = field(default_factory=dict)
-    aliases: bool = False
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     anchors: Mapping[str, str] = field(default_factory=dict)
@@ -107,8 +102,6 @@ class Graph:
 class TracedGraph(Graph):
     """A graph before autograd; `loss` is the name of its node."""
 
-    level: ClassVar[Literal["traced", "joint"]] = "traced"
-
     loss: str | None = None
 
 
@@ -116,8 +109,8 @@ class TracedGraph(Graph):
 class JointGraph(Graph):
     """A graph after autograd, of both directions or of one."""
 
-    level: ClassVar[Literal["traced", "joint"]] = "joint"
-
+    alone: Literal["forward", "backward"] | None = None
+    aliases: bool = False
     gradients: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
 
@@ -131,7 +124,7 @@ class GraphFlow:
     scanned: int
     count: int
     where: str
-    bodies: tuple[TracedGraph | JointGraph, ...]
+    bodies: tuple[TracedGraph, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

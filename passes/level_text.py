@@ -21,16 +21,18 @@ outside the model that a trace read.
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard, cast, get_args
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import (
-    NO_STRUCTURE,
     Capture,
+    Joint,
     OutputRole,
     Placeholder,
+    Report,
+    Traced,
 )
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.capture.private.tracing import is_fake
@@ -113,12 +115,14 @@ def parse_level(text: str) -> Model:
     if isinstance(record, DirectionGraphs):
         return levels.Directions(record.forward, record.backward)
     if isinstance(record, StageParts):
+        joint = check.captures[id(record.cut)]
+        assert isinstance(joint, Joint), "its record is a JointGraph"
         moves = ({i: [*of] for i, of in m.items()} for m in (record.loads, record.stores))
         return Partitioned(
             record.parts,
             record.returned,
             dict(record.changed),
-            check.captures[id(record.cut)],
+            joint,
             Moves(*moves),
             record.inputs,
             record.outputs,
@@ -139,7 +143,7 @@ def _first(level: str) -> str:
 
 
 def _record(model: Model) -> Any:
-    if isinstance(model, Capture):
+    if isinstance(model, Traced | Joint):
         return _of_capture(model)
     if isinstance(model, levels.Directions):
         bodies = _bodies(model.forward, model.backward)
@@ -165,26 +169,28 @@ def _piece(piece: Piece) -> str:
     return f"{piece.phase}: {ends}\n{write_level(piece.capture)}"
 
 
-def _of_capture(capture: Capture) -> Any:
-    own: dict[str, Any] = {}
-    if capture.level == "traced":
-        own = {"loss": capture.loss and capture.loss.name}
+def _of_capture(capture: Traced | Joint) -> Any:
+    own: dict[str, Any]
+    if isinstance(capture, Joint):
+        own = {
+            "alone": capture.alone,
+            "aliases": capture.aliases,
+            "gradients": capture.report.gradients,
+            "loss_scale": capture.loss_scale,
+        }
     else:
-        own = {"gradients": capture.gradients, "loss_scale": capture.loss_scale}
+        own = {"loss": capture.loss and capture.loss.name}
     graph = capture.graph.graph
     names = [node.name if isinstance(node, fx.Node) else None for node in capture.returned]
-    return (TracedGraph if capture.level == "traced" else JointGraph)(
+    return (JointGraph if isinstance(capture, Joint) else TracedGraph)(
         ipus=capture.ipus,
         training=capture.training,
         keeps_stages=capture.keeps_stages,
         phases=capture.phases,
-        alone=capture.alone,
-        owners=capture.owners,
-        aliases=capture.aliases,
-        overlaps=capture.overlaps,
-        names=capture.names,
-        anchors=capture.anchors,
-        prints=capture.prints,
+        overlaps=capture.report.overlaps,
+        names=capture.report.names,
+        anchors=capture.report.anchors,
+        prints=capture.report.prints,
         inputs=_inputs(capture),
         outputs=tuple(
             GraphOutput(name, role.kind, role.name)
@@ -214,11 +220,12 @@ def _of_capture(capture: Capture) -> Any:
 
 def _inputs(capture: Capture) -> tuple[GraphInput, ...]:
     roles = capture.roles()
-    held = (r.name for r in roles.values() if r.kind != "constant" and r.name in capture.tensors)
-    shared = _shared({name: capture.tensors[name] for name in held})
+    tensors = capture.report.tensors
+    held = (r.name for r in roles.values() if r.kind != "constant" and r.name in tensors)
+    shared = _shared({name: tensors[name] for name in held})
     inputs = []
     for node, role in roles.items():
-        tensor = capture.tensors.get(role.name)
+        tensor = tensors.get(role.name)
         layout: Layout | None = None
         values: str | None = ""
         value = node.meta.get("val", node.meta.get("example_value"))
@@ -286,7 +293,7 @@ def _attributes(capture: Capture) -> Iterator[GraphAttribute]:
     for target in sorted(targets):
         tensor = getattr(capture.graph, target, None)
         if isinstance(tensor, torch.Tensor) and _is_strided(tensor):
-            name, _ = capture.attributes.get(id(tensor), (target, None))
+            name, _ = capture.report.attributes.get(id(tensor), (target, None))
             yield GraphAttribute(target, name, Layout.of(tensor), _values(tensor))
 
 
@@ -308,7 +315,7 @@ class _Check:
     """
 
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
-    captures: dict[int, Capture] = field(default_factory=dict)
+    captures: dict[int, Traced | Joint] = field(default_factory=dict)
 
     def __call__(self, record: object) -> None:
         """Raise ValueError for an impossible record."""
@@ -357,7 +364,7 @@ class _Check:
         if len(flows) != len(record.flows):
             raise ValueError(f"it has {len(flows)} loops and branches, not {len(record.flows)}")
         for node, flow in zip(flows, record.flows, strict=True):
-            bodies = [self.captures[id(body)] for body in flow.bodies]
+            bodies = cast(list[Traced], [self.captures[id(body)] for body in flow.bodies])
             held = ControlFlow(
                 flow.kind, bodies, flow.carried, flow.scanned, flow.count, flow.where
             )
@@ -384,7 +391,7 @@ def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
         hold_bodies(graph.graph, known)
 
 
-def capture_of(record: Graph) -> Capture:
+def capture_of(record: Graph) -> Traced | Joint:
     """The capture that a record describes.
 
     Raises:
@@ -397,35 +404,33 @@ def capture_of(record: Graph) -> Capture:
     return check.captures[id(record)]
 
 
-def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Capture:
+def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Traced | Joint:
     """Inverse of `_of_capture`."""
     attributes = {}
     for one in record.attributes:
         tensor = getattr(record.graph, one.target)
         attributes[id(tensor)] = (one.name, tensor)
-    return Capture(
-        graph=record.graph,
-        placeholders=tuple(Placeholder(t.name, t.kind, t.trainable) for t in record.inputs),
-        outputs=tuple(OutputRole(r.kind, r.name) for r in record.outputs),
-        tensors=_tensors(record, nodes),
-        structure=NO_STRUCTURE,
-        training=record.training,
-        level=record.level,
-        loss=nodes[record.loss] if getattr(record, "loss", None) else None,
-        ipus=dict(record.ipus),
-        keeps_stages=record.keeps_stages,
-        alone=record.alone,
-        aliases=record.aliases,
-        phases=dict(record.phases),
-        owners=dict(record.owners),
-        overlaps=dict(record.overlaps),
-        loss_scale=getattr(record, "loss_scale", None),
-        names=record.names,
-        gradients=getattr(record, "gradients", ()),
-        anchors=dict(record.anchors),
-        prints=dict(record.prints),
-        attributes=attributes,
-    )
+    known: dict[str, Any] = {
+        "graph": record.graph,
+        "placeholders": tuple(Placeholder(t.name, t.kind, t.trainable) for t in record.inputs),
+        "outputs": tuple(OutputRole(r.kind, r.name) for r in record.outputs),
+        "training": record.training,
+        "ipus": dict(record.ipus),
+        "keeps_stages": record.keeps_stages,
+        "phases": dict(record.phases),
+        "report": Report(
+            tensors=_tensors(record, nodes),
+            attributes=attributes,
+            overlaps=dict(record.overlaps),
+            names=record.names,
+            gradients=getattr(record, "gradients", ()),
+            anchors=dict(record.anchors),
+            prints=dict(record.prints),
+        ),
+    }
+    if isinstance(record, TracedGraph):
+        return Traced(loss=nodes[record.loss] if record.loss else None, **known)
+    return Joint(alone=record.alone, aliases=record.aliases, loss_scale=record.loss_scale, **known)
 
 
 def _tensors(record: Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Define the levels that a model goes down, and what a pass is.
 
-    traced    a Capture of the user's operators, before autograd
-    joint     a Capture of forward and backward in one functional graph, or of one of the two
+    traced    the user's operators, before autograd
+    joint     forward and backward in one functional graph, or one of the two
     directions  forward and backward apart, where autograd calls them
     parts     one flat graph for each stage and direction
     program   what every IPU does
@@ -9,8 +9,8 @@
 
 With micro-batches of torch.compile, a joint graph is cut before it goes on:
 
-    split     a joint Capture, with the placement of each value on the micro-batches
-    pieces    captures of what runs before the micro-batches, in each of them, and after
+    split     a joint graph, with the placement of each value on the micro-batches
+    pieces    graphs of what runs before the micro-batches, in each of them, and after
 
 An optimiser's step that was traced goes down a stair of its own, up to a part of a program:
 
@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Joint, Traced
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.passes.micro_batch.placements import Piece, Split
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
@@ -193,7 +193,7 @@ class Partitioned:
     parts: tuple[Part, ...]
     returned: tuple[str, ...]
     changed: dict[str, str]
-    capture: Capture = field(repr=False, compare=False)
+    capture: Joint = field(repr=False, compare=False)
     moves: Moves = field(default_factory=Moves)
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
@@ -220,7 +220,7 @@ class Directions:
 class SplitCapture:
     """A joint graph of a whole batch, and how it runs on one micro-batch after the other."""
 
-    capture: Capture
+    capture: Joint
     split: Split
 
 
@@ -240,12 +240,14 @@ class BatchPieces:
 
 Update = RecordedUpdate | UpdateGraphs | UpdateFunctions | Function
 Batch = SplitCapture | BatchPieces
-Model = Capture | Directions | Partitioned | Program | HostProgram | Batch | Update
+Model = Traced | Joint | Directions | Partitioned | Program | HostProgram | Batch | Update
 
 
 def level_of(model: Model) -> Level:
     """The level that a model is at."""
     levels: dict[type, Level] = {
+        Traced: "traced",
+        Joint: "joint",
         HostProgram: "host",
         Program: "program",
         Directions: "directions",
@@ -257,4 +259,4 @@ def level_of(model: Model) -> Level:
         UpdateFunctions: "functions",
         Function: "function",
     }
-    return model.level if isinstance(model, Capture) else levels[type(model)]
+    return levels[type(model)]

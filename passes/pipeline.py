@@ -15,9 +15,9 @@ an optimiser's step that is traced     update_passes, before the model is compil
                                        _function_passes
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint, Traced
 from ipu_dynamo.capture.private.aot import Cutting
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -139,6 +139,8 @@ from ipu_dynamo.program.ir.traced_update import TracedStep
 from ipu_dynamo.program.recipe import Recipe
 
 Passes = Sequence[Pass]
+Owners = Mapping[str, int]  # IPUs of variables, by name
+NO_OWNERS: Owners = {}
 ANY_MACHINE = Machine()
 SPLIT_BATCH = SplitBatch()
 _NESTED: tuple[Pass, ...] = (RefuseNestedGraphs(), RemoveIdleDropout())
@@ -250,8 +252,15 @@ def joint_passes(options: Options) -> list[Pass]:
     ]
 
 
-def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> list[Pass]:
-    """From the graph in which all is decided to the program."""
+def program_passes(
+    options: Options, *, groups: Sequence[UpdateGroup] = (), owners: Owners = NO_OWNERS
+) -> list[Pass]:
+    """From the graph in which all is decided to the program.
+
+    Args:
+        groups: of the optimiser, when training.
+        owners: IPUs of variables that another program has placed.
+    """
     several = options.strategy.kind == "pipelined"
     zero_bubble = options.strategy.schedule == "zero_bubble"
     rule = ActivationRule(options.strategy.liveness, options.locations.activations)
@@ -265,7 +274,7 @@ def program_passes(options: Options, *, groups: Sequence[UpdateGroup] = ()) -> l
         *([CheckPipelineHazards()] if several else []),
         OffloadActivations(rule),
         EmitStreams(options),
-        Emit(options, tuple(groups)),
+        Emit(options, tuple(groups), dict(owners)),
     ]
 
 
@@ -491,14 +500,18 @@ def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
     return [PrepareBatch(), split, CutBatch()]
 
 
-def loop_passes(options: Options, piece: Piece) -> list[Pass]:
+def loop_passes(options: Options, piece: Piece, owners: Owners) -> list[Pass]:
     """From what runs in each micro-batch to its program."""
     joins = tuple((join.how, join.rows) for join in piece.joins)
-    return [*numeric_passes(options), StreamRows(piece.slices, joins)]
+    return [*numeric_passes(options, owners), StreamRows(piece.slices, joins)]
 
 
-def numeric_passes(options: Options) -> list[Pass]:
-    """From a placed flat graph, or a piece of one, to its program."""
+def numeric_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
+    """From a placed flat graph, or a piece of one, to its program.
+
+    Args:
+        owners: IPUs of variables that another program has placed.
+    """
     return left_out(
         [
             DropUnreadGates(),
@@ -506,13 +519,13 @@ def numeric_passes(options: Options) -> list[Pass]:
             UpcastHalfMatmuls(),
             FloatingPointExceptions(options.floating_point_exceptions),
             _rewrite_bodies(options),
-            *program_passes(options),
+            *program_passes(options, owners=owners),
         ],
         options,
     )
 
 
-def lower(model: Capture, passes: Passes, manager: PassManager | None = None) -> Program:
+def lower(model: Traced | Joint, passes: Passes, manager: PassManager | None = None) -> Program:
     """The program that `passes` make of a capture."""
     manager = PassManager("graph") if manager is None else manager
     program = manager.run(passes, model)

@@ -1,4 +1,10 @@
-"""Define the Capture: a model as one flat graph in which every tensor has a known role."""
+"""Define captures: models as one flat graph each, in which every tensor has a known role.
+
+    Traced   the user's operators, before autograd
+    Joint    forward and backward in one functional graph, or one of the two
+
+Both share one `Report`. Passes change them in place, and `Differentiate` makes one of the other.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,66 +118,62 @@ class LossScale:
 
 
 @dataclass
+class Report:
+    """What is known of a model beside its graph: one object, from the trace to the program.
+
+    Args:
+        structure: how returned values become the user's return value.
+        tensors: the user's own tensors, by placeholder name.
+        attributes: name and tensor of plain attributes of modules, by the identity of the copy that
+            the graph holds; read by `LiftConstants`.
+        outside: tensors of the user's that the trace took by their value.
+        calls: what the graph's custom autograd functions call, to be kept with it.
+        host_functions: what the program calls on the host, to be kept with it.
+        overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
+            set by `OverlapIO`.
+        names: of the values that `AnchorValues` can return.
+        gradients: of the parameters and values with a gradient; set by `Differentiate`.
+        anchors: the output stream of each anchored value.
+        prints: what is printed, by its output stream, in order; set by `PrintTensors`.
+    """
+
+    structure: Structure = NO_STRUCTURE
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    outside: tuple[OutsideTensor, ...] = ()
+    calls: tuple[Callable[..., Any], ...] = ()
+    host_functions: tuple[KnownFunction, ...] = ()
+    overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    anchors: Mapping[str, str] = field(default_factory=dict)
+    prints: Mapping[str, Printing] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class Capture:
-    """A traced model on its way through the passes, which change it in place.
+    """The common part of `Traced` and `Joint`: a graph that passes change in place.
 
     Invariants: `graph` lints; `placeholders` and `outputs` describe its placeholders and flat
     output tuple, in order. `passes/invariants.py` has those that hold from a pass on.
 
     Args:
         graph: the flat ATen graph.
-        tensors: the user's own tensors, by placeholder name.
-        structure: how returned values become the user's return value.
         training: whether the graph is to be, or has been, differentiated.
-        level: `traced` before autograd, `joint` after it; set by `Differentiate`.
-        loss: the node that training minimises; known after `IdentityLoss`, gone after
-            `Differentiate`.
         ipus: IPU of each stage; set by `Placement`.
         keeps_stages: whether all that a stage computes stays in it, also views and constants; set
             by `Placement`.
         phases: the numbers of each stage's forward and backward phase; empty without phases.
-        alone: which pass this is, when forward and backward are two programs that autograd
-            connects; None when one program has all of it.
-        owners: IPUs of variables that another program has placed.
-        calls: what the graph's custom autograd functions call, to be kept with it.
-        host_functions: what the program calls on the host, to be kept with it.
-        aliases: returned values may share memory with inputs and with each other.
-        overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
-            set by `OverlapIO`.
-        loss_scale: the factor on the loss, if it is an input; set by `ScaleLoss`.
-        names: of the values that `AnchorValues` can return.
-        gradients: of the parameters and values with a gradient; set by `Differentiate`.
-        anchors: the output stream of each anchored value.
-        prints: what is printed, by its output stream, in order; set by `PrintTensors`.
-        attributes: name and tensor of plain attributes of modules, by the identity of the copy that
-            the graph holds; read by `LiftConstants`.
-        outside: tensors of the user's that the trace took by their value.
     """
 
     graph: fx.GraphModule
     placeholders: tuple[Placeholder, ...]
     outputs: tuple[OutputRole, ...]
-    tensors: Mapping[str, torch.Tensor]
-    structure: Structure
-    training: bool
-    level: Literal["traced", "joint"] = "traced"
-    loss: fx.Node | None = None
+    training: bool = False
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
     keeps_stages: bool = False
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
-    alone: Literal["forward", "backward"] | None = None
-    owners: Mapping[str, int] = field(default_factory=dict)
-    calls: tuple[Callable[..., Any], ...] = ()
-    host_functions: tuple[KnownFunction, ...] = ()
-    aliases: bool = False
-    overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
-    loss_scale: LossScale | None = None
-    names: tuple[str, ...] = ()
-    gradients: tuple[str, ...] = ()
-    anchors: Mapping[str, str] = field(default_factory=dict)
-    prints: Mapping[str, Printing] = field(default_factory=dict)
-    attributes: Mapping[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
-    outside: tuple[OutsideTensor, ...] = ()
+    report: Report = field(default_factory=Report)
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:
@@ -220,6 +222,33 @@ class Capture:
         for node in nodes:
             self.graph.graph.erase_node(node)
         self.placeholders = tuple(kept)
+
+
+@dataclass(kw_only=True)
+class Traced(Capture):
+    """A model before autograd: the user's operators, in-place changes and markers among them.
+
+    Args:
+        loss: the node that training minimises; known after `IdentityLoss`.
+    """
+
+    loss: fx.Node | None = None
+
+
+@dataclass(kw_only=True)
+class Joint(Capture):
+    """A functional graph: forward and backward, or one of them.
+
+    Args:
+        alone: which pass this is, when forward and backward are two programs that autograd
+            connects; None when one program has all of it.
+        aliases: returned values may share memory with inputs and with each other.
+        loss_scale: the factor on the loss, if it is an input; set by `ScaleLoss`.
+    """
+
+    alone: Literal["forward", "backward"] | None = None
+    aliases: bool = False
+    loss_scale: LossScale | None = None
 
 
 def unused(name: str, roles: Sequence[Placeholder]) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import Joint, OutputRole, Placeholder, Report, Traced
 from ipu_dynamo.capture.private.aot import PlainAOTInput, TangentAOTInput
 from ipu_dynamo.capture.private.dynamo import marked_dynamic, source_name
 from ipu_dynamo.errors import CompileError, source_line
@@ -58,20 +58,17 @@ def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Plac
     return roles
 
 
-def describe_graph(gm: fx.GraphModule, examples: Sequence[object]) -> Capture:
+def describe_graph(gm: fx.GraphModule, examples: Sequence[object]) -> Traced:
     """Dynamo's graph as a capture, to be placed; AOTAutograd makes the programs' graphs of it."""
     returned = gm.graph.output_node().args[0]
     assert isinstance(returned, tuple | list)
     roles = describe_inputs(gm, examples)
     tensors = {r.name: x for r, x in zip(roles, examples, strict=True) if isinstance(x, Tensor)}
-    return Capture(
+    return Traced(
         graph=gm,
         placeholders=tuple(roles),
         outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
-        tensors=tensors,
-        structure=NO_STRUCTURE,
-        training=False,
-        aliases=True,
+        report=Report(tensors=tensors),
     )
 
 
@@ -86,7 +83,7 @@ class FlatPass:
             and None stand for themselves.
     """
 
-    capture: Capture
+    capture: Joint
     arguments: list[str] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
     results: list[str | float | None] = field(default_factory=list)
@@ -96,13 +93,15 @@ def open_pass(
     graph: fx.GraphModule,
     roles: Sequence[Placeholder],
     known: Mapping[str, Placeholder],
-    alone: Literal["forward", "backward"] | None,
+    ipus: dict[int, int],
+    alone: Literal["forward", "backward"] | None = None,
 ) -> FlatPass:
     """Describe a graph that AOTAutograd made: sizes, tokens and constants are still in it.
 
     Args:
         roles: the inputs of Dynamo's graph.
         known: roles of the forward graph's placeholders, by node name; backward reads some again.
+        ipus: of the stages.
     """
     hold_bodies(graph.graph)
     nodes = list(graph.graph.find_nodes(op="placeholder"))
@@ -116,14 +115,12 @@ def open_pass(
         described.append(role)
     returned = graph.graph.output_node().args[0]
     assert isinstance(returned, tuple | list)
-    capture = Capture(
+    capture = Joint(
         graph=graph,
         placeholders=tuple(described),
         outputs=tuple(OutputRole("value", str(i)) for i in range(len(returned))),
-        tensors=_examples(dict(zip(nodes, described, strict=True))),
-        structure=NO_STRUCTURE,
-        training=False,
-        level="joint",
+        ipus=ipus,
+        report=Report(tensors=_examples(dict(zip(nodes, described, strict=True)))),
         alone=alone,
         aliases=True,
     )
@@ -135,8 +132,8 @@ def describe_call(flat: FlatPass) -> None:
     it returns `computed_results`."""
     capture = flat.capture
     new = [r.name for r in capture.placeholders if r.name not in flat.arguments]
-    lifted = {name: capture.tensors[name] for name in new}
-    capture.tensors = {**_examples(capture.roles()), **lifted}
+    lifted = {name: capture.report.tensors[name] for name in new}
+    capture.report.tensors = {**_examples(capture.roles()), **lifted}
     flat.arguments += lifted
     flat.constants += lifted.values()
     names = {node: role.name for node, role in capture.roles().items()}
@@ -144,7 +141,7 @@ def describe_call(flat: FlatPass) -> None:
     flat.results += [names[x] if isinstance(x, fx.Node) else x for x in capture.returned]
 
 
-def computed_results(capture: Capture) -> list[fx.Node]:
+def computed_results(capture: Joint) -> list[fx.Node]:
     """The values that a graph computes and returns, each once."""
     nodes = (node for node in capture.returned if isinstance(node, fx.Node))
     return list(dict.fromkeys(node for node in nodes if node.op != "placeholder"))

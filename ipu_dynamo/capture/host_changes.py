@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.private.tracing import outside_function_modes, outside_modes
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.private.graphs import OpOverload
 
 
-def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
+def changed_attributes(capture: Traced) -> list[tuple[Tensor, Tensor]]:
     """The plain tensors of modules that forward changes in place, each with its new value.
 
     Not those whose new value depends on inputs, parameters, buffers or random numbers. Reads a
@@ -28,9 +28,9 @@ def changed_attributes(capture: Capture) -> list[tuple[Tensor, Tensor]]:
     held = {str(node.target): node for node in graph.graph.find_nodes(op="get_attr")}
     tensors = {name: getattr(graph, name, None) for name in held}
     attributes = {
-        name: capture.attributes[id(tensor)][1]
+        name: capture.report.attributes[id(tensor)][1]
         for name, tensor in tensors.items()
-        if id(tensor) in capture.attributes
+        if id(tensor) in capture.report.attributes
     }
     if not attributes or not any(map(written_arguments, graph.graph.nodes)):
         return []

@@ -1,4 +1,4 @@
-"""Trace a module's Python once into a Capture of high-level operators, before autograd."""
+"""Trace a module's Python once into a capture of high-level operators, before autograd."""
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, Structure, unused
+from ipu_dynamo.capture.capture import OutputRole, Placeholder, Report, Structure, Traced, unused
 from ipu_dynamo.capture.control_flow.higher_order import higher_order_recorded
 from ipu_dynamo.capture.control_flow.vectorised import vectorised_calls
 from ipu_dynamo.capture.custom.custom_function import custom_functions_kept, refuse_hooks
@@ -124,7 +124,7 @@ def trace(
     device: torch.device | None = None,
     module_names: bool = True,
     norms_count: bool = True,
-) -> Capture:
+) -> Traced:
     """Run `model` once on fake tensors of the arguments' shapes.
 
     Args:
@@ -266,17 +266,20 @@ def trace(
     for name in arguments.tensor_names:
         placeholders.append(Placeholder(unused(name, placeholders), "input"))
     refuse_written_windows(graph.graph)
-    capture = Capture(
+    report = Report(
+        structure=returned[-1],
+        tensors={role.name: tensor for role, tensor in held},
+        attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
+        outside=reads[-1].of(graph),
+        calls=tuple(calls),
+        host_functions=tuple(host_functions),
+    )
+    capture = Traced(
         graph=graph,
         placeholders=tuple(placeholders),
         outputs=(),
-        tensors={role.name: tensor for role, tensor in held},
-        structure=returned[-1],
         training=training,
-        calls=tuple(calls),
-        host_functions=tuple(host_functions),
-        attributes={id(a.copy): (a.name, a.tensor) for a in attributes.values()},
-        outside=reads[-1].of(graph),
+        report=report,
     )
     _finish_outputs(capture)
     remove_unread_marks(capture.graph.graph)
@@ -380,7 +383,7 @@ def _positional_names(model: Model, count: int) -> list[str]:
     return names + [f"argument {i}" for i in range(len(names), count)]
 
 
-def _finish_outputs(capture: Capture) -> None:
+def _finish_outputs(capture: Traced) -> None:
     """Describe the returned tuple, and turn the output into a flat tuple."""
     nodes = list(capture.output_node.args[0])  # type: ignore[arg-type]
     roles = [OutputRole("value", str(i)) for i in range(len(nodes))]

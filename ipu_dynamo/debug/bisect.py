@@ -16,7 +16,7 @@ from ipu_dynamo.capture.capture import (
     RANDOM_KEY,
     REPLICA_INDEX,
     STAGE,
-    Capture,
+    Joint,
 )
 from ipu_dynamo.capture.private.tracing import flatten
 from ipu_dynamo.capture.swap import Model, named_tensors, swapped
@@ -153,8 +153,8 @@ class _Search:
         options: Options,
     ) -> None:
         self.model, self.arguments, self.rtol, self.options = model, arguments, rtol, options
-        self.capture: Capture = trace(model, self.arguments, training=training)
-        names = [role.name for role in self.capture.placeholders if role.kind == "input"]
+        traced = trace(model, self.arguments, training=training)
+        names = [role.name for role in traced.placeholders if role.kind == "input"]
         self.given: dict[str, Tensor] = dict(zip(names, self.arguments.tensors, strict=True))
         (self.given[RANDOM_KEY],) = random_keys(
             seed=0, step=0, iterations=1, accumulation=1, replicas=1
@@ -165,16 +165,17 @@ class _Search:
         self.watcher = Watcher(self.start)
         self.snapshots = self.watcher.snapshots
         passes = whole_step(options, training=training, loss=loss)
-        returned = self.capture.structure.tensors
         manager = PassManager("bisect", watch=self.watcher)
-        program = lower(self.capture, passes, manager)
+        program = lower(traced, passes, manager)
+        assert isinstance(self.watcher.last, Joint), "parts are cut out of a joint graph"
+        self.joint = self.watcher.last
         host = run_host_passes(program, host_passes(options), manager)
         self.program: Program = host.inlined  # what runs: its functions write
-        tensors = self.capture.tensors  # of streams of random numbers, if passes have made any
+        tensors = traced.report.tensors  # of streams of random numbers, if passes have made any
         self.given |= {name: tensor for name, tensor in tensors.items() if is_made(name)}
-        if self.capture.loss_scale is not None:
-            self.given[self.capture.loss_scale.name] = torch.tensor(options.loss_scale)
-        self.returned = returned
+        if self.joint.loss_scale is not None:
+            self.given[self.joint.loss_scale.name] = torch.tensor(options.loss_scale)
+        self.returned = traced.report.structure.tensors
 
     def find(self) -> _Found | None:
         """Look at the trace, then at each pass, then at the program."""
@@ -231,7 +232,7 @@ class _Search:
 
     def _program(self, values: Mapping[fx.Node, Any]) -> _Found | None:
         engine, last = make_engine(self.options.engine, "off"), self.snapshots[-1]
-        expected = expected_values(self.capture, last, values)
+        expected = expected_values(self.joint, last, values)
         wrong = first_wrong_call(self.program, engine, last, self.given, expected, self.rtol)
         if wrong is None:
             return None
@@ -275,7 +276,7 @@ class _Search:
     def _instruction(self, node: fx.Node, snapshot: Snapshot) -> str:
         """The call that runs what `node` became."""
         (name,) = (name for name, copy in snapshot.by_name.items() if copy is node)
-        final = self.capture.graph.graph.nodes
+        final = self.joint.graph.graph.nodes
         if snapshot.differentiated:
             became = [n for n in final if n.meta.get(NAME) == name]
         else:

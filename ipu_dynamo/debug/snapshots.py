@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import BACKWARD, Capture, Joint, OutputRole, Placeholder, Traced
 from ipu_dynamo.debug.values import kept
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Model, Partitioned
@@ -70,6 +70,7 @@ class Watcher:
     Args:
         start: the gradient of the loss that the backward pass begins with.
         snapshots: of the whole graph.
+        last: the whole graph that the last of them is a copy of.
         parts: of the graphs of stages, by the pass that left them so.
         programs: what passes made from then on; they copy what they rewrite.
     """
@@ -77,6 +78,7 @@ class Watcher:
     def __init__(self, start: float = 1.0) -> None:
         self.start = start
         self.snapshots: list[Snapshot] = []
+        self.last: Capture | None = None
         self.parts: list[tuple[str, Partitioned]] = []
         self.programs: list[tuple[str, Program]] = []
 
@@ -94,6 +96,7 @@ class Watcher:
                     custom = node.meta.get("custom") or {}
                     node.meta["custom"] = {**custom, _ORIGIN: node.name}
             self.snapshots.append(_copy(model, name, self.start))
+            self.last = model
 
 
 def _copied_parts(partitioned: Partitioned) -> Partitioned:
@@ -113,10 +116,10 @@ def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
         if role.kind == "tangent":
             del roles[copies[node]]
             copies[node] = _begun(graph, copies[node], start)
-    loss = capture.loss
+    loss = capture.loss if isinstance(capture, Traced) else None
     return Snapshot(
         made_by=made_by,
-        differentiated=capture.level == "joint",
+        differentiated=isinstance(capture, Joint),
         graph=fx.GraphModule(capture.graph, graph),
         by_name={node.name: copy for node, copy in copies.items()},
         roles=roles,
@@ -125,7 +128,7 @@ def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
             for node, role in zip(capture.returned, capture.outputs, strict=True)
         ],
         loss=None if loss is None else copies[loss],
-        tensors=capture.tensors,
+        tensors=capture.report.tensors,
     )
 
 

@@ -7,7 +7,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
@@ -68,7 +68,7 @@ class WrongCall:
     engine: bool
 
 
-def expected_values(capture: Capture, last: Snapshot, values: Values) -> dict[str, Tensor]:
+def expected_values(capture: Joint, last: Snapshot, values: Values) -> dict[str, Tensor]:
     """What each name in the program should hold, from the graph that it was made of."""
     expected: dict[str, Tensor] = {}
     for node in capture.graph.graph.nodes:

@@ -214,8 +214,7 @@ class _GraphPrograms:
         self.late = late_results(graph)
         manager = PassManager("joint", first="joint", runs=self.record.runs_of("joint"))
         with outside_tracing():
-            capture = open_pass(graph, self.roles, {}, None).capture
-            capture.ipus = self.ipus
+            capture = open_pass(graph, self.roles, {}, self.ipus).capture
             manager.run(self._aot_passes(core), capture)
         cutting: Cutting = "minimum" if self.options.recomputes else "none"
         steps = cutting_passes(core, cutting, results, lasting)
@@ -241,9 +240,9 @@ class _GraphPrograms:
         with outside_tracing():
             descriptions = graph.graph.output_node().meta.get("desc", ())
             alone = None if kind == "inference" else kind
-            core, flat = self.options.core(), open_pass(graph, self.roles, self.seen, alone)
+            core = self.options.core()
+            flat = open_pass(graph, self.roles, self.seen, self.ipus, alone)
             capture = flat.capture
-            capture.ipus, capture.owners = self.ipus, self.owners
             manager = PassManager(
                 kind, first="flat", runs=self.record.runs_of(kind), done=set(self.done)
             )
@@ -255,7 +254,7 @@ class _GraphPrograms:
             self.seen |= {node.name: role for node, role in capture.roles().items()}
             manager.run(placed_passes(core), capture)
             if self.micro_batches is None:
-                program = lower(capture, numeric_passes(core), manager)
+                program = lower(capture, numeric_passes(core, self.owners), manager)
                 machine = Machine(self.engine.name)
                 host = run_host_passes(program, host_passes(core, machine), manager)
                 hosts = [host]

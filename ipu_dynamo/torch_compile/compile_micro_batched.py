@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.dynamo import FlatPass
 from ipu_dynamo.capture.private.aot import SEQ_NR, TangentAOTInput
 from ipu_dynamo.errors import CompileError
@@ -85,8 +85,7 @@ class MicroBatches:
         owners = dict(known)
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
-            piece.capture.owners = owners
-            host, run = self._bind(piece, manager)
+            host, run = self._bind(piece, owners, manager)
             owners |= {variable.name: variable.ipu for variable in host.program.variables}
             sources = [places[source] for source in piece.sources.values()]
             calls.append((_taker(sources), run))
@@ -98,7 +97,7 @@ class MicroBatches:
         ]
         return _chained(calls, flat.constants, places, kept), hosts
 
-    def _known(self, capture: Capture) -> dict[fx.Node, Placement]:
+    def _known(self, capture: Joint) -> dict[fx.Node, Placement]:
         """What the forward pass split; the gradients of what it returned are split likewise."""
         seeds: dict[fx.Node, Placement] = {}
         for node in capture.placeholder_nodes:
@@ -111,21 +110,20 @@ class MicroBatches:
         return seeds
 
     def _bind(
-        self, piece: Piece, manager: PassManager
+        self, piece: Piece, owners: Mapping[str, int], manager: PassManager
     ) -> tuple[HostProgram, Callable[[list[Any]], Sequence[Any]]]:
         n = self.options.micro_batches
         core = self.options.core()
-        piece.capture.level = "joint"
         done, runs = set(manager.done), manager.runs
         machine = Machine(self.engine.name)
         manager = PassManager(_part(piece), first="piece", runs=runs, done=done)
         if not piece.joins:
-            program = lower(piece.capture, numeric_passes(core), manager)
+            program = lower(piece.capture, numeric_passes(core, owners), manager)
             count = range(len(piece.results))
             host = run_host_passes(program, host_passes(core, machine), manager)
             return host, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
         core = replace(core, device_iterations=n)
-        program = lower(piece.capture, loop_passes(core, piece), manager)
+        program = lower(piece.capture, loop_passes(core, piece, owners), manager)
         host = run_host_passes(program, host_passes(core, machine), manager)
         run = bind_loop(
             host,
@@ -138,7 +136,7 @@ class MicroBatches:
 
 
 def split_inputs(
-    capture: Capture, n: int, named: Sequence[str] | None = None
+    capture: Joint, n: int, named: Sequence[str] | None = None
 ) -> dict[fx.Node, Placement]:
     """The inputs that are cut along dim 0: those that are named, or all with several rows.
 

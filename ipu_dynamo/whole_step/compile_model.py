@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ipu_dynamo.capture.capture import Capture, Placeholder, Structure
+from ipu_dynamo.capture.capture import Placeholder, Structure, Traced
 from ipu_dynamo.capture.host_changes import changed_attributes
 from ipu_dynamo.capture.outside import OutsideTensor
 from ipu_dynamo.capture.swap import Model, named_tensors
@@ -182,7 +182,7 @@ def fused_again(
 
 
 def _lowered(
-    capture: Capture,
+    capture: Traced,
     options: Options,
     wanted: Wanted,
     host_changes: Sequence[tuple[Tensor, Tensor]],
@@ -203,8 +203,8 @@ def _lowered(
     return Compiled(
         host=host,
         written=written,
-        structure=capture.structure,
-        tensors=capture.tensors,
+        structure=capture.report.structure,
+        tensors=capture.report.tensors,
         roles={role.name: role for role in capture.placeholders},
         input_names=tuple(role.name for role in capture.placeholders if role.kind == "input"),
         devices=devices_of_ipus(wanted.machine.devices, program.num_ipus),
@@ -212,11 +212,11 @@ def _lowered(
         costs=options.strategy.costs,
         passes=tuple(manager.runs),
         host_changes=host_changes,
-        outside=capture.outside,
-        names=capture.names,
-        gradients=capture.gradients,
-        anchors=capture.anchors,
-        host_functions=capture.host_functions,
+        outside=capture.report.outside,
+        names=capture.report.names,
+        gradients=capture.report.gradients,
+        anchors=capture.report.anchors,
+        host_functions=capture.report.host_functions,
     )
 
 
@@ -240,7 +240,7 @@ def _to_keep(compiled: Compiled) -> ReadyMade:
 
 def _of_ready(
     ready: ReadyMade,
-    capture: Capture,
+    capture: Traced,
     options: Options,
     machine: Machine,
     host_changes: Sequence[tuple[Tensor, Tensor]],
@@ -250,22 +250,22 @@ def _of_ready(
     return Compiled(
         host=run_host_passes(ready.host, form_passes(options, machine), manager),
         written=ready.host,
-        structure=capture.structure,
-        tensors={**capture.tensors, **ready.constants},
+        structure=capture.report.structure,
+        tensors={**capture.report.tensors, **ready.constants},
         roles={role.name: role for role in capture.placeholders},
         input_names=ready.input_names,
         devices=devices_of_ipus(machine.devices, ready.host.program.num_ipus),
         loss_scale=options.loss_scale,
         costs=options.strategy.costs,
         host_changes=host_changes,
-        outside=capture.outside,
+        outside=capture.report.outside,
         names=ready.names,
         gradients=ready.gradients,
         anchors=ready.anchors,
     )
 
 
-def _train_only(capture: Capture, names: set[str]) -> None:
+def _train_only(capture: Traced, names: set[str]) -> None:
     """Leave out the gradients of parameters that the optimiser has not got."""
     capture.placeholders = tuple(
         replace(role, trainable=role.trainable and role.name in names)

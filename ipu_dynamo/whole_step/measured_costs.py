@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint, Traced
 from ipu_dynamo.ops.operator_costs import seconds as estimated_seconds
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.manager import PassManager
@@ -31,7 +31,7 @@ _known: dict[Path, Costs] = {}  # what this process has read, by file
 _DIRECTIONS = ("forward", "backward")
 
 
-def with_costs(capture: Capture, options: Options, *, loss: int | None) -> Options:
+def with_costs(capture: Traced, options: Options, *, loss: int | None) -> Options:
     """`options` with what every operator takes, if the strategy is to cut the model by that.
 
     Args:
@@ -46,18 +46,18 @@ def with_costs(capture: Capture, options: Options, *, loss: int | None) -> Optio
     return replace(options, strategy=replace(strategy, costs=costs))
 
 
-def measured_costs(capture: Capture, options: Options, *, loss: int | None) -> Costs:
+def measured_costs(capture: Traced, options: Options, *, loss: int | None) -> Costs:
     """Seconds of each operator, forward and backward: measured, or what was measured before.
 
     Estimated where no folder keeps what is measured.
     """
     alone = replace(options, recompute="off", recompute_budget=None)
-    one_each = one_stage_each(capture)
     steps = [
         *traced_passes(alone, training=capture.training, loss=loss, warn=False),
         *joint_passes(alone),
     ]
-    PassManager("costs").run(left_out(steps, alone), one_each)
+    one_each = PassManager("costs").run(left_out(steps, alone), one_stage_each(capture))
+    assert isinstance(one_each, Joint), "the last passes are of joint graphs"
     if (store := open_store()) is None:
         return costs_of(one_each, estimated_seconds)
     fused = make_engine(options.stage_engine).name == "inductor"
@@ -74,7 +74,7 @@ def measured_costs(capture: Capture, options: Options, *, loss: int | None) -> C
     return _known[path]
 
 
-def _measure(one_each: Capture, *, threads: int, fused: bool) -> Figures:
+def _measure(one_each: Joint, *, threads: int, fused: bool) -> Figures:
     begin("measuring")
     seconds = operator_times(one_each.graph, threads=threads, fused=fused)
     costs = costs_of(one_each, lambda node: seconds.get(node, 0.0))

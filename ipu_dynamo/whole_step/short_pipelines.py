@@ -3,14 +3,14 @@
 import logging
 from dataclasses import replace
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.traced.stages.placement import pipeline_stages
 
 log = logging.getLogger(__name__)
 
 
-def sharded_if_short(capture: Capture, options: Options) -> Options:
+def sharded_if_short(capture: Traced, options: Options) -> Options:
     """`options`, sharded where the strategy permits it and device iterations are too few.
 
     Args:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
 from ipu_dynamo.passes.levels import Level
 
@@ -33,7 +33,7 @@ class AnnotateStages:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "stages would be lost in differentiation"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         changed = False
         for node in capture.graph.graph.nodes:
             if STAGE not in node.meta:

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.dynamo import is_read_number
 from ipu_dynamo.passes.aot.select_by_indices import (
     erase_unused,
@@ -54,7 +54,7 @@ class AvoidReadingValues:
     name: ClassVar[str] = "AvoidReadingValues"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         changed = False
         for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.levels import Level
@@ -34,7 +34,7 @@ class CallChecks:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "programs have no tokens"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         checks = plan(graph)
         tokens = {apply(graph, node): None for node in checks}

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.levels import Level
 
 
@@ -24,7 +24,7 @@ class CopySourceLines:
     name: ClassVar[str] = "CopySourceLines"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         changed = False
         for node in capture.graph.graph.nodes:
             line = None if node.meta.get("stack_trace") else _line_of_sources(node)

@@ -11,7 +11,7 @@ Source   AOTAutograd, whose graphs return arguments for backward, and a value fo
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ipu_dynamo.capture.capture import Capture, OutputRole
+from ipu_dynamo.capture.capture import Joint, OutputRole
 from ipu_dynamo.capture.dynamo import computed_results
 from ipu_dynamo.passes.levels import Level
 
@@ -24,7 +24,7 @@ class DropRepeatedResults:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "programs return each value once, and no argument"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         computed = computed_results(capture)
         roles = tuple(OutputRole("value", str(place)) for place in range(len(computed)))
         if (computed, roles) == (capture.returned, capture.outputs):

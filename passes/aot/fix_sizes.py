@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.dynamo import static, unbacked_symbols
 from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
 from ipu_dynamo.passes.levels import Level
@@ -28,7 +28,7 @@ class FixSizes:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "programs have static shapes"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         changed = _fix(capture.graph.graph)
         if changed:
             capture.graph.recompile()

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.aot.keep_draws import AGAIN, POLICY
@@ -42,7 +42,7 @@ class KeepChanged:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "the backward pass would read what the model has changed"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         inputs = changed_inputs(graph)
         readers, kept_values = plan(graph, inputs), unrepeatable(graph, inputs)

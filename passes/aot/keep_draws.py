@@ -25,7 +25,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.capture.private.aot import budget_of_memory
 from ipu_dynamo.passes.levels import Level
 
@@ -42,7 +42,7 @@ class KeepDraws:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "the backward pass would draw other numbers"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         drawn = plan(capture.graph.graph)
         for node in drawn:
             if node.target is aten.native_dropout.default:

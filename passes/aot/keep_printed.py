@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.passes.aot.keep_draws import POLICY
 from ipu_dynamo.passes.levels import Level
@@ -27,7 +27,7 @@ class KeepPrinted:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "the backward pass would print again"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         prints = plan(capture.graph.graph)
         for node in prints:
             node.meta[POLICY] = CheckpointPolicy.MUST_SAVE

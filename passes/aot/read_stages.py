@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.capture.private.aot import BACKWARD_TAG, TAG
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
@@ -30,7 +30,7 @@ class ReadStages:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "every operator has to have a direction and a stage"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         backward = after_tangents(capture.graph.graph)  # a user's own backward has no tags
         before = [_known(node) for node in capture.graph.graph.nodes]
         for node in capture.graph.graph.nodes:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.levels import Level
 
@@ -24,7 +24,7 @@ class RefuseSparse:
     name: ClassVar[str] = "RefuseSparse"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         for node in capture.graph.graph.nodes:
             value = node.meta.get("val")
             if isinstance(value, Tensor) and value.layout is not torch.strided:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.levels import Level
 
@@ -27,7 +27,7 @@ class RemoveDeadCode:
     name: ClassVar[str] = "RemoveDeadCode"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         marks = idle_marks(graph)
         for mark in marks:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ class RemoveDetach:
     name: ClassVar[str] = "RemoveDetach"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         changed = False
         for node in graph.find_nodes(op="call_function", target=aten.detach.default):

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.levels import Level
 
 
@@ -25,7 +25,7 @@ class RemoveNumbers:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "programs take tensors only"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         inputs = capture.placeholder_nodes
         numbers = [n for n in inputs if not isinstance(n.meta["val"], Tensor) and not n.users]
         capture.remove_inputs(numbers)

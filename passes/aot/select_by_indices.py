@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import PlainAOTOutput
 from ipu_dynamo.capture.private.dynamo import static
 from ipu_dynamo.ops.graph_queries import is_view
@@ -285,7 +285,7 @@ class SelectByIndices:
     name: ClassVar[str] = "SelectByIndices"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         cuts = _cuts_at_values(capture.graph.graph)
         for node in cuts:
             _select(node)

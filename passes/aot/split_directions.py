@@ -19,7 +19,7 @@ Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_pa
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.capture.private.aot import TAG, Cutting, cut_directions, direction_tag
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.aot.keep_draws import draws
@@ -45,7 +45,7 @@ class SplitDirections:
     results: int = 0
     lasting: tuple[int, ...] = ()
 
-    def __call__(self, capture: Capture) -> Directions:
+    def __call__(self, capture: Joint) -> Directions:
         for node in capture.graph.graph.nodes:
             if BACKWARD in node.meta:
                 node.meta.setdefault(TAG, direction_tag(node.meta[BACKWARD]))

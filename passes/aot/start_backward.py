@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Joint
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.levels import Level
 
@@ -33,7 +33,7 @@ class StartBackward:
 
     start: float = 1.0
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         tangents = [n for n, role in capture.roles().items() if role.kind == "tangent"]
         for node in tangents:

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.ops.graph_queries import nbytes, owner
 
 Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat right before it
 _Value = tuple[fx.Node, bool]  # whose memory, and whether that of its repetition
 
 
-def peak_bytes(capture: Capture, again: Again = {}) -> int:  # noqa: B006
+def peak_bytes(capture: Joint, again: Again = {}) -> int:  # noqa: B006
     """The peak over a micro-batch, operator by operator in the graph's order.
 
     A gradient of a parameter is forgotten once it is made: it goes to its accumulator.

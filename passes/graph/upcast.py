@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ class InFloat:
     upcasts: dict[tuple[fx.Node, Any, Any], fx.Node] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, capture: Capture) -> "InFloat":
+    def of(cls, capture: Joint) -> "InFloat":
         names = {node: role.name for node, role in capture.roles().items()}
         return cls(capture.graph.graph, names)
 

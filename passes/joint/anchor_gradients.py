@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.levels import Level
@@ -29,7 +29,7 @@ class AnchorGradients:
 
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         marks = capture.graph.graph.find_nodes(op="call_function", target=gradient_op)
         anchored = plan(capture, list(marks), self.anchors)
         for short, node in anchored.items():
@@ -42,9 +42,7 @@ class AnchorGradients:
         return bool(marks or anchored)
 
 
-def plan(
-    capture: Capture, marks: list[fx.Node], anchors: Mapping[str, Anchor]
-) -> dict[str, fx.Node]:
+def plan(capture: Joint, marks: list[fx.Node], anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
     """The gradient that each anchor of one is of. Reads the graph only."""
     gradients: dict[object, fx.Node] = {mark.args[1]: mark for mark in marks}
     for node, role in zip(capture.returned, capture.outputs, strict=True):
@@ -53,5 +51,7 @@ def plan(
     return {
         short: gradients[anchor.name]
         for short, anchor in anchors.items()
-        if anchor.of == "gradient" and anchor.name in gradients and short not in capture.anchors
+        if anchor.of == "gradient"
+        and anchor.name in gradients
+        and short not in capture.report.anchors
     }

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.levels import Level
 
 
@@ -29,7 +29,7 @@ def stage_of_slot(index: int, stages: int, *, joined: bool = True) -> int:
     return index if index < stages else 2 * stages - 1 - joined - index
 
 
-def plan(capture: Capture) -> dict[fx.Node, int]:
+def plan(capture: Joint) -> dict[fx.Node, int]:
     """The slot of every operator: its stage's own, or later where it reads a later result."""
     stages = max(capture.ipus) + 1
     slots: dict[fx.Node, int] = {}
@@ -61,7 +61,7 @@ class AssignGradientStages:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "every operator has to have a stage"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         stages = max(capture.ipus) + 1
         changed = False
         for node, index in plan(capture).items():

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.passes.levels import Level
 
@@ -44,7 +44,7 @@ class DropSameViews:
     name: ClassVar[str] = "DropSameViews"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         same = plan(capture.graph.graph)
         for node, source in same.items():
             node.replace_all_uses_with(source)

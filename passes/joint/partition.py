@@ -19,7 +19,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import (
     BACKWARD,
     STAGE,
-    Capture,
+    Joint,
     Placeholder,
 )
 from ipu_dynamo.errors import CompileError
@@ -42,7 +42,7 @@ def counter(stage: int) -> str:
 class _Cutter(Extraction):
     """Cut at slots. `written` has results of a slot that may be for writes only."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Joint) -> None:
         self.capture = capture
         self.stages = max(capture.ipus) + 1
         self.roles: dict[fx.Node, Placeholder] = capture.roles()
@@ -165,7 +165,7 @@ class Partition:
 
     accumulation: Accumulation
 
-    def __call__(self, capture: Capture) -> Partitioned:
+    def __call__(self, capture: Joint) -> Partitioned:
         _refuse_made_names(capture)
         _rename_values(capture)
         cutter = _Cutter(capture)
@@ -195,10 +195,10 @@ class Partition:
         return Partitioned(tuple(parts), tuple(returned), changed, capture)
 
 
-def _refuse_made_names(capture: Capture) -> None:
+def _refuse_made_names(capture: Joint) -> None:
     """Refuse tensors of the model whose names may be those of what a program makes."""
     for role in capture.placeholders:
-        if role.name in capture.tensors and is_made(role.name):
+        if role.name in capture.report.tensors and is_made(role.name):
             raise CompileError(
                 f"the name of {role.kind} {role.name!r} has an empty part, as only names have "
                 "that a program makes",
@@ -206,7 +206,7 @@ def _refuse_made_names(capture: Capture) -> None:
             )
 
 
-def _rename_values(capture: Capture) -> None:
+def _rename_values(capture: Joint) -> None:
     """Rename nodes that are called like an input or a variable: parts find values by name."""
     taken = {role.name for role in capture.placeholders}
     for node in capture.graph.graph.nodes:
@@ -214,7 +214,7 @@ def _rename_values(capture: Capture) -> None:
             node._rename(f"{node.name}_value")
 
 
-def _part(capture: Capture, cutter: _Cutter, index: int) -> Part:
+def _part(capture: Joint, cutter: _Cutter, index: int) -> Part:
     piece, last = cutter.pieces[index], cutter.stages - 1
     stage = stage_of_slot(index, cutter.stages, joined=cutter.joined)
     direction: Direction = "forward" if index <= last else "backward"

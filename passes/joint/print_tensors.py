@@ -1,7 +1,7 @@
 """Print on the host: let tensors that a model prints leave the program by streams of their own.
 
 Before   %p = ipu.print_tensor(%h, "h", True, ...);  %y = aten.relu(%p);  return (%y,)
-After    %y = aten.relu(%h);  return (%y, %h)          capture.prints has the title of the stream
+After    %y = aten.relu(%h);  return (%y, %h)      the report's prints have the title of the stream
 Keeps    every other operator. Streams have the order in which one micro-batch prints.
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """
@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import Printing, print_tensor_op
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
@@ -28,11 +28,11 @@ class PrintTensors:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "workers would print in any order"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         prints = plan(capture.graph.graph)
         for node in prints:
             stream = capture.return_value(_printed(node))
-            capture.prints = {**capture.prints, stream: Printing.of(node)}
+            capture.report.prints = {**capture.report.prints, stream: Printing.of(node)}
         for node in prints:
             node.replace_all_uses_with(node.all_input_nodes[0])
             capture.graph.graph.erase_node(node)

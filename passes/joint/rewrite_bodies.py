@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, Capture
+from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.capture.control_flow.trace_control_flow import body_capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
@@ -38,7 +38,7 @@ class RewriteBodies:
     passes: tuple[Pass, ...]
     stochastic_rounding: bool = False
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         changed = self._rewrite(capture.graph.graph, {})
         if changed:
             capture.graph.recompile()
@@ -73,7 +73,7 @@ class RewriteBodies:
         return done[body.name]
 
 
-def as_capture(body: Body) -> Capture:
+def as_capture(body: Body) -> Joint:
     """A copy of a body's graph, as passes take it."""
     graph = fx.Graph()
     result = graph.output(graph.graph_copy(body.graph.graph, {}))
@@ -81,6 +81,5 @@ def as_capture(body: Body) -> Capture:
     for node in graph.nodes:
         node.meta = dict(node.meta)
         node.meta.setdefault(BACKWARD, False)
-    capture = body_capture(module_of(graph))
-    capture.level = "joint"
-    return capture
+    traced = body_capture(module_of(graph))
+    return Joint(graph=traced.graph, placeholders=traced.placeholders, outputs=traced.outputs)

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import (
     START,
-    Capture,
+    Joint,
     LossScale,
     OutputRole,
     Placeholder,
@@ -66,7 +66,7 @@ class ScaleLoss:
     start: float
     automatic: AutomaticLossScaling | None = None
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         begins = [node for node in graph.nodes if node.meta.get(START, False)]
         if not (self.variable and begins):
@@ -130,7 +130,7 @@ def _maker(node: fx.Node) -> fx.Node:
     return node.all_input_nodes[0] if node.target is getitem else node
 
 
-def _count(capture: Capture, gradients: list[fx.Node], edge: float) -> int:
+def _count(capture: Joint, gradients: list[fx.Node], edge: float) -> int:
     """Make the number of elements that are not large an output, for each of `gradients`; say how
     many elements there are in all."""
     graph = capture.graph.graph
@@ -156,7 +156,7 @@ def _half_at_most(value: float) -> float:
     return float(half)
 
 
-def _scale_input(capture: Capture, begin: fx.Node) -> fx.Node:
+def _scale_input(capture: Joint, begin: fx.Node) -> fx.Node:
     """A new input for the loss scale, after the other placeholders."""
     nodes = capture.placeholder_nodes
     with capture.graph.graph.inserting_after(nodes[-1]):

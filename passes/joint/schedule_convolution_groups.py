@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member, member
@@ -96,7 +96,7 @@ class ScheduleConvolutionGroups:
     name: ClassVar[str] = "ScheduleConvolutionGroups"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         groups = plan(capture.graph.graph)
         for group in groups:
             apply(group)

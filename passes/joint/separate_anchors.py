@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import only_looks, writes
 from ipu_dynamo.ops.operator_costs import ANCHORED
 from ipu_dynamo.ops.private.graphs import OpOverload
@@ -30,8 +30,8 @@ class SeparateAnchors:
     name: ClassVar[str] = "SeparateAnchors"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
-        anchored = {*capture.anchors.values(), *capture.prints}
+    def __call__(self, capture: Joint) -> bool:
+        anchored = {*capture.report.anchors.values(), *capture.report.prints}
         if not anchored:
             return False
         returned, copies = capture.returned, dict[fx.Node, fx.Node]()

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS, serialized_loss, serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call, replace
@@ -156,7 +156,7 @@ class SerializeLoss:
     name: ClassVar[str] = "SerializeLoss"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         heads = plan(graph)
         for head in heads:

@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
@@ -130,7 +130,7 @@ class SerializeMatmul:
     name: ClassVar[str] = "SerializeMatmul"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         splits = plan(capture.graph.graph)
         for split in splits:
             apply(capture.graph.graph, split)

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot
 from ipu_dynamo.passes.levels import Level
 
 
-def plan(capture: Capture) -> list[fx.Node]:
+def plan(capture: Joint) -> list[fx.Node]:
     """The operators in their new order."""
     stages = max(capture.ipus) + 1
     operators = [n for n in capture.graph.graph.nodes if n.op not in ("placeholder", "output")]
@@ -33,7 +33,7 @@ class SortByStage:
     name: ClassVar[str] = "SortByStage"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         before = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         operators = plan(capture)

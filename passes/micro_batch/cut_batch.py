@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import Joint, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
@@ -37,7 +37,7 @@ PHASES: tuple[Phase, ...] = ("before", "loop", "after")
 BEFORE, LOOP, AFTER = range(3)
 
 
-def cut(capture: Capture, split: Split) -> tuple[list[Piece], list[str]]:
+def cut(capture: Joint, split: Split) -> tuple[list[Piece], list[str]]:
     """The pieces that do anything, in order, and where each output of `capture` is found.
 
     It is a result of a piece, or a placeholder.
@@ -62,7 +62,7 @@ class _Cutter(Extraction):
     `sources` has where each input comes from, with the block that it is, if it is one.
     """
 
-    def __init__(self, capture: Capture, split: Split) -> None:
+    def __init__(self, capture: Joint, split: Split) -> None:
         self.capture, self.split, self.roles = capture, split, capture.roles()
         self.sources: dict[int, dict[str, tuple[str, Shard | None, Placeholder]]] = {
             index: {} for index in (BEFORE, LOOP, AFTER)
@@ -89,16 +89,17 @@ class _Cutter(Extraction):
         sources = {name: self.sources[index][name] for name in piece.inputs}
         originals = {self.cut.name(node): node for node in self.cut.place}
         results = tuple(piece.outputs)
+        tensors = {
+            name: self.capture.report.tensors.get(source, piece.inputs[name].meta["val"])
+            for name, (source, _, role) in sources.items()
+            if role.kind != "input"
+        }
         capture = replace(
             self.capture,
             graph=piece.finish(),
             placeholders=tuple(role for _, _, role in sources.values()),
             outputs=tuple(OutputRole("value", str(i)) for i in range(len(results))),
-            tensors={
-                name: self.capture.tensors.get(source, piece.inputs[name].meta["val"])
-                for name, (source, _, role) in sources.items()
-                if role.kind != "input"
-            },
+            report=replace(self.capture.report, tensors=tensors),
         )
         return Piece(
             phase=PHASES[index],

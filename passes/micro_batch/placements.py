@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 
 
 class Kind(Enum):
@@ -117,7 +117,7 @@ class Piece:
     """
 
     phase: Phase
-    capture: Capture
+    capture: Joint
     sources: dict[str, str]
     slices: dict[str, Shard]
     results: tuple[str, ...]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
@@ -46,7 +46,7 @@ class PrepareBatch:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "these operators have no micro-batch form of their own"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         filled = [n for n in graph.nodes if n.target in _FILLED and n.meta["val"].is_contiguous()]
         losses = [node for node in graph.nodes if node.target in _LOSSES and node.args[3] == MEAN]

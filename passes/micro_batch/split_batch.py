@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import is_view, root
 from ipu_dynamo.passes.levels import Level, SplitCapture
@@ -42,7 +42,7 @@ _HINT = (
 
 
 def plan(
-    capture: Capture,
+    capture: Joint,
     n: int,
     seeds: Mapping[fx.Node, Placement],
     deferred: Collection[str] = (),
@@ -216,7 +216,7 @@ def _refuse_nothing(split: Split, meetings: list[fx.Node]) -> None:
     )
 
 
-def _refuse_layers(capture: Capture, split: Split, meetings: list[fx.Node]) -> None:
+def _refuse_layers(capture: Joint, split: Split, meetings: list[fx.Node]) -> None:
     """Raise when a layer, or another stage, has to wait for all micro-batches.
 
     What reads sums over the batch only, as the gradient of a weight that is computed from
@@ -271,7 +271,7 @@ class SplitBatch:
     seeds: Mapping[str, Placement] = field(default_factory=dict)
     deferred: tuple[str, ...] = ()
 
-    def __call__(self, capture: Capture) -> SplitCapture:
+    def __call__(self, capture: Joint) -> SplitCapture:
         nodes = capture.placeholder_nodes
         seeds = {node: self.seeds[node.name] for node in nodes if node.name in self.seeds}
         return SplitCapture(capture, plan(capture, self.n, seeds, self.deferred))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STREAMED, Capture
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STREAMED, Joint
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level, Move, Part, Partitioned, PartWrite
@@ -62,10 +62,11 @@ aten = torch.ops.aten
 class _Emitter:
     """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value."""
 
-    capture: Capture
+    capture: Joint
     partitioned: Partitioned
     options: Options
     groups: Sequence[UpdateGroup]
+    placed: Mapping[str, int]
     owners: dict[str, int] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
     local: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -82,9 +83,9 @@ class _Emitter:
             for name in part.inputs:
                 role = self.roles.get(name)
                 if role is not None and role.kind not in STREAMED:
-                    self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
+                    self.owners.setdefault(name, self.placed.get(name, part.ipu))
             for name in part.gradients:  # no operator reads it where its gradient is a constant
-                self.owners.setdefault(name, self.capture.owners.get(name, part.ipu))
+                self.owners.setdefault(name, self.placed.get(name, part.ipu))
             for write in part.writes:
                 if write.rule == "buffer":
                     self.owners[write.target] = part.ipu
@@ -178,7 +179,7 @@ class _Emitter:
             return name  # an accumulator, or a value that an earlier part made on this IPU
         if role is None or role.kind in STREAMED:
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
-            overlap = self.capture.overlaps.get(("input", name), "no_overlap")
+            overlap = self.capture.report.overlaps.get(("input", name), "no_overlap")
             self.micro_batch.append(Receive(name, result, ipu, overlap))
         elif self.owners[name] == ipu or self.located[name].off_chip:
             return name
@@ -266,7 +267,7 @@ class _Emitter:
         streams += list(self.partitioned.changed.items())
         for stream, name in streams:
             if name in part.outputs:
-                overlap = self.capture.overlaps.get(("output", stream), "no_overlap")
+                overlap = self.capture.report.overlaps.get(("output", stream), "no_overlap")
                 send = Send(stream, name, part.ipu, self.sources[name][1], overlap)
                 self.micro_batch.append(send)
 
@@ -281,7 +282,7 @@ class _Emitter:
                 groups = options.replica_groups.get(role.name)
                 _refuse_shared_change(role.name, groups, self.changed)
                 own = own and groups is None
-                tensor = self.capture.tensors[role.name]
+                tensor = self.capture.report.tensors[role.name]
                 values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
                 owner = self.owners[role.name]
                 found.append(
@@ -304,7 +305,12 @@ class _Emitter:
 
 @dataclass(frozen=True)
 class Emit:
-    """The pass. `groups` are the optimiser's, empty for inference."""
+    """The pass.
+
+    Args:
+        groups: of the optimiser, empty for inference.
+        placed: IPUs of variables that another program has placed.
+    """
 
     name: ClassVar[str] = "Emit"
     level: ClassVar[Level] = "parts"
@@ -312,15 +318,21 @@ class Emit:
 
     options: Options
     groups: Sequence[UpdateGroup] = ()
+    placed: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, partitioned: Partitioned) -> Program:
-        return emit(partitioned, self.options, self.groups)
+        return emit(partitioned, self.options, self.groups, self.placed)
 
 
-def emit(partitioned: Partitioned, options: Options, groups: Sequence[UpdateGroup] = ()) -> Program:
+def emit(
+    partitioned: Partitioned,
+    options: Options,
+    groups: Sequence[UpdateGroup],
+    placed: Mapping[str, int],
+) -> Program:
     """Write the program of `partitioned`."""
     capture = partitioned.capture
-    emitter = _Emitter(capture, partitioned, options, groups)
+    emitter = _Emitter(capture, partitioned, options, groups, placed)
     order = _order(capture, options)
     emitter.call_parts()
     located = emitter.located
@@ -372,7 +384,7 @@ def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:
     return runs
 
 
-def _order(capture: Capture, options: Options) -> Order:
+def _order(capture: Joint, options: Options) -> Order:
     """How micro-batches follow each other; a lone forward or backward pass has only one."""
     several = len(set(capture.ipus.values())) > 1 and not capture.alone
     return "pipelined" if several and options.strategy.kind == "pipelined" else "sequential"

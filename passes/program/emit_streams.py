@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Capture, Placeholder
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Joint, Placeholder
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
@@ -48,7 +48,7 @@ def _inputs(partitioned: Partitioned) -> list[Input]:
             role.name,
             TensorType.of(node.meta["val"]),
             sources[role.kind],  # type: ignore[arg-type]
-            overlap=capture.overlaps.get(("input", role.name), "no_overlap"),
+            overlap=capture.report.overlaps.get(("input", role.name), "no_overlap"),
         )
         for node, role in capture.roles().items()
         if role.kind in sources
@@ -60,18 +60,18 @@ def _inputs(partitioned: Partitioned) -> list[Input]:
     return streams
 
 
-def _outputs(capture: Capture, changed: Collection[str], options: Options) -> list[Output]:
+def _outputs(capture: Joint, changed: Collection[str], options: Options) -> list[Output]:
     """The streams to the host; `changed` are the inputs that get a new value."""
     mode: Returns = options.returns(capture.training)  # type: ignore[assignment]
     varying = _varying(capture, options.replica_groups)
-    anchors = {stream: options.anchors[short] for short, stream in capture.anchors.items()}
+    anchors = {stream: options.anchors[short] for short, stream in capture.report.anchors.items()}
     found = []
     for node, role in zip(capture.returned, capture.outputs, strict=True):
         if node is None:
             continue
         type_ = TensorType.of(node.meta["val"])
         if role.kind == "value":
-            if printing := capture.prints.get(role.name):
+            if printing := capture.report.prints.get(role.name):
                 found.append(Output(role.name, type_, "all", printing=printing))
                 continue
             anchor = anchors.get(role.name)
@@ -79,14 +79,14 @@ def _outputs(capture: Capture, changed: Collection[str], options: Options) -> li
             if anchor is not None:
                 rule, period = anchor.returns, anchor.period
             returns = rule if node in varying else "once"
-            overlap = capture.overlaps.get(("output", role.name), "no_overlap")
+            overlap = capture.report.overlaps.get(("output", role.name), "no_overlap")
             found.append(Output(role.name, type_, returns, period, overlap=overlap))
         elif role.name in changed:
             found.append(Output(role.name, type_, "all", mutates=True))
     return found
 
 
-def _varying(capture: Capture, grouped: Collection[str]) -> set[fx.Node]:
+def _varying(capture: Joint, grouped: Collection[str]) -> set[fx.Node]:
     """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
     model changes or groups of replicas have for themselves, or a random number."""
     changed = {role.name for role in capture.outputs if role.kind == "mutation"}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture, Placeholder
+from ipu_dynamo.capture.capture import Joint, Placeholder
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, WORDS, offset
@@ -125,11 +125,14 @@ class LiftStreams:
         return replace(partitioned, parts=tuple(parts))
 
 
-def _add_constant(capture: Capture, key: fx.Node, name: str, streams: Sequence[int]) -> None:
+def _add_constant(capture: Joint, key: fx.Node, name: str, streams: Sequence[int]) -> None:
     """Describe a constant that parts read, as the last input of the graph that was cut."""
     numbers = [[offset(word, stream) for word in range(WORDS)] for stream in streams]
     node = new_input(capture.graph.graph, name, capture.placeholder_nodes[-1])
     node.meta["val"] = key.meta["val"].new_empty(len(streams), WORDS)
     capture.placeholders = (*capture.placeholders, Placeholder(name, "constant"))
-    capture.tensors = {**capture.tensors, name: torch.tensor(numbers, dtype=torch.int32)}
+    capture.report.tensors = {
+        **capture.report.tensors,
+        name: torch.tensor(numbers, dtype=torch.int32),
+    }
     capture.graph.recompile()

@@ -7,8 +7,8 @@ After    %h = aten.relu(%x)  with meta["ipu.name"] = "fc1/Relu:0"
          %c = aten.clone(%h)
          %y = aten.sin(%h)
          return (%y, %c)
-         capture.names = ("fc1/Relu:0",)
-         capture.anchors = {"h": "1"}
+         capture.report.names = ("fc1/Relu:0",)
+         capture.report.anchors = {"h": "1"}
 Keeps    every other operator. Values are those of the moment: what is changed in place later is not
          seen, but a buffer is taken at the end of the micro-batch.
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".
@@ -27,6 +27,7 @@ from ipu_dynamo.capture.capture import (
     STAGE,
     WANTED_GRADIENTS,
     Capture,
+    Traced,
 )
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.graph.builder import call
@@ -45,9 +46,9 @@ class AnchorValues:
 
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
 
-    def __call__(self, capture: Capture) -> bool:
-        names_before = capture.names
-        capture.names = tuple(name for name, _ in _named(capture.graph.graph))
+    def __call__(self, capture: Traced) -> bool:
+        names_before = capture.report.names
+        capture.report.names = tuple(name for name, _ in _named(capture.graph.graph))
         anchored = plan(capture, self.anchors)
         for short, node in anchored.items():
             anchor_value(capture, short, _moment(capture, node, self.anchors[short].name))
@@ -61,16 +62,16 @@ class AnchorValues:
             node.meta[WANTED_GRADIENTS] = {name} | node.meta.get(WANTED_GRADIENTS, frozenset())
         if anchored:
             capture.graph.recompile()
-        return bool(anchored or marked) or capture.names != names_before
+        return bool(anchored or marked) or capture.report.names != names_before
 
 
-def plan(capture: Capture, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
+def plan(capture: Traced, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
     """The node that each anchor of a value is of, where the graph has it. Reads the graph only."""
     nodes = dict(_named(capture.graph.graph))
     kinds = {role.name: (role.kind, node) for node, role in capture.roles().items()}
     anchored = {}
     for short, anchor in anchors.items():
-        if anchor.of != "value" or short in capture.anchors:
+        if anchor.of != "value" or short in capture.report.anchors:
             continue
         kind, node = kinds.get(anchor.name, ("", None))
         of_graph = kind == "input" or (kind == "buffer" and anchor.returns != "final")
@@ -83,7 +84,7 @@ def plan(capture: Capture, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
 
 def anchor_value(capture: Capture, short: str, node: fx.Node) -> None:
     """Return `node` as the value of the anchor `short`, behind all other values."""
-    capture.anchors = {**capture.anchors, short: capture.return_value(node)}
+    capture.report.anchors = {**capture.report.anchors, short: capture.return_value(node)}
 
 
 def _named(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
@@ -93,7 +94,7 @@ def _named(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
                 yield node.meta[key], node
 
 
-def _moment(capture: Capture, node: fx.Node, name: str) -> fx.Node:
+def _moment(capture: Traced, node: fx.Node, name: str) -> fx.Node:
     """A copy of the value that is called `name`, made where it is that value."""
     graph = capture.graph.graph
     if node.op == "placeholder":

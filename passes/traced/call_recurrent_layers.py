@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.layers.recurrent_layers import call_recurrent_layers
 from ipu_dynamo.passes.levels import Level
 
@@ -25,7 +25,7 @@ class CallRecurrentLayers:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "PyTorch would take layers apart, and forget the dropout between them"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]
         called = [call_recurrent_layers(node) for m in modules for node in m.graph.nodes]
         if any(called):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import Capture, Placeholder
+from ipu_dynamo.capture.capture import Placeholder, Traced
 from ipu_dynamo.capture.private.tracing import autocast_again, autocasts, outside_modes
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.private.graphs import OpOverload
@@ -63,7 +63,7 @@ class CheckTypes:
     name: ClassVar[str] = "CheckTypes"
     level: ClassVar[Level] = "traced"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         roles = capture.roles()
         for wrong in plan(capture.graph.graph):
             what = " and ".join(_named(argument, roles) for argument in wrong.arguments)

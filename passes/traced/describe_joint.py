@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture, OutputRole, Placeholder, unused
+from ipu_dynamo.capture.capture import Joint, OutputRole, Placeholder, Traced, unused
 from ipu_dynamo.capture.private.aot import (
     BackwardTokenAOTInput,
     ForwardTokenAOTInput,
@@ -18,8 +18,9 @@ from ipu_dynamo.capture.private.aot import (
 from ipu_dynamo.errors import CompileError
 
 
-def describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:
-    """Move `capture` to the new graph, with roles read from AOTAutograd's descriptors."""
+def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
+    """Describe the joint graph of `capture`, with roles read from AOTAutograd's descriptors."""
+    names = [role.name for role in capture.placeholders]
     roles = {role.name: role for role in capture.placeholders}
     placeholders = []
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -49,9 +50,18 @@ def describe(capture: Capture, joint: fx.GraphModule, names: list[str]) -> None:
     for index, role in enumerate(capture.outputs[first:]):
         nodes.append(values[index + first])
         outputs.append(role)
-    capture.graph, capture.placeholders = joint, tuple(placeholders)
-    capture.set_returned(nodes, outputs)
-    del capture.output_node.meta["desc"]  # the roles say it from here on
+    del result.meta["desc"]  # the roles say it from here on
+    result.args = (tuple(nodes),)
+    return Joint(
+        graph=joint,
+        placeholders=tuple(placeholders),
+        outputs=tuple(outputs),
+        training=capture.training,
+        ipus=capture.ipus,
+        keeps_stages=capture.keeps_stages,
+        phases=capture.phases,
+        report=capture.report,
+    )
 
 
 def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
@@ -93,12 +103,12 @@ def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.No
         )
 
 
-def _refuse_shared_memory(role: OutputRole, capture: Capture, value: fx.Node) -> None:
+def _refuse_shared_memory(role: OutputRole, capture: Traced, value: fx.Node) -> None:
     """Raise for a changed buffer in whose memory another tensor lies: each would have its own."""
-    if role.kind != "mutation" or role.name not in capture.tensors:
+    if role.kind != "mutation" or role.name not in capture.report.tensors:
         return
-    memory = capture.tensors[role.name].untyped_storage().data_ptr()
-    for name, tensor in capture.tensors.items():
+    memory = capture.report.tensors[role.name].untyped_storage().data_ptr()
+    for name, tensor in capture.report.tensors.items():
         if name != role.name and memory and tensor.untyped_storage().data_ptr() == memory:
             raise CompileError(
                 f"forward changes {role.name}, which shares its memory with {name}",

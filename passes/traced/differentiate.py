@@ -31,8 +31,9 @@ from ipu_dynamo.capture.capture import (
     MATMUL_NAME,
     NAME,
     WANTED_GRADIENTS,
-    Capture,
+    Joint,
     OutputRole,
+    Traced,
 )
 from ipu_dynamo.capture.private.aot import export_joint
 from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
@@ -133,10 +134,7 @@ class Differentiate:
 
     may_train_nothing: bool = False
 
-    def __call__(self, capture: Capture) -> bool:
-        if capture.level == "joint":
-            return False
-        names = [p.name for p in capture.placeholders]
+    def __call__(self, capture: Traced) -> Joint:
         if capture.training:
             assert capture.loss is not None, "IdentityLoss runs before Differentiate"
             _check_loss(capture, capture.loss)
@@ -146,24 +144,27 @@ class Differentiate:
             )
         loss, differentiable = capture.loss, dict[str, None]()
         before = _leading_to(loss) if loss is not None else set()
-        joint = _export(capture, differentiable)
-        describe(capture, joint, names)
-        if capture.training and not self.may_train_nothing:
-            _check_gradients(capture)
-        trained = [role.name for role in capture.outputs if role.kind == "gradient"]
-        capture.gradients = (*trained, *(n for n in differentiable if n in before))
-        capture.loss, capture.level = None, "joint"
-        for node in capture.graph.graph.nodes:
+        joint = describe(capture, _export(capture, differentiable))
+        trained = [role.name for role in joint.outputs if role.kind == "gradient"]
+        if capture.training and not trained and not self.may_train_nothing:
+            raise CompileError(
+                "the loss depends on no parameter that requires a gradient",
+                node=loss,
+                hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
+                id="gradient",
+            )
+        joint.report.gradients = (*trained, *(n for n in differentiable if n in before))
+        for node in joint.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
             if node.op not in ("placeholder", "output"):
                 # What a hook computes of a gradient is backward, whoever recorded it.
                 follows = any(source.meta.get(BACKWARD) for source in node.all_input_nodes)
                 node.meta[BACKWARD] = follows or is_backward(node)
-        capture.graph.recompile()
-        return True
+        joint.graph.recompile()
+        return joint
 
 
-def _check_loss(capture: Capture, loss: fx.Node) -> None:
+def _check_loss(capture: Traced, loss: fx.Node) -> None:
     value = loss.meta["val"]
     if not value.is_floating_point():
         raise CompileError(
@@ -191,7 +192,7 @@ def _leading_to(loss: fx.Node) -> set[str]:
     return {name for node in seen for name in _names(node)}
 
 
-def _export(capture: Capture, differentiable: dict[str, None]) -> fx.GraphModule:
+def _export(capture: Traced, differentiable: dict[str, None]) -> fx.GraphModule:
     """The functional graph, joint when training; equal layers are differentiated once.
 
     Args:
@@ -224,7 +225,7 @@ def _export(capture: Capture, differentiable: dict[str, None]) -> fx.GraphModule
 
 
 def _of_all(
-    capture: Capture,
+    capture: Traced,
     differentiable: dict[str, None],
     examples: Sequence[Tensor],
     mode: FakeTensorMode,
@@ -239,7 +240,7 @@ def _of_all(
 
 
 def _of_equal_layers(
-    capture: Capture,
+    capture: Traced,
     differentiable: dict[str, None],
     examples: Sequence[Tensor],
     mode: FakeTensorMode,
@@ -272,7 +273,7 @@ def _note(graph: fx.Graph, required: Collection[fx.Node], names: dict[str, None]
 
 
 def _joint(
-    capture: Capture, replay: _Replay, examples: Sequence[Tensor], mode: FakeTensorMode
+    capture: Traced, replay: _Replay, examples: Sequence[Tensor], mode: FakeTensorMode
 ) -> fx.GraphModule:
     with torch.inference_mode(False), torch.set_grad_enabled(capture.training):
         try:
@@ -286,14 +287,3 @@ def _joint(
                 hint="if a tensor was changed in place, write x = x + y in place of x += y",
                 id="gradient",
             ) from error
-
-
-def _check_gradients(capture: Capture) -> None:
-    if any(role.kind == "gradient" for role in capture.outputs):
-        return
-    raise CompileError(
-        "the loss depends on no parameter that requires a gradient",
-        node=capture.loss,
-        hint="look for torch.no_grad, detach, or an integer tensor on the way to the loss",
-        id="gradient",
-    )

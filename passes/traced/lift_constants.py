@@ -36,7 +36,7 @@ class LiftConstants:
 
     def __call__(self, capture: Capture) -> bool:
         if self.warn:
-            warn(capture.outside)
+            warn(capture.report.outside)
         held = plan(capture)
         for target, nodes in held.items():
             self._lift(capture, target, nodes)
@@ -46,7 +46,7 @@ class LiftConstants:
 
     def _lift(self, capture: Capture, target: str, nodes: list[fx.Node]) -> None:
         graph, value = capture.graph.graph, getattr(capture.graph, target)
-        name, tensor = capture.attributes.get(id(value), (target, value))
+        name, tensor = capture.report.attributes.get(id(value), (target, value))
         name = unused(name, capture.placeholders)
         last = capture.placeholder_nodes[-1:]
         with graph.inserting_after(last[0]) if last else graph.inserting_before(None):
@@ -57,7 +57,7 @@ class LiftConstants:
             node.replace_all_uses_with(lifted)
             graph.erase_node(node)
         capture.placeholders = (*capture.placeholders, Placeholder(name, "constant"))
-        capture.tensors = {**capture.tensors, name: tensor.detach().clone()}
+        capture.report.tensors = {**capture.report.tensors, name: tensor.detach().clone()}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LiftJointConstants(LiftConstants):
         if self.warn:  # the trace has not seen what these functions read
             read = tuple(outside_of_graph(capture.graph).values())
             warn(read)
-            capture.outside = (*capture.outside, *read)
+            capture.report.outside = (*capture.report.outside, *read)
         return LiftConstants(self.level, warn=False)(capture)
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import MATMUL_NAME, NAME, Capture
+from ipu_dynamo.capture.capture import MATMUL_NAME, NAME, Traced
 from ipu_dynamo.capture.scopes import SCOPE
 from ipu_dynamo.passes.levels import Level
 
@@ -59,7 +59,7 @@ class NameValues:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "values are found by name"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         names = plan(capture.graph.graph)
         new = [(node, key, name) for node, key, name in names if node.meta.get(key) != name]
         for node, key, name in new:

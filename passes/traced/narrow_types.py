@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
-from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
@@ -124,7 +124,7 @@ class NarrowTypes:
 
     narrow: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         if not self.narrow:
             return False
         graph = capture.graph.graph
@@ -140,7 +140,7 @@ class NarrowTypes:
         return True
 
 
-def _narrow_placeholders(capture: Capture) -> set[fx.Node]:
+def _narrow_placeholders(capture: Traced) -> set[fx.Node]:
     """Narrow the types of inputs and variables; freeze integers that stay as they are."""
     wide = set()
     roles = []

@@ -5,7 +5,7 @@ Before   %h = ipu.overlap_input(%x: f32[n], "accumulation_loop")
          %y = aten.relu(%h)
          %r = ipu.overlap_output(%y, "accumulation_loop")
 After    %r = aten.relu(%x)
-         capture.overlaps = {
+         capture.report.overlaps = {
              ("input", "x"): "accumulation_loop", ("output", "0"): "accumulation_loop"
          }
 Keeps    all other operators.
@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.options import Options
@@ -59,7 +59,7 @@ class Mark:
     def mode(self) -> Overlap:
         return cast(Overlap, self.node.args[1])
 
-    def stream(self, capture: Capture) -> tuple[str, str]:
+    def stream(self, capture: Traced) -> tuple[str, str]:
         """Direction and name of the stream.
 
         Raises:
@@ -69,7 +69,7 @@ class Mark:
             return "input", self._input(capture)
         return "output", self._output(capture)
 
-    def _input(self, capture: Capture) -> str:
+    def _input(self, capture: Traced) -> str:
         role = capture.roles().get(self.value)
         if role is None or role.kind != "input":
             raise OverlapError(
@@ -89,7 +89,7 @@ class Mark:
             )
         return role.name
 
-    def _output(self, capture: Capture) -> str:
+    def _output(self, capture: Traced) -> str:
         if list(self.node.users) != [capture.output_node]:
             raise OverlapError(
                 "an output",
@@ -120,7 +120,7 @@ class OverlapIO:
 
     options: Options
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         kinds = (overlap_input_op, overlap_output_op)
         marks = [Mark(node) for node in graph.nodes if node.target in kinds]
@@ -131,7 +131,7 @@ class OverlapIO:
             mark.node.replace_all_uses_with(mark.value)
             graph.erase_node(mark.node)
         if marks:
-            capture.overlaps = modes
+            capture.report.overlaps = modes
             capture.graph.recompile()
         return bool(marks)
 

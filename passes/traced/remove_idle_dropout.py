@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ class RemoveIdleDropout:
     name: ClassVar[str] = "RemoveIdleDropout"
     level: ClassVar[Level] = "traced"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]
         idle = [node for module in modules for node in plan(module.graph)]
         for node in idle:

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.passes.levels import Level
@@ -135,7 +135,7 @@ class TagConvolutionGroups:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "its markers compute nothing that a stage could run"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         groups = plan(graph)
         for number, group in enumerate(groups):

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import NAME, Capture
+from ipu_dynamo.capture.capture import NAME, Traced
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.passes.levels import Level
 
@@ -25,7 +25,7 @@ class TitlePrints:
     name: ClassVar[str] = "TitlePrints"
     level: ClassVar[Level] = "traced"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         titles = plan(capture)
         for node, title in titles.items():
             node.args = (node.args[0], title, *node.args[2:])
@@ -34,7 +34,7 @@ class TitlePrints:
         return bool(titles)
 
 
-def plan(capture: Capture) -> dict[fx.Node, str]:
+def plan(capture: Traced) -> dict[fx.Node, str]:
     """The title of each print that has none. Reads the graph only."""
     roles, titles = capture.roles(), dict[fx.Node, str]()
     for node in capture.graph.graph.find_nodes(op="call_function", target=print_tensor_op):

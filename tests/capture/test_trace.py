@@ -104,7 +104,7 @@ def test_every_tensor_has_a_role():
     assert [role.trainable for role in capture.placeholders[:2]] == [True, False]
     assert roles(capture, "buffer") == ["count"]
     assert roles(capture, "input") == ["x"]
-    assert capture.tensors["weight"] is model.weight
+    assert capture.report.tensors["weight"] is model.weight
 
 
 def test_tied_parameters_are_one_placeholder_under_their_first_name():
@@ -142,9 +142,9 @@ def test_tensors_from_outside_become_constants_with_one_warning_each():
         capture = traced(lambda x: x * outside + outside, torch.ones(2))
     assert len(warned) == 1
     (name,) = roles(capture, "constant")
-    assert torch.equal(capture.tensors[name], outside)
+    assert torch.equal(capture.report.tensors[name], outside)
     outside.zero_()
-    assert capture.tensors[name].tolist() == [1.0, 2.0]
+    assert capture.report.tensors[name].tolist() == [1.0, 2.0]
 
 
 def test_warning_names_a_plain_attribute():
@@ -192,7 +192,7 @@ def test_structure_is_rebuilt_with_python_values_as_they_were():
             "p": Pair(x + 1, (thing, x * 2)),
         }
 
-    structure = traced(model, torch.ones(2)).structure
+    structure = traced(model, torch.ones(2)).report.structure
     result = structure.rebuild([torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)])
     assert list(result["o"]) == ["b", "a"]
     assert result["o"]["a"] == [None, 3, "s"]
@@ -202,7 +202,7 @@ def test_structure_is_rebuilt_with_python_values_as_they_were():
 
 
 def test_model_without_result_returns_none():
-    assert traced(lambda x: None, torch.ones(1)).structure.rebuild([]) is None
+    assert traced(lambda x: None, torch.ones(1)).report.structure.rebuild([]) is None
 
 
 # --- Operators ----------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Faulty:
         if isinstance(after, Capture):
             self.fault(after.graph.graph)
             after.graph.recompile()
-            return True
+            return True if after is model else after
         if isinstance(after, Partitioned):
             return planted_in_parts(after, self.fault)
         return planted_in_host(after, self.fault)

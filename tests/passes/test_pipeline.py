@@ -38,6 +38,7 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram, Program
+from tests.properties.evaluate import left_by
 
 STEPS = all_passes()
 NAMES = [step.name for step in STEPS]
@@ -368,11 +369,13 @@ def test_source_lines_are_kept_and_a_second_run_changes_nothing(training, narrow
     for step in steps:
         if step.name == "Partition":
             break
-        step(model)
+        model = left_by(step, model)
         cleaning = names.index("Differentiate") <= names.index(step.name) < names.index(CLEAN)
         for node in () if cleaning else model.graph.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 assert "forward" in (node.meta.get("stack_trace") or ""), f"{node} after {step}"
+        if step.name == "Differentiate":
+            continue
         before = str(model.graph.graph)
         assert not (step(model) and step.name != "NarrowTypes")
         assert str(model.graph.graph) == before or step.name == "NarrowTypes"

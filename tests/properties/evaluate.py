@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, pytree
+from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, Capture, Joint, Traced, pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.debug.stepping import apply_writes
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes import invariants
 from ipu_dynamo.passes.joint.partition import accumulator
-from ipu_dynamo.passes.levels import Partitioned
+from ipu_dynamo.passes.levels import Partitioned, level_of
 from ipu_dynamo.passes.pipeline import whole_step
 
 
@@ -21,7 +21,7 @@ def captured(model, data, options=None, *, training=True, before=None):
 
     Args:
         data: what the model is called with, by position or, in a dict, by name.
-        before: name of the pass; None runs all that keep a capture one.
+        before: name of the pass; None runs all up to the cut into parts.
 
     Returns:
         The capture, and the pass that comes next, or None.
@@ -32,11 +32,16 @@ def captured(model, data, options=None, *, training=True, before=None):
     for one in whole_step(options or Options(), training=training):
         if one.name == (before or "Partition"):
             return capture, None if before is None else one
-        changed = one(capture)
+        capture = left_by(one, capture)
         done.append(one.name)
-        if changed:
-            invariants.check(capture, capture.level, done)
+        invariants.check(capture, level_of(capture), done)
     raise AssertionError(f"there is no pass {before}")
+
+
+def left_by(step, model):
+    """The model that a pass leaves: the same one, or one of the next level."""
+    result = step(model)
+    return model if isinstance(result, bool) else result
 
 
 def _arguments(model, data):
@@ -46,12 +51,12 @@ def _arguments(model, data):
 
 def check(capture: Capture) -> None:
     """Assert what holds of a capture from its level's first passes on."""
-    invariants.check(capture, capture.level, ("Differentiate", "LiftJointConstants"))
+    invariants.check(capture, level_of(capture), ("Differentiate", "LiftJointConstants"))
 
 
 def bound_tensors(capture: Capture, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """A copy of the tensor of every placeholder."""
-    held = {**capture.tensors, **inputs}
+    held = {**capture.report.tensors, **inputs}
     return [
         held[role.name].detach().contiguous().clone().to(node.meta["val"].dtype)
         for node, role in capture.roles().items()
@@ -96,16 +101,16 @@ def evaluate(capture: Capture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     roles = list(capture.roles().values())
     tensors = bound_tensors(capture, inputs)
-    joint = any(role.kind == "gradient" for role in capture.outputs)
-    differentiate = capture.training and not joint
+    loss = capture.loss if isinstance(capture, Traced) else None
+    differentiate = capture.training and isinstance(capture, Traced)
     for tensor, role in zip(tensors, roles, strict=True):
         tensor.requires_grad_(differentiate and role.trainable)
     leaves = dict(zip((role.name for role in roles), tensors, strict=True))
     recorder = _Recorder(capture.graph)
     with torch.set_grad_enabled(differentiate):
         results = recorder.run(*tensors, enable_io_processing=False)
-        if differentiate and capture.loss is not None:
-            recorder.values[capture.loss].sum().backward()
+        if loss is not None:
+            recorder.values[loss].sum().backward()
     found = {f"final {name}": tensor.detach() for name, tensor in leaves.items()}
     found |= {
         f"gradient {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None
@@ -118,7 +123,7 @@ def evaluate(capture: Capture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def evaluate_parts(
-    capture: Capture, partitioned: Partitioned, inputs: Mapping[str, Tensor]
+    capture: Joint, partitioned: Partitioned, inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """What the parts compute one after the other, in the form of `evaluate`."""
     names = [role.name for role in capture.placeholders]

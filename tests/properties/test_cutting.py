@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from ipu_dynamo.capture.capture import (
     BACKWARD,
     STAGE,
-    Capture,
+    Joint,
     OutputRole,
     Placeholder,
-    Structure,
-    pytree,
+    Report,
 )
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.options import Options
@@ -78,12 +77,13 @@ def placed_graphs(draw, *, partly=False):
         kind = "gradient" if role.kind == "parameter" else "mutation"
         returned.append(draw(st.sampled_from(fitting)))
         outputs.append(OutputRole(kind, role.name))
-    capture = Capture(
+    capture = Joint(
         graph=graph,
         placeholders=tuple(roles),
         outputs=(),
-        tensors={r.name: t for r, t in zip(roles, inputs, strict=True) if r.kind != "input"},
-        structure=Structure(pytree.tree_flatten(())[1], (), ()),
+        report=Report(
+            tensors={r.name: t for r, t in zip(roles, inputs, strict=True) if r.kind != "input"}
+        ),
         training=any(role.kind == "gradient" for role in outputs),
         ipus=dict(enumerate(ipus)),
     )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import NO_STRUCTURE, Capture, OutputRole, Placeholder
+from ipu_dynamo.capture.capture import OutputRole, Placeholder, Traced
 from ipu_dynamo.capture.private.subgraphs import example, quote_body, trace_body
 from ipu_dynamo.capture.private.tracing import fake_mode_of, flatten, graph_being_traced, pytree
 from ipu_dynamo.capture.scopes import SCOPE
@@ -44,7 +44,7 @@ class ControlFlow:
     """
 
     kind: Kind
-    bodies: list[Capture]
+    bodies: list[Traced]
     carried: int
     scanned: int = 0
     count: int = 0
@@ -182,13 +182,13 @@ def _united(bodies: Sequence[_Traced]) -> list[Tensor]:
     return list({id(t): t for traced in bodies for t in traced.captured}.values())
 
 
-def _captures(bodies: Sequence[_Traced], by_value: int, where: str) -> list[Capture]:
+def _captures(bodies: Sequence[_Traced], by_value: int, where: str) -> list[Traced]:
     """Bodies that take the same inputs, of which they may change the first so many."""
     read = _united(bodies)
     return [_capture(traced, read, by_value, where) for traced in bodies]
 
 
-def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str) -> Capture:
+def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str) -> Traced:
     module, graph = traced.graph, traced.graph.graph
     inputs = list(graph.find_nodes(op="placeholder"))
     count = len(inputs) - len(traced.captured)
@@ -215,17 +215,14 @@ def _capture(traced: _Traced, read: Sequence[Tensor], by_value: int, where: str)
     return body_capture(module)
 
 
-def body_capture(module: fx.GraphModule) -> Capture:
+def body_capture(module: fx.GraphModule) -> Traced:
     """A body, whose graph returns a tuple of tensors."""
     inputs = module.graph.find_nodes(op="placeholder")
     returned: Any = module.graph.output_node().args[0]
-    return Capture(
+    return Traced(
         graph=module,
         placeholders=tuple(Placeholder(node.name, "input") for node in inputs),
         outputs=tuple(OutputRole("value", str(number)) for number in range(len(returned))),
-        tensors={},
-        structure=NO_STRUCTURE,
-        training=False,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo import blocks
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.trace import read_arguments, trace
 from ipu_dynamo.ops.marks.markers import begin_block
@@ -63,7 +63,7 @@ def _hooked(hooks: Sequence[tuple[nn.Module, Callable[..., None]]]) -> Iterator[
             handle.remove()
 
 
-def _trace(model: nn.Module, sample: Sample, *, training: bool) -> Capture:
+def _trace(model: nn.Module, sample: Sample, *, training: bool) -> Traced:
     args = sample if isinstance(sample, tuple) else ()
     kwargs = dict(sample) if isinstance(sample, Mapping) else {}
     modes = [(module, module.training) for module in model.modules()]
@@ -131,7 +131,7 @@ def layer_seconds(
     return seconds[1:-1], seconds[0]
 
 
-def _take_markers(capture: Capture) -> list[int]:
+def _take_markers(capture: Traced) -> list[int]:
     """Remove the marks of blocks from a traced model; the IPU of each of its operators."""
     owners, current = [], 0
     for node in list(capture.graph.graph.nodes):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.errors import source_line
@@ -51,7 +51,7 @@ _IGNORED = frozenset(
 
 
 def program_key(
-    capture: Capture,
+    capture: Traced,
     options: Options,
     groups: Sequence[UpdateGroup],
     devices: Sequence[torch.device],
@@ -72,7 +72,7 @@ def program_key(
             *_lines(capture),
             repr(capture.training),
             repr([_group(group) for group in groups]),
-            repr([digest(t) for t in capture.tensors.values() if not t.is_floating_point()]),
+            repr([digest(t) for t in capture.report.tensors.values() if not t.is_floating_point()]),
             repr(_of_program(options)),
             repr([str(device) for device in devices]),
             repr(sorted(more.items())),
@@ -84,7 +84,7 @@ def program_key(
     return sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _lines(capture: Capture) -> Iterator[str]:
+def _lines(capture: Traced) -> Iterator[str]:
     """A text of all that a capture computes, the bodies of its loops and branches behind them.
 
     Raises:
@@ -121,7 +121,7 @@ def _of_program(options: Options) -> Options:
     )
 
 
-def _node(node: fx.Node, capture: Capture, numbers: dict[fx.Node, str]) -> str:
+def _node(node: fx.Node, capture: Traced, numbers: dict[fx.Node, str]) -> str:
     """All of a node that a program depends on.
 
     Raises:
@@ -137,14 +137,14 @@ def _node(node: fx.Node, capture: Capture, numbers: dict[fx.Node, str]) -> str:
     return f"{node.name} {value} {target} {arguments} {text(marks)} {source_line(node)}"
 
 
-def _target(node: fx.Node, capture: Capture) -> str:
+def _target(node: fx.Node, capture: Traced) -> str:
     if node.op == "get_attr":
         held = capture.graph
         for part in str(node.target).split("."):
             held = getattr(held, part)
         if not isinstance(held, Tensor) or is_fake(held):
             raise ValueError("a graph in the graph")
-        name, _ = capture.attributes.get(id(held), ("", None))
+        name, _ = capture.report.attributes.get(id(held), ("", None))
         return f"constant {name} {digest(held)}"
     if isinstance(node.target, str):
         return f"{node.op} {node.target}"

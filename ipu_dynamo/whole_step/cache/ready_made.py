@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import HostProgram, Update
@@ -35,7 +35,7 @@ class ReadyMade:
     figures: Figures | None = None
 
 
-def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup]) -> None:
+def check_fit(ready: ReadyMade, capture: Traced, groups: Sequence[UpdateGroup]) -> None:
     """Hold a traced model and an optimiser to a program that was compiled before.
 
     Raises:
@@ -47,7 +47,7 @@ def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup])
     for variable in program.variables:
         if variable.kind not in ("parameter", "buffer"):
             continue
-        tensor = capture.tensors.get(variable.name)
+        tensor = capture.report.tensors.get(variable.name)
         shape = variable.type.shape
         if variable.groups is not None:
             shape = (variable.groups.count(program.replicas), *shape)
@@ -64,9 +64,9 @@ def check_fit(ready: ReadyMade, capture: Capture, groups: Sequence[UpdateGroup])
         not output.mutates and output.printing is None and output.name not in anchored
         for output in program.outputs
     )
-    if returned != len(capture.structure.tensors):
+    if returned != len(capture.report.structure.tensors):
         problem = f"the program returns {returned} tensors, the model "
-        raise CompileError(f"{problem}{len(capture.structure.tensors)}", hint=_HINT)
+        raise CompileError(f"{problem}{len(capture.report.structure.tensors)}", hint=_HINT)
     for update in (i for i in program.walk() if isinstance(i, Update)):
         fits = update.group < len(groups) and groups[update.group].rule == update.rule
         if not fits or not set(update.parameters) <= set(groups[update.group].parameters):

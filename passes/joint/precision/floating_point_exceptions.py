@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
@@ -81,7 +81,7 @@ class FloatingPointExceptions:
 
     enabled: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         checks = plan(graph) if self.enabled else []
         for planned in checks:

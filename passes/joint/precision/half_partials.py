@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
@@ -43,7 +43,7 @@ class HalfPartials:
     matmuls: bool
     convolutions: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         products = plan(graph, matmuls=self.matmuls, convolutions=self.convolutions)
         for node in products:

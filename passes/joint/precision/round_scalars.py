@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ class RoundScalars:
     name: ClassVar[str] = "RoundScalars"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         changes = plan(capture.graph.graph)
         for node, arguments in changes.items():
             node.args = arguments

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.ops.private.graphs import OpOverload
@@ -70,7 +70,7 @@ class StochasticRounding:
 
     enabled: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         narrow = computing_in_half(graph) if self.enabled else []
         rewrite = InFloat.of(capture)

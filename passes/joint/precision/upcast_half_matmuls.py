@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.levels import Level
 
@@ -53,7 +53,7 @@ class UpcastHalfMatmuls:
     name: ClassVar[str] = "UpcastHalfMatmuls"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         products = plan(capture.graph.graph)
         rewrite = InFloat.of(capture)
         for product in products:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.levels import Level
 
@@ -46,7 +46,7 @@ class UpcastNorms:
 
     enabled: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         norms = plan(capture.graph.graph) if self.enabled else []
         rewrite = InFloat.of(capture)
         for norm in norms:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import RANDOM_KEY, Capture, Placeholder
+from ipu_dynamo.capture.capture import RANDOM_KEY, Joint, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
@@ -69,7 +69,7 @@ class CounterRandom:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "stages, workers and recomputation would draw other numbers"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         nodes = plan(capture.graph.graph)
         if not nodes:
             return False
@@ -205,7 +205,7 @@ def _draw(drawing: Drawing) -> tuple[fx.Node, ...]:
     return draw(drawing)
 
 
-def key_input(capture: Capture) -> fx.Node:
+def key_input(capture: Joint) -> fx.Node:
     """The input for the key; added after the other placeholders if there is none."""
     nodes = capture.placeholder_nodes
     for node, role in capture.roles().items():
@@ -219,7 +219,7 @@ def key_input(capture: Capture) -> fx.Node:
     return key
 
 
-def _device(capture: Capture) -> torch.device:
+def _device(capture: Joint) -> torch.device:
     """Where the model's tensors are."""
     values = (n.meta.get("val") for n in capture.graph.graph.nodes)
     return next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))

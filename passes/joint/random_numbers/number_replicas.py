@@ -18,7 +18,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import (
     ACCUMULATION_WEIGHT,
     REPLICA_INDEX,
-    Capture,
+    Joint,
     Placeholder,
     PlaceholderKind,
 )
@@ -43,7 +43,7 @@ class NumberReplicas:
     level: ClassVar[Level] = "joint"
     needed: ClassVar[str] = "every replica would be number 0"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         for node in capture.graph.graph.nodes:
             if any(_within(node)):
                 raise CompileError(
@@ -58,7 +58,7 @@ class NumberReplicas:
         return any(inputs)
 
 
-def _as_input(capture: Capture, operator: OpOverload, name: str, kind: PlaceholderKind) -> bool:
+def _as_input(capture: Joint, operator: OpOverload, name: str, kind: PlaceholderKind) -> bool:
     """Replace an operator by an input, if the graph has it."""
     graph = capture.graph.graph
     nodes = list(graph.find_nodes(op="call_function", target=operator))

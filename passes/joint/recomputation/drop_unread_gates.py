@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.recurrent.pairs import SAVED
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.levels import Level
@@ -27,7 +27,7 @@ class DropUnreadGates:
     name: ClassVar[str] = "DropUnreadGates"
     level: ClassVar[Level] = "joint"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         layers = plan(graph)
         for node in layers:

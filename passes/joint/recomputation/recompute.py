@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.graph.liveness import Again, peak_bytes
@@ -98,7 +98,7 @@ class Recompute:
     mode: Mode = "off"
     budget: int | None = None
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         marked = _take_marks(graph)
         last = max(capture.ipus)
@@ -111,7 +111,7 @@ class Recompute:
         capture.graph.recompile()
         return bool(marked) or bool(again)
 
-    def _choose(self, capture: Capture, stages: range, marked: set[fx.Node]) -> Again:
+    def _choose(self, capture: Joint, stages: range, marked: set[fx.Node]) -> Again:
         graph = capture.graph.graph
         last = max(capture.ipus)
         if self.mode != "all":
@@ -140,7 +140,7 @@ def _take_marks(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _best_cut(
-    capture: Capture, stages: range, saved: set[fx.Node], nodes: list[fx.Node]
+    capture: Joint, stages: range, saved: set[fx.Node], nodes: list[fx.Node]
 ) -> set[fx.Node]:
     """Values to keep of a stage without marks: the number of cuts with the lowest peak."""
     places = narrow_places(nodes)
@@ -163,9 +163,7 @@ def _counts(most: int) -> Iterator[int]:
     yield most
 
 
-def _within(
-    capture: Capture, stages: range, open_: range, saved: set[fx.Node], budget: int
-) -> Again:
+def _within(capture: Joint, stages: range, open_: range, saved: set[fx.Node], budget: int) -> Again:
     """Keep more values of the stages `open_`, as long as the peak is within `budget`."""
     graph = capture.graph.graph
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.capture.private.aot import TAG
 from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
 from ipu_dynamo.passes.levels import Level
@@ -56,7 +56,7 @@ class RepeatLstms:
 
     apart: bool = False
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Joint) -> bool:
         joined = None if self.apart or not capture.joined else max(capture.ipus)
         layers = plan(capture.graph.graph, joined)
         for layer in layers:

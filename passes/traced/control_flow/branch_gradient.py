@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import branch_op
@@ -48,7 +48,7 @@ class BranchGradient:
 
 
 def branch_gradient(
-    flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Capture], Run]
+    flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Traced], Run]
 ) -> BranchGradient:
     """The gradient of a branch for the inputs where it is `wanted`; the first is the predicate.
 

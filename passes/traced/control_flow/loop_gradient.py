@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import loop_op
@@ -51,7 +51,7 @@ class LoopGradient:
 
 
 def loop_gradient(
-    flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Capture], Run]
+    flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Traced], Run]
 ) -> LoopGradient:
     """The gradient of a loop for the inputs where it is `wanted`, and for all that it carries.
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import (
     NO_GRADIENT,
     WITH_GRADIENT,
@@ -122,7 +122,7 @@ def _forward_bodies(flow: ControlFlow) -> list[Body]:
     ]
 
 
-def _run_of(body: Capture) -> Run:
+def _run_of(body: Traced) -> Run:
     return _flat(body.graph)
 
 

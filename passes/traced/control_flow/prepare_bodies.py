@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import FLOW
@@ -52,7 +52,7 @@ class PrepareBodies:
 
     passes: tuple[Pass, ...]
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         changed = False
         for flow in flows(capture.graph.graph):
             flow.lowered.clear()

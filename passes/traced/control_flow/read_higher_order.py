@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import (
     NO_GRADIENT,
     WITH_GRADIENT,
@@ -46,7 +46,7 @@ class ReadHigherOrder:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "programs have no operators that hold graphs as modules"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         return _read(capture.graph)
 
 
@@ -108,7 +108,7 @@ def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.
     return flow, [value for i, value in enumerate(read) if i not in numbers]
 
 
-def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Capture:
+def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Traced:
     """A body, in which some inputs are numbers that are known."""
     _read(module)
     graph = fx.Graph()

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.marks.markers import identity_loss_op
@@ -69,13 +69,13 @@ class IdentityLoss:
 
     output: int | None = None
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         if not capture.training or capture.loss is not None:
             return False
         capture.loss = self._named(capture) if self.output is not None else self._marked(capture)
         return True
 
-    def _named(self, capture: Capture) -> fx.Node:
+    def _named(self, capture: Traced) -> fx.Node:
         returned = capture.returned
         assert self.output is not None
         if not 0 <= self.output < len(returned):
@@ -89,7 +89,7 @@ class IdentityLoss:
         assert loss is not None
         return loss
 
-    def _marked(self, capture: Capture) -> fx.Node:
+    def _marked(self, capture: Traced) -> fx.Node:
         final = plan(capture.graph.graph)
         if not final:
             raise CompileError(

@@ -10,14 +10,14 @@ Source   PopTorch user guide, "Creating custom losses".
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.ops.graph_queries import is_view
 
 aten = torch.ops.aten
 _SAME_NUMBERS = frozenset({aten.clone.default, aten.detach.default, aten._to_copy.default})
 
 
-def past_the_loss(capture: Capture, loss: fx.Node) -> fx.Node | None:
+def past_the_loss(capture: Traced, loss: fx.Node) -> fx.Node | None:
     """A differentiable returned value that is computed from `loss`; None where nobody errs.
 
     Where the loss itself is returned too, only one that other parameters reach by another way: a

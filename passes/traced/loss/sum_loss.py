@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.levels import Level
 
@@ -29,7 +29,7 @@ class SumLoss:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "autograd differentiates one number"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         loss = capture.loss
         if loss is None or loss.meta["val"].dim() == 0:
             return False

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture
+from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint, Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import nbytes
 from ipu_dynamo.ops.marks.markers import begin_block
@@ -90,7 +90,7 @@ class AutoPartition:
     micro_batches: int
     again: bool
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         stages = self.strategy.ipus
         assert stages is not None
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
@@ -115,7 +115,7 @@ class AutoPartition:
         return True
 
 
-def operators_of(capture: Capture) -> list[fx.Node]:
+def operators_of(capture: Traced) -> list[fx.Node]:
     """The operators that a cut can lie between, in order.
 
     Raises:
@@ -131,7 +131,7 @@ def operators_of(capture: Capture) -> list[fx.Node]:
     return [node for node in capture.graph.graph.nodes if computes(node)]
 
 
-def _place(capture: Capture, operators: Sequence[fx.Node], stages: Sequence[int]) -> None:
+def _place(capture: Traced, operators: Sequence[fx.Node], stages: Sequence[int]) -> None:
     """Write the stages to the operators, and to what only takes a result out of a tuple."""
     for node, stage in zip(operators, stages, strict=True):
         node.meta[STAGE] = stage
@@ -143,17 +143,19 @@ def _place(capture: Capture, operators: Sequence[fx.Node], stages: Sequence[int]
     capture.ipus = {stage: stage for stage in sorted(set(stages))}
 
 
-def one_stage_each(capture: Capture) -> Capture:
+def one_stage_each(capture: Traced) -> Traced:
     """A copy of a capture, before any pass, in which every operator is a stage of its own: after
     differentiation the stages say which operator the nodes of the joint graph come from."""
     graph = deepcopy(capture.graph.graph)  # what nodes know of tensors stays shared
-    copied = replace(capture, graph=fx.GraphModule(capture.graph, graph))
+    copied = replace(
+        capture, graph=fx.GraphModule(capture.graph, graph), report=replace(capture.report)
+    )
     operators = operators_of(copied)
     _place(copied, operators, range(len(operators)))
     return copied
 
 
-def costs_of(differentiated: Capture, seconds: Callable[[fx.Node], float]) -> Costs:
+def costs_of(differentiated: Joint, seconds: Callable[[fx.Node], float]) -> Costs:
     """What each operator costs forward and backward, given what each node of the graph costs.
 
     Args:

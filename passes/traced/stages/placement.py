@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import STAGE, Capture
+from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
 from ipu_dynamo.ops.marks.step_end import write_at_step_end_op
@@ -173,7 +173,7 @@ def pipeline_stages(graph: fx.Graph, strategy: Strategy) -> int:
     return sizes.visits + 1
 
 
-def apply(capture: Capture, placed: Placed, strategy: Strategy) -> None:
+def apply(capture: Traced, placed: Placed, strategy: Strategy) -> None:
     """Write the stages to the nodes and remove the markers."""
     for node, stage in placed.stages.items():
         node.meta[STAGE] = stage
@@ -205,7 +205,7 @@ class Placement:
     strategy: Strategy
     micro_batches: int | None
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
         one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
@@ -343,12 +343,12 @@ def _serving(write: fx.Node, ranks: Collection[fx.Node]) -> set[fx.Node]:
     return nodes
 
 
-def _variables(capture: Capture) -> list[fx.Node]:
+def _variables(capture: Traced) -> list[fx.Node]:
     roles = capture.roles().items()
     return [node for node, role in roles if role.kind in ("parameter", "buffer")]
 
 
-def _check_weights(capture: Capture) -> None:
+def _check_weights(capture: Traced) -> None:
     """Raise when two IPUs of a pipeline read one parameter or buffer."""
     roles = capture.roles()
     for node in _variables(capture):

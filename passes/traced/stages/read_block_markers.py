@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
 from ipu_dynamo.passes.levels import Level
@@ -38,7 +38,7 @@ class ReadBlockMarkers:
     level: ClassVar[Level] = "traced"
     needed: ClassVar[str] = "blocks would not be seen"
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         gm = capture.graph
         changed = False
         for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):

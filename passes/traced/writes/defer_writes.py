@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op, write_at_step_end_op
@@ -44,7 +44,7 @@ class DeferWrites:
 
     accumulation: int = 1
 
-    def __call__(self, capture: Capture) -> bool:
+    def __call__(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         writes = list(graph.find_nodes(op="call_function", target=write_at_step_end_op))
         (output,) = graph.find_nodes(op="output")

@@ -56,10 +56,10 @@ def test_keeps_values_and_metadata():
 def test_streams_have_the_order_in_which_a_micro_batch_prints():
     _, capture, one = rewritten()
     one(capture)
-    titles = [printing.title for printing in capture.prints.values()]
+    titles = [printing.title for printing in capture.report.prints.values()]
     forward = ["h", "again", "bias", "scores"]
     assert titles == [*forward, *(f"{t}_gradient" for t in ("scores", "bias", "again", "h"))]
-    assert list(capture.prints) == [str(1 + place) for place in range(len(titles))]
+    assert list(capture.report.prints) == [str(1 + place) for place in range(len(titles))]
     assert not capture.graph.graph.find_nodes(op="call_function", target=print_tensor_op)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
-from ipu_dynamo.capture.capture import STAGE, Capture, OutputRole, Placeholder, Structure
+from ipu_dynamo.capture.capture import STAGE, Joint, OutputRole, Placeholder
 from ipu_dynamo.passes.micro_batch.cut_batch import cut
 from ipu_dynamo.passes.micro_batch.placements import Kind, Piece, Placement, Shard, Split
 from ipu_dynamo.passes.micro_batch.prepare_batch import PrepareBatch
@@ -17,19 +16,16 @@ from ipu_dynamo.passes.micro_batch.split_batch import plan
 from ipu_dynamo.program.ir.values import blocks
 
 
-def traced(call: Callable[..., Any], tensors: Sequence[Tensor]) -> Capture:
+def traced(call: Callable[..., Any], tensors: Sequence[Tensor]) -> Joint:
     """The flat graph of a call, as a capture of which every tensor is an input."""
     gm = make_fx(call, tracing_mode="fake")(*tensors)
     for node in gm.graph.nodes:
         node.meta[STAGE] = 0
     nodes = list(gm.graph.find_nodes(op="placeholder"))
-    capture = Capture(
+    capture = Joint(
         graph=gm,
         placeholders=tuple(Placeholder(node.name, "input") for node in nodes),
         outputs=(),
-        tensors={},
-        structure=Structure(pytree.tree_flatten(())[1], (), ()),
-        training=False,
         aliases=True,
     )
     results = [node for node in capture.returned if isinstance(node, fx.Node)]
@@ -39,7 +35,7 @@ def traced(call: Callable[..., Any], tensors: Sequence[Tensor]) -> Capture:
 
 
 def run_split(
-    capture: Capture, tensors: Sequence[Tensor], seeds: Sequence[Placement | None], n: int
+    capture: Joint, tensors: Sequence[Tensor], seeds: Sequence[Placement | None], n: int
 ) -> tuple[Split, list[Tensor]]:
     """The results of running on `n` micro-batches, with the plan that led to them.
 

@@ -125,7 +125,7 @@ def joint(model, monkeypatch, *, stacks, training=True, options=None):
         )
         for node in capture.graph.graph.nodes
     ]
-    return (nodes, capture.placeholders, capture.outputs, capture.gradients), counts
+    return (nodes, capture.placeholders, capture.outputs, capture.report.gradients), counts
 
 
 @pytest.mark.few(2)
