@@ -1,7 +1,11 @@
 """Return gradients inside the model to the host, of parameters and of results of operators.
 
-Before   %mark = ipu.gradient(%g, "fc1/Add:0");  %gw = aten.mm(%mark, %x);  return (%loss, %gw)
-After    %gw = aten.mm(%g, %x);  return (%loss, %gw, %g)
+With     anchors={"g": Anchor("fc1/Relu:0", of="gradient")}
+Before   %m = ipu.gradient(%g: f32[m,n], "fc1/Relu:0")
+         %y = aten.relu(%m)
+After    %y = aten.relu(%g)
+         return (%y, %g)
+         capture.report.anchors = {"g": "1"}
 Keeps    every other operator: without the mark the graph is as it would have been.
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """

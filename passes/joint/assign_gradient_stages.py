@@ -1,7 +1,13 @@
 """Give every node of the joint graph a stage, and make the stages' order follow the data.
 
-Before   %g = aten.add(%g3, %g0)                    a sum of gradients, made by autograd: no stage
-After    %g = aten.add(%g3, %g0)                    with meta["ipu.stage"] = 0, the earliest
+Before   %h = aten.relu(%x: f32[n])    in stage 0, forward
+         %y = aten.exp(%h)             in stage 1, forward
+         %g = aten.mul(%y, %y)         in stage 1, backward
+         %d = aten.add(%g, %h)         in backward    # a sum of gradients, made by autograd
+         %e = aten.mul(%d, %h)         in stage 0, backward
+         capture.ipus = {0: 0, 1: 1}
+After    the same
+         %d                            in stage 1     # where its last term is made
 Keeps    the graph; only meta["ipu.stage"] and meta["ipu.backward"] change.
 Source   PopTorch user guide, "Annotation tools": a gradient runs where its forward operator runs.
 """

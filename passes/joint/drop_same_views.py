@@ -1,7 +1,10 @@
 """Read what a view looks at instead, where the view shows it as it is.
 
-Before   %a = aten.t(%w); %b = aten.t(%a); %c = aten.view(%x, [4, 8]), which %x is
-After    %w in the place of %b, %x in that of %c
+Before   %a = aten.t(%w: f32[m,n])
+         %b = aten.t(%a)
+         %c = aten.view(%x: f32[n,k], [n, k])
+         %y = aten.mm(%b, %c)
+After    %y = aten.mm(%w, %x)
 Keeps    values, types, strides and memory; what is returned is still no input.
 Source   a tensor is its memory, type, sizes, strides and offset.
 """

@@ -1,7 +1,14 @@
 """Print on the host: let tensors that a model prints leave the program by streams of their own.
 
-Before   %p = ipu.print_tensor(%h, "h", True, ...);  %y = aten.relu(%p);  return (%y,)
-After    %y = aten.relu(%h);  return (%y, %h)      the report's prints have the title of the stream
+Before   %h = aten.exp(%x: f32[n])
+         %p = ipu.print_tensor(%h, "h", True, 9, 3, 80, 4, "auto", ",", "(", ")")
+         %y = aten.relu(%p)
+After    %h = aten.exp(%x)
+         %y = aten.relu(%h)
+         return (%y, %h)
+         capture.report.prints = {
+             "1": Printing("h", TensorFormat(9, 3, 80, 4, "auto", ",", "(", ")"))
+         }
 Keeps    every other operator. Streams have the order in which one micro-batch prints.
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """

@@ -1,9 +1,14 @@
 """Begin the backward pass with a loss scale that may change, and count what becomes large.
 
-Before   %start: f16[] = aten.full([], 8.0);  %g: f16[m,n] = aten.mm(%start, %a)
-After    %start: f16[] = aten._to_copy(aten.mul(%loss_scale, 1.0), dtype=torch.float16)
-         %g: f16[m,n] = aten.mm(%start, %a)
-         %within: i64[] = aten.sum(aten.abs(%g) <= 8188.0)              an output of the graph
+With     variable=True, start=1.0, automatic=AutomaticLossScaling()
+Before   %s: f16[] = aten.full([], 8.0, dtype=torch.float16)  with meta["ipu.start"] = True
+         %g: f16[m,n] = aten.mm(aten.expand(%s, [m, k]), %x: f16[k,n])
+After    %f: f32[] = loss_scale(".loss_scale")
+         %s: f16[] = aten._to_copy(aten.mul(%f, 1.0), dtype=torch.float16)
+         %g = aten.mm(aten.expand(%s, [m, k]), %x)
+         %c: i64[] = aten.sum(aten.le(aten.abs(%g), 8188.0))
+         return (%g, count("g", %c))
+         capture.loss_scale = LossScale(".loss_scale", torch.float16, m * n)
 Keeps    all values, with the same loss scale; stages and source lines. A nan is large.
 Source   PopTorch user guide, "poptorch.options._TrainingOptions.setAutomaticLossScaling".
 """

@@ -1,10 +1,19 @@
 """Put the convolutions of a group side by side, and their gradients too.
 
-Before   %a = aten.convolution(%x, %w); %r = aten.relu(%a); %y = aten.abs(%x);
-         %b = aten.convolution(%y, %v)                     both of one group, as it was marked
-After    %y = aten.abs(%x); %a = aten.convolution(%x, %w); %b = aten.convolution(%y, %v);
+Before   %a = aten.convolution(%x: f32[n,k,9], %w: f32[k,k,3], None, [1], [0], [1], False, [0], 1)
          %r = aten.relu(%a)
-         with meta["ipu.group"] = "parallel 1/2" and "parallel 2/2", and meta["ipu.partials"]
+         %y = aten.abs(%x)
+         %b = aten.convolution(%y, %v: f32[k,k,3], None, [1], [0], [1], False, [0], 1)
+         %a  with meta["custom"] = {"ipu_convolution": Member(0, 1, 2, "parallel", "half")}
+         %b  with meta["custom"] = {"ipu_convolution": Member(0, 2, 2, "parallel", "half")}
+After    %y = aten.abs(%x)
+         %a = aten.convolution(%x, %w, None, [1], [0], [1], False, [0], 1)
+         %b = aten.convolution(%y, %v, None, [1], [0], [1], False, [0], 1)
+         %r = aten.relu(%a)
+         %a  with meta["custom"] = {"ipu_convolution": Member(0, 1, 2, "parallel", "half")}
+         %b  with meta["custom"] = {"ipu_convolution": Member(0, 2, 2, "parallel", "half")}
+         %a  with meta["ipu.group"] = "parallel 1/2" and meta["ipu.partials"] = "half"
+         %b  with meta["ipu.group"] = "parallel 2/2" and meta["ipu.partials"] = "half"
 Keeps    all values and operators; stages and source lines.
 Source   PopTorch user guide, "poptorch.MultiConv".
 """

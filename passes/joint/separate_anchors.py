@@ -1,7 +1,12 @@
 """Compute anchored and printed values by operators of their own, at the end of their part.
 
-Before   %g = aten.mm(%a, %b);  return (%loss, %g, %g)                    the last one is an anchor
-After    %g = aten.mm(%a, %b);  ...;  %g_1 = aten.mm(%a, %b);  return (%loss, %g, %g_1)
+Before   %g = aten.mm(%a: f32[m,k], %b: f32[k,n])
+         return (%g, %g)
+         capture.report.anchors = {"g": "1"}
+After    %g = aten.mm(%a, %b)
+         %h = aten.mm(%a, %b)
+         return (%g, %h)
+         %h  with meta["ipu.anchored"] = True
 Keeps    every value, to the bit. What later passes recognise stays as it is, so that the program
          computes all else as it does without anchors: a product that adds itself to an accumulator
          goes on doing so.

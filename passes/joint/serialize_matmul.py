@@ -1,7 +1,7 @@
 """Serialise marked matrix products, to trade time for peak memory.
 
-Before   %y: f32[m,p] = ipu.serialized_matmul(%a, %b, "output_channels", 2, False)
-After    %y = aten.cat([aten.mm(%a, %b[:, :p/2]), aten.mm(%a, %b[:, p/2:])], 1)
+Before   %y = ipu.serialized_matmul(%x: f32[m,k], %w: f32[k,p], "output_channels", 2, False)
+After    %y = aten.cat([aten.mm(%x, %w[:, :p/2]), aten.mm(%x, %w[:, p/2:])], -1)
 Keeps    shapes, dtypes, stages, source lines; values up to the rounding of a blocked product. Parts
          are computed, and added up, in the order of their index.
 Source   PopTorch user guide, "poptorch.serializedMatMul".

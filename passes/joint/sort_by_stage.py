@@ -1,7 +1,13 @@
 """Order operators by when their stages run, so that each stage's are in a row.
 
-Before   %a (stage 0); %b = relu(%a) (stage 1); %c = tanh(%a) (stage 0)
-After    %a (stage 0); %c = tanh(%a) (stage 0); %b = relu(%a) (stage 1)
+Before   %a = aten.relu(%x: f32[n])  in stage 0, forward
+         %b = aten.exp(%a)           in stage 1, forward
+         %c = aten.tan(%a)           in stage 0, forward
+         capture.ipus = {0: 0, 1: 1}
+After    %a = aten.relu(%x)          in stage 0, forward
+         %c = aten.tan(%a)           in stage 0, forward
+         %b = aten.exp(%a)           in stage 1, forward
+         return (%b, %c)
 Keeps    the operators, and their order within a stage and direction.
 Source   design of this project: branches whose stages were given by name mix in the graph's order.
 """

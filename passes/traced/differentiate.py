@@ -4,8 +4,8 @@ Before   capture.training = True
          %w: f32[n,k] = parameter
          %l = aten.mse_loss(aten.linear(%x: f32[m,k], %w), %y: f32[m,n])
          capture.loss = %l
-After    capture.level = "joint"
-         capture.gradients = ("w",)
+After    capture: Joint
+         capture.report.gradients = ("w",)
          %t: f32[] = tangent("tangent")  with meta["desc"] = TangentAOTInput(PlainAOTOutput(0))
          %h = aten.mm(%x, aten.t(%w))                                             in forward
          %l = aten.detach(aten.mse_loss(%h, %y))                                  in forward

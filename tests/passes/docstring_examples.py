@@ -60,6 +60,7 @@ _WIDTH = 9  # of the column that names a section
 _SECTION = re.compile(r"([A-Z][a-z]+) {2,}(?=\S)")
 _TYPE = r"[a-z]+\d+\[[^\]]*\]"
 _INLINE = re.compile(rf"(?<=[(\[ ])(\$\w+): ({_TYPE}(?:\{{[\d,]*\}})?)(?=[,)\]])")
+_STRING = r'"[^"]*"'
 _STRIDES = re.compile(rf"({_TYPE})\{{([^}}]*)\}}")
 _PLACE = re.compile(r"(.*\S) {2,}in (stage \d+)?(?:, )?(forward|backward)?(?=  |$)(.*)")
 _MARKS = re.compile(r"(.*\S) {2,}with (meta\[.*)")
@@ -245,12 +246,12 @@ class _Side:
     def statement(self, statement: ast.stmt) -> Sequence[fx.Node]:
         """Append a statement; the nodes that it only names, to mark them."""
         match statement:
+            case ast.AnnAssign(ast.Name("capture"), ast.Name(kind)):
+                self.level = kind.lower()
+                self.facts.pop("loss", None)  # of a traced graph
             case ast.AnnAssign(target=ast.Name(name), annotation=type_, value=value):
                 self.declare(name[1:], self.type(type_), value)
                 return [self.env[name[1:]]]
-            case ast.Assign([ast.Attribute(attr="level")], ast.Constant(level)):
-                self.level = level
-                self.facts.pop("loss", None)  # only a traced graph knows it
             case ast.Assign([ast.Attribute(attr=fact)], value):
                 self.facts[fact] = self.value(value)
             case ast.Assign([ast.Name(name)], value):
@@ -283,11 +284,12 @@ class _Side:
         """A value of which the type is known: an input, or what an operator makes."""
         kind, args, keywords = value, [], {}
         if isinstance(value, ast.Call):
-            kind, args = value.func, [*map(self.value, value.args)]
+            kind = value.func
         if isinstance(kind, ast.Name) and kind.id == "attribute":
             self.attribute(name, wanted)
         elif isinstance(kind, ast.Name) and kind.id in get_args(PlaceholderKind):
             if isinstance(value, ast.Call):
+                args = [*map(self.value, value.args)]
                 keywords = {k.arg: self.value(k.value) for k in value.keywords}
             role = GraphInput(name, *args or [name], kind.id, **keywords)
             if kind.id == "parameter":
@@ -559,7 +561,7 @@ class _Side:
             yield node.name, "value", str(number)
 
 
-_FILLED = {"int": 1, "float": 1.0, "bool": False, "str": "", "Optional[Tensor]": None}
+_FILLED = {"int": 1, "bool": False, "Optional[Tensor]": None}
 _ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -569,12 +571,12 @@ _ARITHMETIC = {
 }
 
 
-def _filled(packet: Any, count: int, named: Collection[str]) -> Iterator[Any]:
+def _filled(called: Any, count: int, named: Collection[str]) -> Iterator[Any]:
     """Values of any kind for the arguments of an operator that an example leaves out."""
-    (overload,) = packet.overloads()
-    for argument in getattr(packet, overload)._schema.arguments[count:]:
+    (overload,) = called.overloads()
+    for argument in getattr(called, overload)._schema.arguments[count:]:
         if argument.name not in named:
-            yield _FILLED[str(argument.type)]
+            yield _FILLED.get(str(argument.type), "")
 
 
 def _in_torch(tree: ast.expr) -> bool:
@@ -592,7 +594,7 @@ def _lines(text: str) -> Iterator[str]:
     whole = ""
     for line in text.splitlines():
         whole = f"{whole} {line.strip()}" if whole else line
-        code = re.sub(r'"[^"]*"', "", whole)
+        code = re.sub(_STRING, "", whole)
         if sum(map(code.count, "([{")) <= sum(map(code.count, ")]}")):
             if whole.strip():
                 yield whole
@@ -601,10 +603,13 @@ def _lines(text: str) -> Iterator[str]:
 
 def _python(line: str) -> str:
     """A line as Python reads it: `%y` is called `Vy`."""
+    strings = re.findall(_STRING, line)
+    line = re.sub(_STRING, '"', line)
     line = re.sub(r"\b([a-z]+\d+)\[\]", r"\1[()]", line)
     line = re.sub(r"%(?=\w)", "$", line)
     line = _INLINE.sub(r"(\1 := \2)", line)
-    return _STRIDES.sub(r"\1(\2)", line).replace("$", "V")
+    line = _STRIDES.sub(r"\1(\2)", line).replace("$", "V")
+    return re.sub('"', lambda _: strings.pop(0), line)
 
 
 def _parse(line: str) -> Any:

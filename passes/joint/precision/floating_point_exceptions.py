@@ -1,7 +1,9 @@
 """Stop the run at invalid operations, divisions by zero or infinity, overflows, tests of nan.
 
-Before   %y: f32[n] = aten.log(%x)
-After    %y: f32[n] = aten.log(%x); ipu.check_floating_point(%y, [%x], [], ...)
+With     enabled=True
+Before   %y = aten.log(%x: f32[n])
+After    %y = aten.log(%x)
+         ipu.check_floating_point(%y, [%x], [], "elementwise", "%y = aten.log.default")
 Keeps    the graph and its values, as long as nothing raises. Views, memory that nothing was
          written to, and what no tensor is read for, are not checked.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions".

@@ -1,7 +1,9 @@
 """Keep the partial sums of half products in half precision, chunk by chunk.
 
-Before   %y: f16[m,n] = aten.addmm(%bias, %a, %b)
-After    %p: f16[m,n] = ipu.half_partials_matmul(%a, %b, 64);  %y: f16[m,n] = aten.add(%p, %bias)
+With     matmuls=True
+Before   %y = aten.addmm(%b: f16[n], %x: f16[m,k], %w: f16[k,n])
+After    %p = ipu.half_partials_matmul(%x, %w, 64)
+         %y = aten.add(%p, %b)
 Keeps    stages, source lines, shapes, groups; products of float32. Values change, as is asked:
          `ops/precision/half_partial_sums.py` says how, and how far they can be from the exact
          ones. Recurrent layers keep partial sums of float32: the options speak of matmuls and

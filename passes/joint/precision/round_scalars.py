@@ -1,7 +1,7 @@
 """Round Python numbers beside half-precision tensors, as the operators of PyTorch do on the CPU.
 
-Before   %y: f16[n] = aten.add.Tensor(%x, 0.3)
-After    %y: f16[n] = aten.add.Tensor(%x, 0.300048828125)      the float16 nearest to 0.3
+Before   %y = aten.add(%x: f16[n], 0.3)
+After    %y = aten.add(%x, 0.300048828125)         # the float16 nearest to 0.3
 Keeps    the graph; eager results, bit for bit. Inductor would compute with the exact number.
 Source   PyTorch 2.13: these kernels convert their scalar to the tensor's type before they compute.
 """

@@ -1,8 +1,9 @@
 """Multiply halves in float32 and round the result once, on processors without half arithmetic.
 
-Before   %y: f16[m,n] = aten.mm(%a, %b)                    f16[m,k], f16[k,n]
-After    %y_f32: f32[m,n] = aten.mm(%a_f32, %b_f32)        the factors, converted
-         %y: f16[m,n] = aten._to_copy(%y_f32, dtype=float16)
+Before   %y = aten.mm(%a: f16[m,k], %b: f16[k,n])
+After    %c = aten._to_copy(%a, dtype=torch.float32)
+         %d = aten._to_copy(%b, dtype=torch.float32)
+         %y = aten._to_copy(aten.mm(%c, %d), dtype=torch.float16)
 Keeps    stages and source lines; results, but for the order of the sum: both forms add in float32
          and round once. Other devices than the CPU multiply halves themselves.
 Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies halves on the CPU at a

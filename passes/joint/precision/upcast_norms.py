@@ -1,9 +1,23 @@
 """Take the statistics of norms on halves in float32, and keep them so for the backward pass.
 
-Before   %n = aten._native_batch_norm_legit_functional(%x, ...)       f16, with a mean in f16
-         %g = aten.native_batch_norm_backward(..., %n[1], %n[2], ...)
-After    %n_f32 = aten._native_batch_norm_legit_functional(%x_f32, ...)
-         %y: f16 = aten._to_copy(%n_f32[0], dtype=float16);  %g_f32 reads %n_f32[1] and %n_f32[2]
+With     enabled=True
+Before   %l = aten.native_layer_norm(%x: f16[m,n], [n], None, None, 0.1)
+         %y = %l[0]
+         %d = aten.native_layer_norm_backward(
+             %g: f16[m,n], %x, [n], %l[1], %l[2], None, None, [True, False, False]
+         )
+         %z = %d[0]
+         return (%y, %z)
+After    %a = aten._to_copy(%x, dtype=torch.float32)
+         %l = aten.native_layer_norm(%a, [n], None, None, 0.1)
+         %y = aten._to_copy(%l[0], dtype=torch.float16)
+         %mean: f32[m,1] = %l[1]
+         %scale: f32[m,1] = %l[2]
+         %d = aten.native_layer_norm_backward(
+             aten._to_copy(%g, dtype=torch.float32), %a, [n], %mean, %scale, None, None,
+             [True, False, False]
+         )
+         %z = aten._to_copy(%d[0], dtype=torch.float16)
 Keeps    stages and source lines; results, but for what the rounded mean has cost. In float32
          PyTorch takes statistics by two passes or Welford's method already.
 Source   PopTorch user guide, "poptorch.Options.enableStableNorm".

@@ -1,8 +1,11 @@
 """Let the index of a replica, and the weight of a micro-batch, come from the host.
 
-Before   %i: i64[] = ipu.replica_index();  %w: f32[] = ipu.accumulation_weight()
-After    an input %replica_index, which is 0, 1, ... on each replica, and %accumulation_weight,
-         which is 1, 1/2, 1/3, ... at the micro-batches of a step
+Before   %i: i64[] = ipu.replica_index()
+         %w: f32[] = ipu.accumulation_weight()
+         %y = aten.mul(%i, %w)
+After    %r: i64[] = replica(".replica_index")                         # 0, 1, ... on each replica
+         %a: f32[] = accumulation(".accumulation_weight")              # 1, 1/2, 1/3, ... in a step
+         %y = aten.mul(%r, %a)
 Keeps    everything else.
 Source   design of this project: a program is the same for every replica, and what tells them apart
          is an input, as is what tells micro-batches apart.
@@ -26,7 +29,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op
 from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.graph.builder import identifier
+from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.levels import Level
 
 _INPUTS: tuple[tuple[OpOverload, str, PlaceholderKind], ...] = (
@@ -64,9 +67,7 @@ def _as_input(capture: Joint, operator: OpOverload, name: str, kind: Placeholder
     nodes = list(graph.find_nodes(op="call_function", target=operator))
     if not nodes:
         return False
-    placeholders = capture.placeholder_nodes
-    with graph.inserting_after(placeholders[-1] if placeholders else None):
-        value = graph.placeholder(identifier(name))
+    value = new_input(graph, name, next(reversed(capture.placeholder_nodes), None))
     value.meta["val"] = nodes[0].meta["val"]
     capture.placeholders = (*capture.placeholders, Placeholder(name, kind))
     for node in nodes:
