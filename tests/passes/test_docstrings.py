@@ -128,4 +128,4 @@ def test_example_of_the_guide_runs(guide):
 def test_example_of_contributing_runs():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     (example,) = re.findall(r"^    (With .*?)\n\n", page, re.DOTALL | re.MULTILINE)
-    checked(dedent(f"    {example}"))
+    checked("HalfPartials", dedent(f"    {example}"))
