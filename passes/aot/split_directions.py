@@ -8,9 +8,10 @@ After    def forward(%x: f32[n]):
              %y = aten.relu(%x)  in forward
              return (%y, %y)  with meta["desc"] = [None, SavedForBackwardsAOTOutput(0)]
          def backward(%y: f32[n], %t: f32[n]):
-             %g = aten.threshold_backward(%t, %y, 0)  in backward
              %y  in backward  with meta["partitioner_tag"] = "is_forward"
+             %g = aten.threshold_backward(%t, %y, 0)  in backward
              return (%g,)  with meta["desc"] = [None]
+         Directions(forward, backward)
 Keeps    values, stages and source lines. Forward operators that backward repeats have no stage any
          more: `AssignGradientStages` puts them where they are read.
 Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_partition`.

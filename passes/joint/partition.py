@@ -1,9 +1,30 @@
 """Cut the placed graph into one flat graph per stage and direction.
 
-Before   one graph whose nodes carry meta["ipu.stage"] and meta["ipu.backward"]
-After    Parts in the order in which a micro-batch runs them; what one makes and a later one reads
-         is an output of the first and an input of the second; gradients and new values of buffers
-         are outputs, too, and what is written of them to which variable stands beside the graph
+Before   capture.ipus = {0: 0, 1: 1}
+         %w: f32[k,n] = parameter
+         %h = aten.mm(%x: f32[m,k], %w)            in stage 0, forward
+         %y = aten.relu(%h)                        in stage 1, forward
+         %g = aten.mm(aten.t(%x), %y)              in stage 0, backward
+         return (%y, gradient(%w, %g))
+After    the same
+         def forward0(%x: f32[m,k], %w: f32[k,n]):
+             %h = aten.mm(%x, %w)                  in stage 0, forward
+             return (%h,)
+         def forward1(%h: f32[m,n]):
+             %y = aten.relu(%h)                    in stage 1, forward
+             return (%y,)
+         def backward0(%x: f32[m,k], %y: f32[m,n]):
+             %g = aten.mm(aten.t(%x), %y)          in stage 0, backward
+             return (%g,)
+         Partitioned(
+             (
+                 Part(0, "forward", 0, forward0, ("x", "w"), ("h",)),
+                 Part(1, "forward", 1, forward1, ("h",), ("y",)),
+                 Part(0, "backward", 0, backward0, ("x", "y"), ("g",),
+                      (PartWrite("w..grad", "g", "store", "w"),)),
+             ),
+             ("y",), {}, capture,
+         )
 Keeps    every operator; views and constants are repeated where they are read, not sent, unless
          stages are kept as they were given.
 Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backward of the last

@@ -1,7 +1,15 @@
 """Run passes on the bodies of loops and branches, after autograd.
 
-Before   %r = ipu.loop([%x], [], [%w], 10, "body_4f0c...")
-After    %r = ipu.loop([%x], [], [%w], 10, "body_83d1..."), whose products of halves are in float32
+Before   def body(%c: f16[n]):
+             %d = aten.add(%c, 0.3)
+             return (%d,)
+         %r = ipu.loop([%x: f16[n]], [], [], 10, body)
+         %y = %r[0]
+After    def body(%c: f16[n]):
+             %d = aten.add(%c, 0.300048828125)     # RoundScalars is among the passes
+             return (%d,)
+         %r = ipu.loop([%x], [], [], 10, body)
+         %y = %r[0]
 Keeps    what the passes keep of a graph; types of inputs and results.
 Source   a body is a graph like the model's own.
 """

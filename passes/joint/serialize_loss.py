@@ -1,10 +1,22 @@
 """Move the cross-entropy of a serialised product into the product's loop.
 
-Before   %y: f32[m,p] = ipu.serialized_matmul(%x, %b, "output_channels", 16, False)
-         %s = aten._log_softmax(%y, 1, False);  %l = aten.nll_loss_forward(%s, %t, None, 1, -100)
-         ... and their backward, with the serialised gradients %dx and %db
-After    %l, %total, %log_sum = ipu.serialized_loss(%x, %b, %t, 1, -100, "output_channels", 16)
-         %dx, %db = ipu.serialized_loss_backward(%one, %x, %b, %t, %total, %log_sum, ...)
+Before   %y = ipu.serialized_matmul(%x: f32[m,k], %w: f32[k,p], "output_channels", 2, False)
+         %s = aten._log_softmax(%y, 1, False)
+         %l = aten.nll_loss_forward(%s, %t: i64[m], None, 1, -100)
+         %loss = %l[0]
+         %p = aten.nll_loss_backward(%g: f32[], %s, %t, None, 1, -100, %l[1])
+         %d = aten._log_softmax_backward_data(%p, %s, 1, torch.float32)
+         %dx = ipu.serialized_matmul(%d, aten.t(%w), "reducing_dim", 2, False)
+         return (%loss, %dx)
+After    %l = ipu.serialized_loss(%x, %w, %t, 1, -100, "output_channels", 2)
+         %l  with meta["ipu.cuts_rows"] = False    # the user did not ask for that
+         %loss = %l[0]
+         %total = %l[1]
+         %sums = %l[2]
+         %d = ipu.serialized_loss_backward(
+             %g, %x, %w, %t, %total, %sums, 1, -100, "output_channels", 2, False
+         )
+         %dx = %d[0]
 Keeps    shapes, dtypes, stages, source lines; values up to rounding. Neither the logits nor their
          gradient exist whole.
 Source   PopTorch user guide, "poptorch.serializedMatMul"; the loop is our own.

@@ -1,9 +1,15 @@
 """Rewrite what has no micro-batch form of its own into operators that have one.
 
-Before   %l = nll_loss_forward(%s, %t, %w, mean)[0]     %z = aten.new_zeros(%x, [8, 3])
-         %m = aten.max(%x)
-After    %l = sum / weight of all targets               %z = aten.full([8, 3], 0)
-         %m = aten.amax(aten.amax(%x, [1]))             so that only one value of each row is kept
+Before   %z = aten.new_zeros(%x: f32[m,n], [m, 3])
+After    %z = aten.full([m, 3], 0, dtype=torch.float32, device=torch.device("cpu"))
+Before   %y = aten.max(%x: f32[m,n])
+After    %y = aten.amax(aten.amax(%x, [1]), [0])   # so that only one value of each row is kept
+Before   %l = aten.nll_loss_forward(%s: f32[m,n], %t: i64[m], None, 1, -100)
+         %y = %l[0]
+After    %l = aten.nll_loss_forward(%s, %t, None, 2, -100)
+         %sum = %l[0]
+         %weight = %l[1]
+         %y = aten.div(%sum, %weight)
 Keeps    values: a mean of cross entropy divides by the weight of the whole batch's targets.
 Source   PyTorch, `nll_loss`: a mean is the sum, divided by the weight of the targets that count.
 """

@@ -1,7 +1,12 @@
 """Decide how a flat graph for a whole batch runs on one micro-batch after the other.
 
-Before   %y = aten.mm(%x, %w); %l = aten.mean(%y)             for a batch of 8 rows
-After    %y: shard along dim 0; %l: partial, a quarter of each micro-batch's mean
+With     n=2, seeds={"x": Shard(0)}
+Before   %y = aten.mm(%x: f32[m,k], %w: f32[k,n])  in stage 0, forward
+         %l = aten.mean(%y)                        in stage 0, forward
+After    the same
+         SplitCapture(capture, Split(2, at={
+             %x: Shard(0), %w: Kind.REPLICATE, %y: Shard(0), %l: Kind.PARTIAL
+         }))
 Keeps    what the graph computes on the whole batch, up to the order of sums. Two exceptions: batch
          norm in training uses each micro-batch's statistics, and random numbers are drawn anew.
 Source   PopTorch user guide, "poptorch.PipelinedExecution"; batch norm as in GPipe.

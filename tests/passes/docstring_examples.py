@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from difflib import unified_diff
 from functools import partial
 from itertools import takewhile
+from types import FunctionType
 from typing import Any, get_args
 
 import pytest
@@ -48,7 +49,7 @@ from ipu_dynamo.passes.level_records import (
     TracedGraph,
 )
 from ipu_dynamo.passes.level_text import capture_of, write_level
-from ipu_dynamo.passes.levels import Directions, Model, Pass
+from ipu_dynamo.passes.levels import Directions, Model, Part, Pass
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.node_marks import MARKS
 from ipu_dynamo.program.ir.function import body_of
@@ -176,6 +177,7 @@ class _Side:
         self.flows: list[GraphFlow] = []
         self.roles: dict[fx.Node, GraphInput] = {}
         self.attributes: list[GraphAttribute] = []
+        self.last: Model | None = None
         self.returned: list[tuple[str | None, OutputKind, str]] | None = None
         self.output_meta: dict[str, Any] = origin.output_meta if origin else {}
         self.facts: dict[str, Any] = dict(origin.facts) if origin else {}
@@ -206,7 +208,7 @@ class _Side:
 
     def function(self, inputs: str, body: Sequence[str]) -> "_Side":
         """Another graph, which this one may run."""
-        side = _Side(self.step, self.names, self.sizes)
+        side = _Side(self.step, {**self.names, **self.functions}, self.sizes)
         side.mode = self.mode
         for name, type_ in re.findall(rf"%(\w+): ({_TYPE})", inputs):
             side.read(f"%{name}: {type_} = input")
@@ -274,8 +276,10 @@ class _Side:
             case ast.Expr(ast.Tuple(items)):
                 return [*map(self.value, items)]
             case ast.Expr(value):
-                node = self.value(value)
-                return [node] if isinstance(node, fx.Node) else ()
+                made = self.value(value)
+                if isinstance(made, fx.Node):
+                    return [made]
+                self.last = made
             case _:
                 raise ValueError("this is no statement of an example")
         return ()
@@ -303,7 +307,12 @@ class _Side:
             self.check_type(name, node.meta["val"], wanted)
 
     def input(self, name: str, value: Any, role: GraphInput) -> None:
-        """A placeholder, after the others."""
+        """A placeholder, after the others, or one of Before with another type."""
+        if self.origin and name in self.env:
+            node = self.env[name]
+            self.roles[node] = replace(role, node=name, values=self.roles[node].values)
+            node.meta["val"] = node.meta["example_value"] = value
+            return
         last = next(reversed(self.roles), None)
         place = self.graph.inserting_after(last) if last else self.graph.inserting_before()
         with place:
@@ -375,7 +384,7 @@ class _Side:
                     self.input(name[1:], self.fake(wanted), role)
                 node = self.env[name[1:]]
                 if self.origin and node.op == "placeholder":
-                    node.meta["val"] = node.meta["example_value"] = self.fake(wanted)
+                    self.input(name[1:], self.fake(wanted), self.roles[node])
                 self.check_type(name[1:], node.meta["val"], wanted)
                 return node
             case ast.Subscript(of, index):
@@ -387,9 +396,14 @@ class _Side:
                 values = tuple(map(self.value, args[:-1] if open_ else args))
                 if open_:
                     values += tuple(_filled(function, len(values), named))
+                if isinstance(function, _Side):
+                    return self.inlined(function, values)
                 if function is GraphFlow:
                     named["bodies"] = tuple(body.record() for body in named["bodies"])
-                if isinstance(function, type):
+                if function in (Part, Directions):
+                    values = tuple(v.record().graph if isinstance(v, _Side) else v for v in values)
+                plain = isinstance(function, FunctionType) and not _nodes_in(values)
+                if isinstance(function, type) or plain:
                     return function(*values, **named)
                 if isinstance(function, OpOverloadPacket) and not _in_torch(called):
                     function = self.overload(function, values, named)
@@ -401,6 +415,8 @@ class _Side:
             if name[1:] not in self.env:
                 raise ValueError(f"%{name[1:]} has neither a type nor a value before")
             return self.env[name[1:]]
+        if name == "capture":
+            return capture_of(self.record())
         for known in (self.sizes, self.functions, self.names):
             if name in known:
                 return known[name]
@@ -461,6 +477,18 @@ class _Side:
         body = body_of(value.record().graph)
         self.bodies.append(body)
         return body.name
+
+    def inlined(self, function: "_Side", values: Sequence[Any]) -> Any:
+        """What a function of the example gives, whose operators are appended here."""
+        env, returned = self.env, self.returned
+        inputs = [role.name for role in function.roles.values()]
+        self.env = dict(zip(inputs, values, strict=True))
+        self.read(function.text)
+        assert self.returned is not None
+        nodes = {node.name: node for node in self.graph.nodes}
+        results = [nodes[name] for name, _, _ in self.returned if name]
+        self.env, self.returned = env, returned
+        return results[0] if len(results) == 1 else results
 
     def overload(self, packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The overload of an operator that takes these arguments."""
@@ -524,10 +552,8 @@ class _Side:
     # --- The model --------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """What the text describes: a capture, or forward and backward apart."""
-        if self.functions.keys() == {"forward", "backward"}:
-            return Directions(*(side.record().graph for side in self.functions.values()))
-        return capture_of(self.record())
+        """What the text describes: a capture, or the model at another level that it ends with."""
+        return capture_of(self.record()) if self.last is None else self.last
 
     def record(self) -> Any:
         """The graph, with the roles of its inputs and outputs."""
@@ -567,6 +593,7 @@ _ARITHMETIC = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
+    ast.LShift: operator.lshift,
     ast.Pow: operator.pow,
 }
 
@@ -577,6 +604,13 @@ def _filled(called: Any, count: int, named: Collection[str]) -> Iterator[Any]:
     for argument in getattr(called, overload)._schema.arguments[count:]:
         if argument.name not in named:
             yield _FILLED.get(str(argument.type), "")
+
+
+def _nodes_in(values: Any) -> list[fx.Node]:
+    """The nodes among arguments."""
+    nodes: list[fx.Node] = []
+    map_arg(values, nodes.append)
+    return nodes
 
 
 def _in_torch(tree: ast.expr) -> bool:
@@ -636,4 +670,4 @@ def _canonical(model: Model) -> list[str]:
 
 
 def _numbered(numbers: Mapping[str, str], match: re.Match[str]) -> str:
-    return f"{match[1]}{numbers[match[2]]}"
+    return f"{match[1]}{numbers.get(match[2], match[2])}"

@@ -15,20 +15,7 @@ from tests.passes.docstring_examples import examples, run_example
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[2]
 DIFFERS = (AssertionError, pytest.fail.Exception)  # the second one: no error is raised
-PROSE = {
-    "SerializeLoss",
-    "CounterRandom",
-    "StochasticRounding",
-    "RewriteBodies",
-    "Recompute",
-    "RepeatLstms",
-    "DropUnreadGates",
-    "Partition",
-    "PrepareBatch",
-    "SplitBatch",
-}  # their docstrings do not run yet
 PASSES = {step.name: step for step in all_passes() if step.level in ("traced", "joint")}
-RUNNING = [name for name in PASSES if name not in PROSE]
 
 
 def checked(name, docstring=None, run=None):
@@ -40,12 +27,12 @@ def checked(name, docstring=None, run=None):
         run_example(example, PASSES[name], vars(module), run)
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", PASSES)
 def test_pass_makes_the_after_of_its_docstring(name):
     checked(name)
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", PASSES)
 def test_example_fails_where_the_pass_does_nothing(name):
     with pytest.raises(DIFFERS):
         checked(name, run=lambda step, model: model)

@@ -1,8 +1,14 @@
 """Round results in half precision up or down at random, without bias.
 
-Before   %y: f16[n] = aten.add(%a, %b)
-After    %y_f32: f32[n] = aten.add(%a_f32, %b_f32)
-         %y: f16[n] = ipu.round_stochastically(%y_f32, %first, %second)    words of a key
+With     enabled=True
+Before   %y = aten.exp(%x: f16[n])
+After    %k: i32[2] = random_key(".random_key")
+         %e = aten.exp(aten._to_copy(%x, dtype=torch.float32))
+         %a = aten.add(%k[0], offset(0, 8 << 20))
+         %b = aten.add(%k[1], offset(1, 8 << 20))
+         %a  with meta["ipu.stream"] = (0, 8 << 20)
+         %b  with meta["ipu.stream"] = (1, 8 << 20)
+         %y: f16[n] = ipu.round_stochastically(%e, %a, %b)
 Keeps    stages and source lines; values that a half holds exactly, but that -0.0 becomes 0.0.
          Every other result becomes one of the two halves around it, the nearer one with the
          greater probability. From 2**-14, the smallest normal half, the expectation is exact.

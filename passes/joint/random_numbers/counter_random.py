@@ -1,11 +1,22 @@
 """Draw random numbers from a counter, so that they depend on nothing but what the user wrote.
 
-Before   %d: f32[m,n] = aten.native_dropout(%x, 0.1, True)
-         %r = ipu.loop([%h], [%x], [%w], 10, "body_4f0c..."), whose body draws
-After    %r: i32[m,n] = mix(index + key + number of the operator);  %mask = %r >= threshold; ...
-         %k: i32[2] = the key, with the number of the loop;  %i: i32[] = 0
-         %r = ipu.loop([%h, %i], [%x], [%w, %k], 10, "body_83d1..."). Each iteration draws with a
-         key of its own, mixed of %k and its number; nested loops mix again. A branch draws with %k
+Before   %y = aten.rand_like(%x: f32[n])
+After    def mix(%v: i32[n]):
+             %a = aten.bitwise_and(aten.bitwise_right_shift(%v, 16), (1 << 16) - 1)
+             %b = aten.mul(aten.bitwise_xor(%v, %a), signed(0x7FEB352D))
+             %c = aten.bitwise_and(aten.bitwise_right_shift(%b, 15), (1 << 17) - 1)
+             %d = aten.mul(aten.bitwise_xor(%b, %c), signed(0x846CA68B))
+             %e = aten.bitwise_and(aten.bitwise_right_shift(%d, 16), (1 << 16) - 1)
+             return (aten.bitwise_xor(%d, %e),)
+         %k: i32[2] = random_key(".random_key")
+         %i = aten.view(aten.arange(n, dtype=torch.int32, device=torch.device("cpu")), [n])
+         %a = aten.add(%k[0], offset(0, 0))        # word 0 of the key, of operator 0
+         %b = aten.add(%k[1], offset(1, 0))
+         %a  with meta["ipu.stream"] = (0, 0)
+         %b  with meta["ipu.stream"] = (1, 0)
+         %r = mix(aten.add(mix(aten.add(%i, %a)), %b))
+         %f = aten.bitwise_and(aten.bitwise_right_shift(%r, 8), (1 << 24) - 1)
+         %y = aten.mul(aten._to_copy(%f, dtype=torch.float32), 2.0**-24)
 Keeps    shapes, dtypes, source lines, distributions. The values are a function of the seed, the
          call, the micro-batch, the replica, the operator's position in the whole graph and the
          element: placement, schedule, engine and recomputation change no bit.
@@ -24,7 +35,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
 from ipu_dynamo.ops.private.graphs import OpOverload, module_of
-from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
     STREAM,
     WORDS,
@@ -211,8 +222,7 @@ def key_input(capture: Joint) -> fx.Node:
     for node, role in capture.roles().items():
         if role.kind == "random_key":
             return node
-    with capture.graph.graph.inserting_after(nodes[-1] if nodes else None):
-        key = capture.graph.graph.placeholder("random_key")
+    key = new_input(capture.graph.graph, "random_key", nodes[-1] if nodes else None)
     with fake_mode_of([n.meta["val"] for n in capture.graph.graph.nodes if "val" in n.meta]):
         key.meta["val"] = torch.empty(2, dtype=torch.int32, device=_device(capture))
     capture.placeholders = (*capture.placeholders, Placeholder(RANDOM_KEY, "random_key"))

@@ -1,7 +1,10 @@
 """Let recurrent layers save nothing that no backward operator reads.
 
-Before   %l = ipu.lstm(%x, ..., True);  %y = getitem(%l, 0)
-After    %l = ipu.lstm(%x, ..., False);  %y = getitem(%l, 0)
+Before   %l = ipu.lstm(%x: f32[m,n,k], %h: f32[n,k], %c: f32[n,k], %v: f32[4*k,k], %w: f32[4*k,k],
+                       None, None, None, None, False, True)
+         %y = %l[0]
+After    %l = ipu.lstm(%x, %h, %c, %v, %w, None, None, None, None, False, False)
+         %y = %l[0]
 Keeps    every value that is read; stages and source lines.
 Source   dead code elimination, of results that an argument asks for.
 

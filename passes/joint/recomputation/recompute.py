@@ -1,9 +1,16 @@
 """Compute forward values again in the backward pass, to keep fewer of them.
 
-Before   %h = aten.tanh(%x)                         forward; read by
-         %g = aten.tanh_backward(%d, %h)            backward
-After    %h_again = aten.tanh(%x)                   backward, right before %g
-         %g = aten.tanh_backward(%d, %h_again)
+With     mode="stages"
+Before   capture.training = True
+         capture.ipus = {0: 0, 1: 1}
+         %h = aten.tanh(%x: f32[n])                in stage 0, forward
+         %l = aten.sum(%h)                         in stage 1, forward
+         %g = aten.tanh_backward(%d: f32[n], %h)   in stage 0, backward
+         return (%l, %g)
+After    %h = aten.tanh(%x)                        in stage 0, forward
+         %l = aten.sum(%h)                         in stage 1, forward
+         %a = aten.tanh(%x)   in stage 0, backward  with meta["ipu.recomputed"] = True
+         %g = aten.tanh_backward(%d, %a)           in stage 0, backward
 Keeps    values, to the last bit on one engine, random ones too, since those are counted; shapes,
          dtypes, stages, source lines. Marks of `recomputation_checkpoint` are used up.
 Source   PopTorch user guide, "poptorch.recomputationCheckpoint" and pipelined execution; Chen et

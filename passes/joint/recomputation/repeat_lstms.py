@@ -1,10 +1,26 @@
 """Run LSTM layers again in the backward pass, in place of keeping their gates.
 
-Before   %l = ipu.lstm(%x, ..., True);  %gates = getitem(%l, 3)                    forward
-         %b = ipu.lstm_backward(%d, ..., %gates, %cells, ...)                      backward
-After    %l = ipu.lstm(%x, ..., True)                                              forward
-         %again = ipu.lstm(%x, ..., True);  %gates_again = getitem(%again, 3)      backward
-         %b = ipu.lstm_backward(%d, ..., %gates_again, %cells_again, ...)
+Before   %l = ipu.lstm(%x: f32[m,n,k], %h: f32[n,k], %c: f32[n,k], %v: f32[4*k,k], %w: f32[4*k,k],
+                       None, None, None, None, False, True)         in forward
+         %y = %l[0]                                                 in forward
+         %gates = %l[3]                                             in forward
+         %cells = %l[4]                                             in forward
+         %b = ipu.lstm_backward(%d: f32[m,n,k], None, None, %x, %h, %c, %v, %w, None, None,
+                                %y, %gates, %cells, False, True, True)  in backward
+         return (%y, %b[0])
+After    %l = ipu.lstm(%x, %h, %c, %v, %w, None, None, None, None, False, True)  in forward
+         %y = %l[0]                                                 in forward
+         %gates = %l[3]                                             in forward
+         %cells = %l[4]                                             in forward
+         %a = ipu.lstm(%x, %h, %c, %v, %w, None, None, None, None, False, True)
+         %o = %a[0]
+         %g = %a[3]
+         %s = %a[4]
+         %a, %o, %g, %s  in backward  with meta["ipu.recomputed"] = True
+         %a, %o, %g, %s  with meta["partitioner_tag"] = "must_be_in_backward"
+         %b = ipu.lstm_backward(%d, None, None, %x, %h, %c, %v, %w, None, None,
+                                %o, %g, %s, False, True, True)      in backward
+         return (%y, %b[0])
 Keeps    values, stages and source lines. Large layers stay, those that oneDNN has no operator for,
          and those whose forward and backward are one function.
 Source   Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
