@@ -2,7 +2,7 @@
 
 Before   %h = aten.relu(%x: f32[n])  in stage 1
 After    %h = aten.relu(%x)  in stage 1  with meta["custom"] = {"ipu_stage": 1}
-Keeps    the graph; other entries of meta["custom"].
+Keeps    the graph; other entries of meta["custom"]. If %h runs a graph, its nodes get the same.
 Source   PyTorch's `torch.fx.traceback.annotate`, which uses the same key.
 """
 

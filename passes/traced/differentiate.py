@@ -12,7 +12,8 @@ After    capture: Joint
          %g = aten.t(aten.mm(aten.t(aten.mse_loss_backward(%t, %h, %y, 1)), %x))  in backward
          %d = aten.t(%g)                                                          in backward
          return (gradient(%w, %d), %l)
-Keeps    values; stages and source lines, on forward and backward nodes.
+Keeps    values; stages and source lines, on forward and backward nodes. High-level operators,
+         changes in place and switches of modes become functional ATen operators.
 Source   PyTorch's AOTAutograd, whose joint graph is the result.
 """
 

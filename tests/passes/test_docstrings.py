@@ -1,4 +1,4 @@
-"""Check that each pass on graphs does what the Before and After of its docstring say."""
+"""Run the Before and After in the docstrings of passes on graphs."""
 
 import re
 import sys

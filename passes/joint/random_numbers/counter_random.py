@@ -21,6 +21,10 @@ Keeps    shapes, dtypes, source lines, distributions. The values are a function 
          call, the micro-batch, the replica, the operator's position in the whole graph and the
          element: placement, schedule, engine and recomputation change no bit.
 Source   Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): numbers of a counter.
+
+A loop whose body draws takes the key with the number of the loop, and carries the number of the
+iteration: each iteration mixes a key of its own of the two. Nested loops mix again. A branch draws
+with the key that it takes.
 """
 
 from dataclasses import dataclass

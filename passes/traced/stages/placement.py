@@ -1,22 +1,22 @@
 """Turn block markers into stages, and stages into IPUs.
 
-With     strategy=Strategy("pipelined"), micro_batches=3
-Before   ipu.begin_block("encoder", 0)
-         %h = aten.linear(%x: f32[m,k], %w: f32[n,k])
+With     strategy=Strategy("pipelined", weights_on_one_ipu=True), micro_batches=3
+Before   %w: f32[n,k] = parameter
+         %m: f32[n,k] = buffer
+         ipu.begin_block("encoder", 0)
+         %h = aten.linear(%x: f32[4,k], aten.add(%w, %m))
          ipu.end_block()
          ipu.begin_block("head", 1)
+         ipu.write_at_step_end(%m, aten.lerp(%m, %w, 0.1))
          %y = aten.relu(%h)
-         %m: f32[] = buffer
-         ipu.write_at_step_end(%m, aten.lerp(%m, %g: f32[], 0.1))
-         %z = aten.add(%y, %m)
          ipu.end_block()
-         return (%z,)
-After    %h = aten.linear(%x, %w)  in stage 0
-         %y = aten.relu(%h)  in stage 1
-         ipu.write_at_step_end(%m, aten.lerp(%m, %g, 0.1))  in stage 1
-         %z = aten.add(%y, %m)  in stage 1
+         return (%y,)
+After    %h = aten.linear(%x, aten.add(%w, %m))             in stage 0
+         ipu.write_at_step_end(%m, aten.lerp(%m, %w, 0.1))  in stage 0  # stage 0 alone reads %m, %w
+         %y = aten.relu(%h)                                 in stage 1
          capture.ipus = {0: 0, 1: 1}
-Keeps    every operator and its order.
+Keeps    every operator and its order. Variables are the same all through a step, so a write at its
+         end may run on the stage that reads what it is made of.
 Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies". The operator
          ExpMovAvg of published programs for PopTorch runs behind the pipeline: a block that it is
          called in says where a layer is; a hook of that layer which computes its weight
