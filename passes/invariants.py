@@ -21,7 +21,6 @@ from ipu_dynamo.ops.marks.markers import (
     recomputation_checkpoint_op,
 )
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
-from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
@@ -86,7 +85,7 @@ def _knows_loss(capture: Traced) -> Problems:
 
 def _functional(capture: Capture) -> Problems:
     for node in capture.graph.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        if writes(node):
             yield f"%{node.name} = {node.target} writes an argument"
 
 

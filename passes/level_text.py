@@ -39,6 +39,7 @@ from ipu_dynamo.capture.private.tracing import is_fake
 from ipu_dynamo.ops.bodies import Body, all_bodies
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, hold_bodies, register_flow
 from ipu_dynamo.ops.marks.inner_gradients import HOOK
+from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.passes import levels
 from ipu_dynamo.passes.level_records import (
     DirectionGraphs,
@@ -228,7 +229,7 @@ def _inputs(capture: Capture) -> tuple[GraphInput, ...]:
         tensor = tensors.get(role.name)
         layout: Layout | None = None
         values: str | None = ""
-        value = node.meta.get("val", node.meta.get("example_value"))
+        value = node.meta.get("val", node.meta.get(EXAMPLE_VALUE))
         if tensor is not None and _is_strided(tensor):
             layout = Layout.of(tensor)
             if _is_strided(value):

@@ -20,28 +20,28 @@ from ipu_dynamo.capture.capture import (
     WANTED_GRADIENTS,
 )
 from ipu_dynamo.capture.layers.dynamic_slices import WINDOW
-from ipu_dynamo.capture.private.aot import (
-    TAG,
-    AOTInput,
-    AOTOutput,
-    TangentAOTInput,
-    direction_tag,
-)
+from ipu_dynamo.capture.private.aot import AOTInput, AOTOutput, TangentAOTInput
 from ipu_dynamo.capture.private.tracing import fake_mode
 from ipu_dynamo.capture.scopes import SCOPE
 from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.marks.markers import autograd_function_op, function_of
 from ipu_dynamo.ops.operator_costs import ANCHORED
+from ipu_dynamo.ops.private.node_meta import (
+    CUSTOM,
+    DESC,
+    IS_GRADIENT_SUM,
+    POLICY,
+    TAG,
+    direction_tag,
+)
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS
 from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
-from ipu_dynamo.passes.aot.keep_draws import POLICY
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm
 from ipu_dynamo.program.text.records import build
 
-_DESCRIBED, _CUSTOM = "desc", "custom"  # keys of meta that are PyTorch's
 MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
     SCOPE: str,
     NAME: str,
@@ -58,11 +58,11 @@ MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of th
     CUTS_ROWS: bool,
     ANCHORED: bool,
     WINDOW: bool,
-    _CUSTOM: Mapping[str, int | str | Member],
+    CUSTOM: Mapping[str, int | str | Member],
     TAG: str,
-    "is_gradient_acc": bool,
+    IS_GRADIENT_SUM: bool,
     POLICY: str,
-    _DESCRIBED: AOTInput | tuple[AOTOutput | None, ...],
+    DESC: AOTInput | tuple[AOTOutput | None, ...],
 }
 
 
@@ -92,18 +92,18 @@ def _written(key: str, value: Any, node: fx.Node) -> Any:
     Inputs and outputs are described by AOTAutograd or have roles. A described graph has a
     description at its output. In others only the gradients that the graph takes are described.
     """
-    described = _DESCRIBED in node.graph.output_node().meta
+    described = DESC in node.graph.output_node().meta
     if key == WANTED_GRADIENTS:
         return tuple(sorted(value))
     if key == POLICY:
         return value.name
-    if key == _CUSTOM:
+    if key == CUSTOM:
         return _custom(value, node.meta) or None
     if key == TAG:
         known = node.op == "placeholder" and not described
         known |= BACKWARD in node.meta and value == direction_tag(node.meta[BACKWARD])
         return None if known else value
-    if key == _DESCRIBED:
+    if key == DESC:
         if not described and not isinstance(value, TangentAOTInput):
             return None
         return tuple(value) if isinstance(value, list) else value
@@ -134,9 +134,9 @@ def _meta(marks: dict[str, Any]) -> dict[str, Any]:
     if BACKWARD in meta:
         meta.setdefault(TAG, direction_tag(meta[BACKWARD]))
         if STAGE in meta:
-            meta[_CUSTOM] = {CUSTOM_STAGE: meta[STAGE], **meta.get(_CUSTOM, {})}
-    if isinstance(meta.get(_DESCRIBED), tuple):
-        meta[_DESCRIBED] = list(meta[_DESCRIBED])
+            meta[CUSTOM] = {CUSTOM_STAGE: meta[STAGE], **meta.get(CUSTOM, {})}
+    if isinstance(meta.get(DESC), tuple):
+        meta[DESC] = list(meta[DESC])
     return meta
 
 

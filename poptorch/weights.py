@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ipu_dynamo.capture.own_tensors import own_slots
+from ipu_dynamo.capture.private.own_tensors import own_slots
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.weights.dual_view import DualView, NoSync
 from poptorch.core_errors import core_errors

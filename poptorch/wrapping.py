@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ipu_dynamo.capture.own_tensors import own_slots
+from ipu_dynamo.capture.private.own_tensors import own_slots
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.weights.dual_view import DualView
 from poptorch.errors import createPoptorchError

@@ -14,6 +14,7 @@ from ipu_dynamo.capture.private.dynamo import marked_dynamic, source_name
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block
+from ipu_dynamo.ops.private.node_meta import DESC, EXAMPLE_VALUE, TANGENTS
 from ipu_dynamo.program.ir.made_names import users
 
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
@@ -32,7 +33,7 @@ def specialise(gm: fx.GraphModule, examples: Sequence[object]) -> None:
                 f"dynamic, and programs have static shapes",
                 hint="leave out torch._dynamo.mark_dynamic: each new size compiles once",
             )
-        for value in (example, node.meta.get("example_value")):
+        for value in (example, node.meta.get(EXAMPLE_VALUE)):
             _fix(value)
             if isinstance(value, Tensor):
                 for size in (*value.shape, *value.stride(), value.storage_offset()):
@@ -157,11 +158,11 @@ def _role(
 ) -> Placeholder:
     if node.name in known:
         return known[node.name]
-    source = node.meta.get("desc")
+    source = node.meta.get(DESC)
     if isinstance(source, PlainAOTInput):
         return roles[source.idx]
     if isinstance(source, TangentAOTInput):
-        return Placeholder(node.name.replace("tangents_", "gradient_of_output_"), "input")
+        return Placeholder(node.name.replace(TANGENTS, "gradient_of_output_"), "input")
     return Placeholder(node.name, "input")
 
 

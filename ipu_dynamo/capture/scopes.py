@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -23,15 +24,14 @@ def name_scope(name: str) -> Iterator[None]:
         yield
         return
     scopes = (*_scopes.get(), name)
-    token, last = _scopes.set(scopes), graph._root.prev
+    token, last = _scopes.set(scopes), next(reversed(graph.nodes), None)
     try:
         yield
     finally:
         _scopes.reset(token)
-    node, text = graph._root.prev, "/".join(scopes)
-    while node is not last:
+    text = "/".join(scopes)
+    for node in takewhile(lambda node: node is not last, reversed(graph.nodes)):
         node.meta.setdefault(SCOPE, text)
-        node = node.prev
 
 
 def module_scopes(model: object) -> AbstractContextManager[None]:

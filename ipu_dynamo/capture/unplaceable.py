@@ -11,6 +11,7 @@ from ipu_dynamo.capture.private.dynamo import unbacked_symbols
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator, OpOverload, OpOverloadPacket
+from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 
 _OWN = frozenset(
     {"aten", "prims", "prim", "ipu", "_c10d_functional", "higher_order", "mkldnn", "torch_nn"}
@@ -105,7 +106,7 @@ def _counted(
 
 def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[tuple[str, str]]:
     """Why `node` cannot be placed. `known` collects sizes that depend on values."""
-    value = node.meta.get("example_value")
+    value = node.meta.get(EXAMPLE_VALUE)
     tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     new = unbacked_symbols(value) - known
     known |= new

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture, Joint, OutputRole, Placeholder, Traced
 from ipu_dynamo.debug.values import kept
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Model, Partitioned
 from ipu_dynamo.program import HostProgram, Program
@@ -60,7 +61,7 @@ class Snapshot:
 
 def origin(node: fx.Node) -> str | None:
     """The name of the traced node that a node was made from, forward or backward."""
-    name: str | None = (node.meta.get("custom") or {}).get(_ORIGIN)
+    name: str | None = (node.meta.get(CUSTOM) or {}).get(_ORIGIN)
     return name
 
 
@@ -93,8 +94,8 @@ class Watcher:
             for node in model.graph.graph.nodes:
                 node.meta[NAME] = node.name
                 if not self.snapshots:
-                    custom = node.meta.get("custom") or {}
-                    node.meta["custom"] = {**custom, _ORIGIN: node.name}
+                    custom = node.meta.get(CUSTOM) or {}
+                    node.meta[CUSTOM] = {**custom, _ORIGIN: node.name}
             self.snapshots.append(_copy(model, name, self.start))
             self.last = model
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 
 aten = torch.ops.aten
 UNFILLED = frozenset(  # a copy follows; until then their memory holds anything
@@ -40,14 +40,14 @@ def is_new(node: fx.Node) -> bool:
     source, place = (node.args[0], node.args[1]) if node.target is getitem else (node, 0)
     if not isinstance(source, fx.Node) or not isinstance(source.target, OpOverload):
         return False
-    results = source.target._schema.returns
+    results = schema_of(source.target).returns
     result = results[place] if isinstance(place, int) and place < len(results) else results[0]
     return result.alias_info is None
 
 
 def writes(node: fx.Node) -> bool:
     """Whether `node` changes one of its arguments in place."""
-    return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
+    return isinstance(node.target, OpOverload) and bool(schema_of(node.target).is_mutable)
 
 
 def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -56,7 +56,7 @@ def written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
         return ()
     written: list[fx.Node] = []
     assert isinstance(node.target, OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         by_position = position < len(node.args) and not argument.kwarg_only

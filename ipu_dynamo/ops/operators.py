@@ -41,7 +41,7 @@ import ipu_dynamo.ops.right_decompositions
 import ipu_dynamo.ops.serialized_loss
 import ipu_dynamo.ops.unread_values
 import ipu_dynamo.ops.updates.update_operators  # noqa: F401
-from ipu_dynamo.ops.private.graphs import OpOverload, is_registered
+from ipu_dynamo.ops.private.graphs import OpOverload, is_registered, schema_of
 
 _PYTHON: dict[str, Callable[..., Any]] = {"getitem": operator.getitem}
 _FILES = frozenset({"aten.from_file", "debugprims.load_tensor"})  # they read or make files
@@ -97,7 +97,7 @@ def check_arguments(
 @lru_cache(maxsize=4096)  # a program calls few operators in few ways
 def _check_names(target: OpOverload, count: int, names: tuple[str, ...]) -> None:
     """Raise ValueError unless `target` takes `count` arguments and those with these names."""
-    expected = target._schema.arguments
+    expected = schema_of(target).arguments
     free = [a.name for a in expected if not a.kwarg_only]
     missing = [
         argument.name
@@ -112,4 +112,4 @@ def _check_names(target: OpOverload, count: int, names: tuple[str, ...]) -> None
         raise ValueError(f"{target} takes {len(free)} arguments without a name, not {count}")
     if unknown or missing:
         what = f"has no argument {unknown[0]} left" if unknown else f"needs {missing[0]}"
-        raise ValueError(f"{target} {what}; it is {target._schema}")
+        raise ValueError(f"{target} {what}; it is {schema_of(target)}")

@@ -8,6 +8,7 @@ from torch import fx
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.library.host_call import calls_host, host_call
 from ipu_dynamo.ops.operators import operator_name, operator_named
+from ipu_dynamo.ops.private.graphs import schema_of
 from ipu_dynamo.ops.unchecked_operators import unchecked
 from ipu_dynamo.program import Program
 from ipu_dynamo.saved.json_text import expect
@@ -99,4 +100,4 @@ def _schema(name: str) -> str:
         ValueError: there is none of that name.
     """
     operator: Any = operator_named(name)
-    return "" if name == _PYTHON else str(operator._schema)
+    return "" if name == _PYTHON else str(schema_of(operator))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.private.dynamo import source_name
+from ipu_dynamo.capture.private.dynamo import set_source, source_name
 from ipu_dynamo.capture.private.saved_aot import (
     SerializableCallable,
     dump_graph,
@@ -20,9 +20,10 @@ from ipu_dynamo.capture.private.saved_aot import (
     without_view,
 )
 from ipu_dynamo.ops.private.graphs import pytree
+from ipu_dynamo.ops.private.node_meta import CUSTOM, EXAMPLE_VALUE
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], Callable[..., Any]]
-_KEPT = ("stack_trace", "custom", "example_value")  # keys of node.meta that are saved
+_KEPT = ("stack_trace", CUSTOM, EXAMPLE_VALUE)  # keys of node.meta that are saved
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class SavableRegion(SerializableCallable):
         graph, sources, options = pickle.loads(self._data)  # as PyTorch loads what is around it
         gm = load_graph(graph)
         for node, source in zip(gm.graph.find_nodes(op="placeholder"), sources, strict=True):
-            node._dynamo_source = _Source(source)
+            set_source(node, _Source(source))
         return ipu(gm, args, options=options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.aot import PlainAOTInput, overlapping_tensors
+from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.passes.aot.keep_changed import changed_inputs
 
 Call = Callable[..., Any]
@@ -23,7 +24,7 @@ def places_of_changed(graph: fx.Graph) -> set[int]:
     """
     places = set()
     for node in changed_inputs(graph):
-        input_ = node.meta["desc"]
+        input_ = node.meta[DESC]
         while hasattr(input_, "base_of"):
             input_ = input_.base_of
         if isinstance(input_, PlainAOTInput):

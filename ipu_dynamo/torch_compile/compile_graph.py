@@ -18,11 +18,13 @@ from ipu_dynamo.capture.private.aot import (
     aot_cache_forced,
     compile_passes,
     outside_tracing,
+    taking_list,
 )
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.levels import Directions, Pass
@@ -238,7 +240,7 @@ class _GraphPrograms:
         if kind != "backward":
             self.changed = places_of_changed(graph.graph)
         with outside_tracing():
-            descriptions = graph.graph.output_node().meta.get("desc", ())
+            descriptions = graph.graph.output_node().meta.get(DESC, ())
             alone = None if kind == "inference" else kind
             core = self.options.core()
             flat = open_pass(graph, self.roles, self.seen, self.ipus, alone)
@@ -270,8 +272,7 @@ class _GraphPrograms:
                 log.debug("%s", program)
         if self.late and kind != "backward":
             boxed = making_results(boxed, self.late)
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
+        return taking_list(boxed)
 
 
 def _block_names(gm: fx.GraphModule) -> dict[fx.Node, str]:

@@ -9,8 +9,9 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.dynamo import FlatPass
-from ipu_dynamo.capture.private.aot import SEQ_NR, TangentAOTInput
+from ipu_dynamo.capture.private.aot import TangentAOTInput
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.node_meta import DESC, SEQ_NR
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.levels import BatchPieces
 from ipu_dynamo.passes.manager import PassManager
@@ -102,7 +103,7 @@ class MicroBatches:
         seeds: dict[fx.Node, Placement] = {}
         for node in capture.placeholder_nodes:
             placement = self.values.get(node.name)
-            tangent = node.meta.get("desc")
+            tangent = node.meta.get(DESC)
             if placement is None and isinstance(tangent, TangentAOTInput):
                 placement = self.outputs.get(tangent.output)
             if isinstance(placement, Shard) or placement is Kind.PER_MICRO_BATCH:

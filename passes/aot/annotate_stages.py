@@ -14,6 +14,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.levels import Level
 
 CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
@@ -21,7 +22,7 @@ CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
 
 def annotated_stage(node: fx.Node) -> int | None:
     """The stage of what AOTAutograd made `node` of, where that has one."""
-    stage: int | None = (node.meta.get("custom") or {}).get(CUSTOM_STAGE)
+    stage: int | None = (node.meta.get(CUSTOM) or {}).get(CUSTOM_STAGE)
     return stage
 
 
@@ -40,8 +41,8 @@ class AnnotateStages:
                 continue
             for each in (node, *_inside(capture.graph, node)):
                 changed |= annotated_stage(each) != node.meta[STAGE]
-                entries = each.meta.get("custom") or {}
-                each.meta["custom"] = {**entries, CUSTOM_STAGE: node.meta[STAGE]}
+                entries = each.meta.get(CUSTOM) or {}
+                each.meta[CUSTOM] = {**entries, CUSTOM_STAGE: node.meta[STAGE]}
         return changed
 
 

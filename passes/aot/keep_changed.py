@@ -28,7 +28,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
 from ipu_dynamo.ops.graph_queries import is_view
-from ipu_dynamo.passes.aot.keep_draws import AGAIN, POLICY
+from ipu_dynamo.ops.private.node_meta import DESC, POLICY
+from ipu_dynamo.passes.aot.keep_draws import AGAIN
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -64,9 +65,9 @@ class KeepChanged:
 
 def changed_inputs(graph: fx.Graph) -> list[fx.Node]:
     """The inputs that the model changes: AOTAutograd describes inputs and results."""
-    results = graph.output_node().meta["desc"]
+    results = graph.output_node().meta[DESC]
     changed = [it.mutated_input for it in results if isinstance(it, InputMutationAOTOutput)]
-    return [node for node in graph.find_nodes(op="placeholder") if node.meta["desc"] in changed]
+    return [node for node in graph.find_nodes(op="placeholder") if node.meta[DESC] in changed]
 
 
 def plan(graph: fx.Graph, changed: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
@@ -96,7 +97,7 @@ def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
 def after_tangents(graph: fx.Graph) -> set[fx.Node]:
     """The gradients that a graph of AOTAutograd gets, and all that is computed from them."""
     inputs = graph.find_nodes(op="placeholder")
-    return _behind(node for node in inputs if isinstance(node.meta.get("desc"), TangentAOTInput))
+    return _behind(node for node in inputs if isinstance(node.meta.get(DESC), TangentAOTInput))
 
 
 def _is_needed_again(node: fx.Node, backward: Collection[fx.Node]) -> bool:

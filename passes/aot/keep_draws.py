@@ -27,10 +27,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.capture.private.aot import budget_of_memory
+from ipu_dynamo.ops.private.node_meta import POLICY
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
-POLICY = "recompute"  # meta key where partitioners look for a policy; checked on PyTorch 2.13.0
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 

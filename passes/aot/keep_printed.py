@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
-from ipu_dynamo.passes.aot.keep_draws import POLICY
+from ipu_dynamo.ops.private.node_meta import POLICY
 from ipu_dynamo.passes.levels import Level
 
 

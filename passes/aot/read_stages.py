@@ -14,12 +14,10 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
-from ipu_dynamo.capture.private.aot import BACKWARD_TAG, TAG
+from ipu_dynamo.ops.private.node_meta import BACKWARD_TAG, GRADIENT_SUM, IS_GRADIENT_SUM, TAG
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
 from ipu_dynamo.passes.levels import Level
-
-GRADIENT_SUM = "Gradient addition node"  # autograd writes it behind the source line of such a sum
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class ReadStages:
                 continue
             node.meta.setdefault(BACKWARD, is_backward(node) or node in backward)
             stage = annotated_stage(node)
-            if stage is not None and not node.meta.get("is_gradient_acc"):
+            if stage is not None and not node.meta.get(IS_GRADIENT_SUM):
                 node.meta.setdefault(STAGE, stage)
             if GRADIENT_SUM in (node.meta.get("stack_trace") or ""):
                 node.meta["stack_trace"] = node.meta["stack_trace"].partition(GRADIENT_SUM)[0]

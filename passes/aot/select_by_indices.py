@@ -31,6 +31,7 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import PlainAOTOutput
 from ipu_dynamo.capture.private.dynamo import static
 from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.levels import Level
 
@@ -147,7 +148,7 @@ def model_results(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
     others are gradients, and new values of inputs."""
     output = graph.output_node()
     returned: Any = output.args[0]
-    described = output.meta["desc"]
+    described = output.meta[DESC]
     return [
         (place, node)
         for place, (node, desc) in enumerate(zip(returned, described, strict=True))

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
-from ipu_dynamo.capture.private.aot import TAG, Cutting, cut_directions, direction_tag
+from ipu_dynamo.capture.private.aot import Cutting, cut_directions
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.node_meta import TAG, direction_tag
 from ipu_dynamo.passes.aot.keep_draws import draws
 from ipu_dynamo.passes.levels import Directions, Level
 

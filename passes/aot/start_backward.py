@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Joint
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.levels import Level
 
@@ -48,7 +49,7 @@ class StartBackward:
             begin.meta = {"val": value, BACKWARD: True, START: True}
             reader = next(iter(node.users), None)
             if reader is not None:
-                kept = ("custom", "stack_trace")
+                kept = (CUSTOM, "stack_trace")
                 begin.meta |= {key: reader.meta[key] for key in kept if key in reader.meta}
                 if (stage := annotated_stage(reader)) is not None:
                     begin.meta[STAGE] = stage

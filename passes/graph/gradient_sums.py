@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.ops.accumulate import accumulate_rows
 from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.ops.private.graphs import is_erased
 from ipu_dynamo.ops.serialized_loss import serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call
 
@@ -136,7 +137,7 @@ def erase_unread(node: fx.Node) -> None:
     pending = [node]
     while pending:
         node = pending.pop()
-        if node._erased or node.users or node.op != "call_function" or writes(node):
+        if is_erased(node) or node.users or node.op != "call_function" or writes(node):
             continue
         pending += reversed(node.all_input_nodes)
         node.graph.erase_node(node)

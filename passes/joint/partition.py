@@ -45,6 +45,7 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
+from ipu_dynamo.ops.private.graphs import rename_node
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
 from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
@@ -232,7 +233,7 @@ def _rename_values(capture: Joint) -> None:
     taken = {role.name for role in capture.placeholders}
     for node in capture.graph.graph.nodes:
         while node.op != "placeholder" and node.name in taken:
-            node._rename(f"{node.name}_value")
+            rename_node(node, f"{node.name}_value")
 
 
 def _part(capture: Joint, cutter: _Cutter, index: int) -> Part:

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.ops.private.graphs import schema_of
 from ipu_dynamo.ops.recurrent.gru import gru, gru_backward
 from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
 from ipu_dynamo.ops.recurrent.rnn import rnn, rnn_backward
@@ -35,7 +36,7 @@ class Operator:
 
     def __init__(self, node: fx.Node, n: int, at: Mapping[fx.Node, Placements]) -> None:
         self.node, self.n, self.at, self.sources = node, n, at, node.all_input_nodes
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        schema = schema_of(node.target).arguments  # type: ignore[arg-type]
         self.args: dict[str, Any] = {a.name: a.default_value for a in schema}
         self.args |= dict(zip(self.args, node.args, strict=False)) | dict(node.kwargs)
         self.tensors = [self.args[a.name] for a in schema if "Tensor" in str(a.type)]
@@ -608,5 +609,5 @@ def is_linear(node: fx.Node) -> bool:
         return bool(old.is_floating_point and torch.promote_types(old, new) == new)
     if target not in LINEAR:
         return False
-    args = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    args = dict(zip((a.name for a in schema_of(target).arguments), node.args, strict=False))
     return isinstance(args.get("other", node), fx.Node)

@@ -16,6 +16,7 @@ from ipu_dynamo.capture.private.aot import (
     TangentAOTInput,
 )
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.node_meta import DESC
 
 
 def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
@@ -24,7 +25,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
     roles = {role.name: role for role in capture.placeholders}
     placeholders = []
     for node in joint.graph.find_nodes(op="placeholder"):
-        source = node.meta["desc"]
+        source = node.meta[DESC]
         if isinstance(source, PlainAOTInput):
             placeholders.append(roles[names[source.idx]])
         elif isinstance(source, TangentAOTInput):
@@ -37,7 +38,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
     nodes: list[fx.Node | None] = []
     outputs: list[OutputRole] = []
     values: dict[int, fx.Node | None] = {}
-    for value, target in zip(result.args[0], result.meta["desc"], strict=True):
+    for value, target in zip(result.args[0], result.meta[DESC], strict=True):
         role = _output_role(target, names)
         if isinstance(role, int):
             values[role] = value
@@ -50,7 +51,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
     for index, role in enumerate(capture.outputs[first:]):
         nodes.append(values[index + first])
         outputs.append(role)
-    del result.meta["desc"]  # the roles say it from here on
+    del result.meta[DESC]  # the roles say it from here on
     result.args = (tuple(nodes),)
     return Joint(
         graph=joint,

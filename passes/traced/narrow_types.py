@@ -27,7 +27,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.precision.narrowing import NARROW
-from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.levels import Level
 
@@ -83,8 +83,8 @@ class _Narrowing:
 
     def widen_arguments(self, node: fx.Node, target: OpOverload) -> None:
         """Give an operator the 64-bit integers that it had before."""
-        names = [argument.name for argument in target._schema.arguments]
-        changes_argument = target._schema.is_mutable
+        names = [argument.name for argument in schema_of(target).arguments]
+        changes_argument = schema_of(target).is_mutable
 
         def widened(argument: Any, name: str) -> Any:
             if changes_argument and name not in _INDEX_ARGUMENTS:

@@ -22,6 +22,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -102,7 +103,7 @@ class _Group:
 
 def member(node: fx.Node) -> Member | None:
     """What the pass wrote to a convolution, or to its gradients."""
-    tagged: Member | None = (node.meta.get("custom") or {}).get(_KEY)
+    tagged: Member | None = (node.meta.get(CUSTOM) or {}).get(_KEY)
     return tagged
 
 
@@ -140,7 +141,7 @@ class TagConvolutionGroups:
         groups = plan(graph)
         for number, group in enumerate(groups):
             for node, place in group.members(number):
-                node.meta["custom"] = {**(node.meta.get("custom") or {}), _KEY: place}
+                node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), _KEY: place}
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
                 graph.erase_node(node)

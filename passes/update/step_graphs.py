@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
@@ -101,9 +102,9 @@ def owned_results(graph: fx.Graph, results: Sequence[Any]) -> tuple[fx.Node, ...
 
 
 def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(
-        arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments
+    return isinstance(node.target, OpOverload) and any(
+        arg.alias_info is not None and not arg.alias_info.is_write
+        for arg in schema_of(node.target).arguments
     )
 
 

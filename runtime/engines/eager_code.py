@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import bound
 from ipu_dynamo.ops.graph_queries import is_new
+from ipu_dynamo.ops.private.graphs import implementation
 from ipu_dynamo.runtime.engines.layouts import with_layout
 from ipu_dynamo.runtime.engines.stage import Stage
 
@@ -50,7 +51,7 @@ def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
         namespace, operator, overload = match.groups()
         packet = getattr(getattr(torch.ops, namespace), operator)
         short = f"{namespace}_{operator}_{overload}"
-        names[short] = getattr(packet, overload)._op
+        names[short] = implementation(getattr(packet, overload))
         return f"{short}("
 
     source = _OPERATOR.sub(name, written.src)

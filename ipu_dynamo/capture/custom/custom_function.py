@@ -20,6 +20,7 @@ from ipu_dynamo.capture.private.function_apply import apply_replaced
 from ipu_dynamo.capture.private.tracing import flatten, is_fake, pytree, run_backward
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import CustomCall, register_function
+from ipu_dynamo.ops.private.hooks import has_gradient_hooks
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 
@@ -96,7 +97,7 @@ def refuse_hooks(model: nn.Module) -> None:
                 hint="remove the hook, or write it as a torch.autograd.Function",
             )
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if has_gradient_hooks(parameter):
             raise CompileError(
                 f"the gradient hook of parameter {name} would not run in the compiled program",
                 hint="remove the hook; clip or scale gradients through the optimiser's options",

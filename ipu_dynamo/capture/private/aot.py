@@ -40,9 +40,6 @@ from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 __all__ = [
-    "BACKWARD_TAG",
-    "SEQ_NR",
-    "TAG",
     "AOTInput",
     "AOTOutput",
     "BackwardTokenAOTInput",
@@ -59,22 +56,19 @@ __all__ = [
     "budget_of_memory",
     "compile_passes",
     "cut_directions",
-    "direction_tag",
     "export_joint",
     "lstms_in_operators",
     "outside_tracing",
     "overlapping_tensors",
+    "taking_list",
     "with_effects",
 ]
 
-TAG = "partitioner_tag"  # key of node.meta, where functorch looks for the direction
-BACKWARD_TAG = "is_backward"
-SEQ_NR = "seq_nr"  # key of node.meta: an operator and its backward have the same number
 
-
-def direction_tag(backward: bool) -> str:
-    """What functorch calls a direction in `TAG`."""
-    return BACKWARD_TAG if backward else "is_forward"
+def taking_list(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let AOTAutograd call a function with a list, which it may empty."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def overlapping_tensors(tensors: Sequence[Tensor]) -> set[int]:

@@ -39,6 +39,11 @@ def source_name(node: fx.Node) -> str:
     return str(source.name) if source is not None else node.name
 
 
+def set_source(node: fx.Node, source: object) -> None:
+    """Say where a placeholder was found: `source` has a `name`, which `source_name` reads."""
+    node._dynamo_source = source
+
+
 def marked_dynamic(value: object) -> list[int]:
     """Dimensions of a tensor that the user marked with `torch._dynamo.mark_dynamic`."""
     return sorted(getattr(value, "_dynamo_dynamic_indices", ()))

@@ -29,11 +29,15 @@ __all__ = [
     "ShapeEnv",
     "code_on_demand",
     "erased_names",
+    "implementation",
+    "is_erased",
     "is_registered",
     "module_of",
     "pytorch_compile_lock",
     "pytree",
+    "rename_node",
     "reserve_names",
+    "schema_of",
     "tracing_here",
     "with_device",
 ]
@@ -81,6 +85,27 @@ def reserve_names(graph: fx.Graph, names: Sequence[str], counts: Mapping[str, in
     for name in names:
         graph._graph_namespace.create_name(name, None)
     graph._graph_namespace._base_count.update(counts)
+
+
+def rename_node(node: fx.Node, name: str) -> None:
+    """Give a node this name, with a number if another node of its graph has it."""
+    node._rename(name)
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether a node was erased from its graph."""
+    return node._erased
+
+
+def implementation(operator: OpOverload) -> Callable[..., Any]:
+    """The function of C++ that an operator calls, without Python around it."""
+    called: Callable[..., Any] = operator._op
+    return called
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """The arguments and results of an operator, with what it writes."""
+    return operator._schema
 
 
 def _numbered(name: str) -> tuple[str, int, str]:

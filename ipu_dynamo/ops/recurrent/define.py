@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from ipu_dynamo.ops.private.graphs import schema_of
+
 _library = torch.library.Library("ipu", "FRAGMENT")
 
 
@@ -84,7 +86,7 @@ def empty_gradients(
 def _flops_of(operator: Any) -> Callable[..., int]:
     """How many additions and multiplications a call takes: those of the products with `wi`,
     `wh` and `wp` at each step; backward the gradients of both factors of each."""
-    names = [argument.name for argument in operator._schema.arguments]
+    names = [argument.name for argument in schema_of(operator).arguments]
     each = 4 if operator.name().endswith("_backward") else 2
 
     def flops(*shapes: Any, **named: Any) -> int:

@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ipu_dynamo.ops.private.hooks import has_gradient_hooks
+
 
 def part_sizes(total: int, parts: int) -> list[int]:
     """The rows of each part: equal, but for the last that have any, and those that have none."""
@@ -77,18 +79,17 @@ def check_replaceable(layer: nn.Module) -> None:
         *(f"the module {name}" for name in layer._modules),
         *(f"the buffer {name}" for name in layer._buffers),
         *("a forward of its own" for _ in {"forward"} & vars(layer).keys()),
-        *(f"hooks on its {name}" for name in sorted(own) if _hooks_on(layer._parameters[name])),
+        *(
+            f"hooks on its {name}"
+            for name in sorted(own)
+            if has_gradient_hooks(layer._parameters[name])
+        ),
     ]
     if more:
         raise ValueError(
             f"a {type(layer).__name__} with {', '.join(more)} cannot be replaced by parts of it: "
             "leave its serialization factor and splits out"
         )
-
-
-def _hooks_on(parameter: Tensor | None) -> bool:
-    hooks = "_backward_hooks", "_post_accumulate_grad_hooks"
-    return any(getattr(parameter, name, None) for name in hooks)
 
 
 class EmbeddingPart(_Filled, nn.Embedding):

@@ -12,6 +12,7 @@ from torch import fx
 
 from ipu_dynamo.ops.library.host_call import calls_host
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
+from ipu_dynamo.ops.private.graphs import schema_of
 from ipu_dynamo.program import Call, Program
 from ipu_dynamo.program.schedule.actions import (
     Action,
@@ -111,7 +112,7 @@ def prints(program: Program) -> bool:
 def _draws(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = schema_of(node.target)  # type: ignore[arg-type]
     places = [i for i, argument in enumerate(schema.arguments) if argument.name == "dropout_p"]
     if not places:
         return True

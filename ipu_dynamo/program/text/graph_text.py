@@ -33,6 +33,7 @@ from ipu_dynamo.ops.private.graphs import (
     reserve_names,
     with_device,
 )
+from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.program.ir.layout import Layout, device_named
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
@@ -169,7 +170,7 @@ def node_text(node: fx.Node, text: Text, called: Text, form: GraphForm = FUNCTIO
     marks = f"  {text(kept)}" if kept else ""
     if node.op == "output":
         return f"return {text(node.args[0])}{marks}"
-    result = text(_described(node.meta.get("val", node.meta.get("example_value"))))
+    result = text(_described(node.meta.get("val", node.meta.get(EXAMPLE_VALUE))))
     if node.op == "placeholder":
         return f"{result} = placeholder{marks}"
     target = called(node.target) if node.op == "call_function" else f"{node.op} {node.target}"

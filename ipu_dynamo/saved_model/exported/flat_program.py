@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.graph_queries import writes
 
 Watch = Callable[[fx.Node, Any], None]
 
@@ -27,7 +27,7 @@ class FlatProgram:
         self._state: dict[str, Tensor] = {
             name: value.detach() for name, value in held.items() if isinstance(value, Tensor)
         }
-        self._changes_inputs = any(_writes(node) for node in program.graph.nodes)
+        self._changes_inputs = any(writes(node) for node in program.graph.nodes)
         self._arguments = [
             None if spec.kind == InputKind.USER_INPUT else spec.target
             for spec in signature.input_specs
@@ -81,11 +81,6 @@ class _Watched(fx.Interpreter):
         value = super().run_node(n)
         self._watch(n, value)
         return value
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether an operator writes an argument in place; which, views hide."""
-    return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _own(inputs: Sequence[Any]) -> list[Any]:

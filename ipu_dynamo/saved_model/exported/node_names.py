@@ -14,6 +14,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator, OpOverload
+from ipu_dynamo.ops.private.node_meta import CUSTOM, MODULE_STACK
 
 NAME = "ipu_name"  # key of a call's meta["custom"], kept in files
 _NO_MODULE = "_empty_nn_module_stack"
@@ -166,17 +167,17 @@ def short_name(target: Any) -> str:
 
 
 def _noted(node: Any) -> str | None:
-    custom = node.meta.get("custom") if isinstance(node, fx.Node) else None
+    custom = node.meta.get(CUSTOM) if isinstance(node, fx.Node) else None
     name = custom.get(NAME) if isinstance(custom, dict) else None
     return name if isinstance(name, str) and name else None
 
 
 def _note(node: fx.Node, name: str) -> None:
-    node.meta["custom"] = {**node.meta.get("custom", {}), NAME: name}
+    node.meta[CUSTOM] = {**node.meta.get(CUSTOM, {}), NAME: name}
 
 
 def _base_name(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = node.meta.get(MODULE_STACK) or {}
     paths = [entry[0] for entry in stack.values()]
     path = paths[-1] if paths and not paths[-1].startswith(_NO_MODULE) else ""
     # a module that is called twice has `@1` behind its name the second time

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.saved_model.exported.node_names import NAME, name_calls
 from ipu_dynamo.saved_model.exported.program_interface import tensor_inputs, tensor_outputs
 from ipu_dynamo.saved_model.files.index import SignatureEntry
@@ -163,6 +164,6 @@ def _check_sizes(program: ExportedProgram, borders: Sequence[tuple[str, Border]]
 def _keep_names_only(program: ExportedProgram) -> None:
     """Take out what PyTorch notes beside the names."""
     for node in program.graph.nodes:
-        custom = node.meta.pop("custom", None)
+        custom = node.meta.pop(CUSTOM, None)
         if isinstance(custom, dict) and NAME in custom:
-            node.meta["custom"] = {NAME: custom[NAME]}
+            node.meta[CUSTOM] = {NAME: custom[NAME]}

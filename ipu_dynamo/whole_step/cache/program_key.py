@@ -20,6 +20,7 @@ from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.ops.marks.inner_gradients import hook_op
 from ipu_dynamo.ops.marks.markers import autograd_function_op
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.private.node_meta import NOTES
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.manager import WITHOUT
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
@@ -31,23 +32,7 @@ from ipu_dynamo.version import __version__
 
 _NAMESPACES = frozenset({"aten", "prims", "ipu"})  # whose operators the versions name
 _PYTHON = frozenset({autograd_function_op, hook_op, host_call})  # of others
-# What is said of a node for people, or once more; all else has to be part of the key.
-_IGNORED = frozenset(
-    {
-        "eager_input_vals",
-        "from_node",
-        FLOW,  # its bodies follow the node
-        "nn_module_stack",
-        "original_aten",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
-        "tensor_meta",
-        "torch_fn",
-        "unbacked_bindings",
-        "val",
-    }
-)
+_IGNORED = NOTES | {FLOW}  # all other entries of meta are part of the key; bodies follow their node
 
 
 def program_key(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.outside import OutsideTensor, changed
-from ipu_dynamo.capture.own_tensors import own_tensor
+from ipu_dynamo.capture.private.own_tensors import own_tensor
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.errors import InputError
 

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary, ref
 from torch.optim import Optimizer
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.private.hooks import step_hooks
 
 
 class _Step(Protocol):
@@ -97,10 +98,6 @@ def follow_checkpoints(step: _Step, optimizer: Optimizer) -> NewestState:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether the user has registered hooks of an optimiser's step. Torch has no public way."""
-    hooks = [
-        hook
-        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        for hook in (getattr(optimizer, name, None) or {}).values()
-    ]
-    return any(not isinstance(getattr(hook, "__self__", None), NewestState) for hook in hooks)
+    """Whether the user has registered hooks of an optimiser's step."""
+    owners = (getattr(hook, "__self__", None) for hook in step_hooks(optimizer))
+    return any(not isinstance(owner, NewestState) for owner in owners)

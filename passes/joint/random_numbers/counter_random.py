@@ -38,7 +38,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
-from ipu_dynamo.ops.private.graphs import OpOverload, module_of
+from ipu_dynamo.ops.private.graphs import OpOverload, module_of, schema_of
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
     STREAM,
@@ -68,7 +68,7 @@ def draws(node: fx.Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    names = [argument.name for argument in target._schema.arguments]
+    names = [argument.name for argument in schema_of(target).arguments]
     if "dropout_p" not in names:
         return True
     place = names.index("dropout_p")

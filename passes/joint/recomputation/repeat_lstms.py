@@ -39,7 +39,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
-from ipu_dynamo.capture.private.aot import TAG
+from ipu_dynamo.ops.private.node_meta import ONLY_BACKWARD_TAG, TAG
 from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import RECOMPUTED
@@ -120,7 +120,7 @@ def _is_small(node: fx.Node) -> bool:
 def apply(graph: fx.Graph, layer: Layer) -> None:
     """Insert the layer and its results before its backward operator, which reads those."""
     forward, backward = layer.forward, layer.backward
-    again = {BACKWARD: True, RECOMPUTED: True, TAG: "must_be_in_backward"}
+    again = {BACKWARD: True, RECOMPUTED: True, TAG: ONLY_BACKWARD_TAG}
     with graph.inserting_before(backward):
         copy = graph.node_copy(forward)
         copy.meta = {**forward.meta, **again}

@@ -14,8 +14,6 @@ from torch import fx
 
 from ipu_dynamo.capture.control_flow.trace_control_flow import writes_from_outside
 from ipu_dynamo.capture.private.aot import (
-    BACKWARD_TAG,
-    TAG,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -24,6 +22,7 @@ from ipu_dynamo.capture.private.aot import (
 )
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.ops.private.node_meta import BACKWARD_TAG, DESC, TAG
 from ipu_dynamo.passes.graph.extract import subgraph
 
 
@@ -68,7 +67,7 @@ def read_joint(graph: fx.Graph) -> JointBody:
     inputs: dict[int, fx.Node] = {}
     tangents: dict[int, fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):
-        source = node.meta["desc"]
+        source = node.meta[DESC]
         if isinstance(source, PlainAOTInput):
             inputs[source.idx] = node
         elif isinstance(source, TangentAOTInput) and isinstance(source.output, PlainAOTOutput):
@@ -78,7 +77,7 @@ def read_joint(graph: fx.Graph) -> JointBody:
     (result,) = graph.find_nodes(op="output")
     results: dict[int, fx.Node] = {}
     gradients: dict[int, fx.Node] = {}
-    for node, target in zip(result.args[0], result.meta["desc"], strict=True):
+    for node, target in zip(result.args[0], result.meta[DESC], strict=True):
         if isinstance(target, PlainAOTOutput):
             results[target.idx] = node
         elif isinstance(target, GradAOTOutput) and isinstance(target.grad_of, PlainAOTInput):

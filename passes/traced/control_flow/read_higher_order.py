@@ -34,6 +34,7 @@ from ipu_dynamo.capture.control_flow.trace_control_flow import (
 from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, while_loop_op
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
+from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
@@ -114,7 +115,7 @@ def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Tra
     graph = fx.Graph()
     result = graph.output(graph.graph_copy(module.graph, {}))
     for inner in graph.nodes:
-        inner.meta["val"] = inner.meta.get("example_value")
+        inner.meta["val"] = inner.meta.get(EXAMPLE_VALUE)
     for number, placeholder in enumerate(list(graph.find_nodes(op="placeholder"))):
         if number in numbers:
             for user in list(placeholder.users):
@@ -140,7 +141,7 @@ def _filled(placeholder: fx.Node, number: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    return value.meta.get("example_value") if isinstance(value, fx.Node) else value
+    return value.meta.get(EXAMPLE_VALUE) if isinstance(value, fx.Node) else value
 
 
 def _is_tensor(value: Any) -> bool:

@@ -14,6 +14,7 @@ from operator import getitem
 from torch import fx
 
 from ipu_dynamo.capture.capture import WANTED_GRADIENTS, Placeholder
+from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.repeats import Run, find_runs
 from ipu_dynamo.passes.traced.equal_layers.describe_arguments import call, layout
@@ -50,11 +51,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.target is getitem:
         return True
     target = node.target
-    return (
-        isinstance(target, OpOverload)
-        and target.namespace == "aten"
-        and not target._schema.is_mutable
-    )
+    return isinstance(target, OpOverload) and target.namespace == "aten" and not writes(node)
 
 
 def _layers(operators: Sequence[fx.Node], run: Run) -> list[Layer]:

@@ -13,6 +13,7 @@ from itertools import groupby
 from torch import fx
 
 from ipu_dynamo.capture.private.aot import GradAOTOutput, PlainAOTInput
+from ipu_dynamo.ops.private.node_meta import CUSTOM, DESC, IS_GRADIENT_SUM, TAG
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.traced.equal_layers.describe_arguments import call
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT
@@ -100,7 +101,7 @@ def _sections(
             continue
         if (label := labels.get(node)) is not None:
             key = label.stack, label.layer, is_backward(node)
-        elif node.meta.get("custom") and not node.meta.get("is_gradient_acc"):
+        elif node.meta.get(CUSTOM) and not node.meta.get(IS_GRADIENT_SUM):
             key = None
         keys.append((node, key))
     for key, group in groupby(keys, lambda item: item[1]):
@@ -114,13 +115,13 @@ def _gradients(
     places of both."""
     of_inputs: dict[int, fx.Node | None] = {
         target.grad_of.idx: value
-        for value, target in zip(_returned(joint), joint.output_node().meta["desc"], strict=True)
+        for value, target in zip(_returned(joint), joint.output_node().meta[DESC], strict=True)
         if isinstance(target, GradAOTOutput) and isinstance(target.grad_of, PlainAOTInput)
     }
     places = []
     for layer in (SECOND, THIRD):
         position = {node: place for place, node in enumerate(backward[layer])}
-        values = [of_inputs.get(node.meta["desc"].idx) for node in inputs[layer]]
+        values = [of_inputs.get(node.meta[DESC].idx) for node in inputs[layer]]
         if any(value is not None and value not in position for value in values):
             return None
         places.append(tuple(None if value is None else position[value] for value in values))
@@ -150,7 +151,7 @@ def _text(stack: JointStack, layer: int) -> Hashable:
         return addresses.get(node, node)
 
     return tuple(
-        tuple((call(node, address), node.meta.get("partitioner_tag")) for node in nodes)
+        tuple((call(node, address), node.meta.get(TAG)) for node in nodes)
         for nodes in (stack.forward[layer], stack.backward[layer])
     )
 

@@ -24,7 +24,15 @@ from ipu_dynamo.capture.private.aot import (
     TangentAOTInput,
 )
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.passes.aot.read_stages import GRADIENT_SUM
+from ipu_dynamo.ops.private.node_meta import (
+    CUSTOM,
+    DESC,
+    FROM_NODE,
+    GRADIENT_SUM,
+    INPUTS,
+    IS_GRADIENT_SUM,
+    SEQ_NR,
+)
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import Layer, Stack
 from ipu_dynamo.passes.traced.equal_layers.joint_layers import (
     SECOND,
@@ -42,7 +50,7 @@ from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import (
     take_label,
 )
 
-_PASSING = ("seq_nr", "from_node")  # keys of meta that say how AOTAutograd made a node
+_PASSING = (SEQ_NR, FROM_NODE)  # keys of meta that say how AOTAutograd made a node
 
 
 def lengthen(
@@ -61,21 +69,19 @@ def lengthen(
     labels = {
         node: label
         for node in joint.graph.nodes
-        if (label := take_label(node)) is not None and not node.meta.get("is_gradient_acc")
+        if (label := take_label(node)) is not None and not node.meta.get(IS_GRADIENT_SUM)
     }
     result = joint.graph.output_node()
     known = PlainAOTInput, TangentAOTInput
     nodes = list(joint.graph.find_nodes(op="placeholder"))
-    if not all(isinstance(node.meta["desc"], known) for node in nodes):
+    if not all(isinstance(node.meta[DESC], known) for node in nodes):
         return None
-    plain = (node.meta["desc"] for node in nodes[: len(shortened.inputs)])
+    plain = (node.meta[DESC] for node in nodes[: len(shortened.inputs)])
     if not all(isinstance(target, PlainAOTInput) for target in plain):
         return None
     if _gradients(result) not in (0, len(shortened.inputs)):
         return None
-    if not all(
-        target is None or _moved(target, shortened.inputs) for target in result.meta["desc"]
-    ):
+    if not all(target is None or _moved(target, shortened.inputs) for target in result.meta[DESC]):
         return None
     at = {placeholders[index]: node for index, node in zip(shortened.inputs, nodes, strict=False)}
     inputs = [
@@ -181,9 +187,9 @@ class _Lengthening:
         }
         for index, (node, value) in enumerate(zip(self.placeholders, self.values, strict=True)):
             template = stay.get(index) or templates[node]
-            training = template.name.startswith("primals")
-            copy = self.graph.placeholder(f"primals_{index + 1}" if training else f"arg{index}_1")
-            copy.meta = dict(template.meta) | {"desc": PlainAOTInput(index)}
+            training = template.name.startswith(INPUTS)
+            copy = self.graph.placeholder(f"{INPUTS}{index + 1}" if training else f"arg{index}_1")
+            copy.meta = dict(template.meta) | {DESC: PlainAOTInput(index)}
             if index in stay:
                 self.copies[template] = copy
             else:
@@ -245,7 +251,7 @@ class _Lengthening:
         result = self.joint.graph.output_node()
         returned: list[fx.Node | None] = list(result.args[0])  # type: ignore[arg-type]
         values = [value and self.copies[value] for value in returned]
-        targets = [_moved(target, self.shortened.inputs) for target in result.meta["desc"]]
+        targets = [_moved(target, self.shortened.inputs) for target in result.meta[DESC]]
         if count := _gradients(result):
             position = {node: index for index, node in enumerate(self.placeholders)}
             pairs = list(zip(values[-count:], targets[-count:], strict=True))
@@ -263,12 +269,12 @@ class _Lengthening:
             ordered = [gradients[index] for index in range(len(self.placeholders))]
             values[-count:] = [value for value, _ in ordered]
             targets[-count:] = [target for _, target in ordered]
-        self.graph.output(values).meta = dict(result.meta) | {"desc": targets}
+        self.graph.output(values).meta = dict(result.meta) | {DESC: targets}
 
 
 def _gradients(result: fx.Node) -> int:
     """How many of the last outputs are gradients of inputs, or stand where there is none."""
-    targets = reversed(result.meta["desc"])
+    targets = reversed(result.meta[DESC])
     return len(list(takewhile(lambda t: t is None or isinstance(t, GradAOTOutput), targets)))
 
 
@@ -287,7 +293,7 @@ class _Annotations:
         """
         if label is not None:
             own = self.layer.operators[label.place].meta
-            for key in ("stack_trace", "custom"):
+            for key in ("stack_trace", CUSTOM):
                 if key in meta and key in own:
                     meta[key] = own[key]
             return

@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT, Stack
 
 _KEY = "ipu_layer"  # key of node.meta["custom"], which AOTAutograd copies
@@ -84,18 +85,18 @@ def shorten(module: fx.GraphModule, stacks: Sequence[Stack]) -> Shortened:
             inputs.append(index)
         copy = copies[node] = graph.node_copy(node, copy_of)
         if node in labels:
-            copy.meta["custom"] = {**(copy.meta.get("custom") or {}), _KEY: labels[node]}
+            copy.meta[CUSTOM] = {**(copy.meta.get(CUSTOM) or {}), _KEY: labels[node]}
     return Shortened(module_of(graph, module), copies, tuple(inputs))
 
 
 def take_label(node: fx.Node) -> Label | None:
     """The label of what AOTAutograd made a node of; it has none any more."""
-    custom: dict[str, Any] = node.meta.get("custom") or {}
+    custom: dict[str, Any] = node.meta.get(CUSTOM) or {}
     if _KEY not in custom:
         return None
     label = Label(*custom[_KEY])
     rest = {key: value for key, value in custom.items() if key != _KEY}
-    node.meta.pop("custom")
+    node.meta.pop(CUSTOM)
     if rest:
-        node.meta["custom"] = rest
+        node.meta[CUSTOM] = rest
     return label

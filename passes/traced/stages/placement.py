@@ -36,6 +36,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
 from ipu_dynamo.ops.marks.step_end import write_at_step_end_op
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.passes.traced.stages.block_places import Blocks
@@ -256,7 +257,7 @@ def _gives_tensor(node: fx.Node) -> bool:
 
 
 def _example(node: object) -> object:
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return node.meta.get(EXAMPLE_VALUE) if isinstance(node, fx.Node) else None
 
 
 def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Rank, int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.private.graphs import FakeTensorMode, ShapeEnv, module_of
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, node_groups
 from ipu_dynamo.saved_model.conversion.drafts.specialize import specialize
@@ -132,7 +133,7 @@ class _Recorder(fx.Interpreter):
         if n.op != "output":
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, Tensor):
-                    _check_fixed(f"node {n.meta['custom']['ipu_name']!r}", part.shape, {})
+                    _check_fixed(f"node {n.meta[CUSTOM]['ipu_name']!r}", part.shape, {})
         n.meta = {**n.meta, "val": value}
         return value
 

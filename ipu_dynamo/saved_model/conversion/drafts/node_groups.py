@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.saved_model.exported.node_names import (
     NAME,
     Kind,
@@ -71,15 +72,15 @@ def node_groups(graph: fx.Graph) -> tuple[NodeGroup, ...]:
 
 def name_of(node: fx.Node) -> str:
     """The canonical name that a node carries."""
-    return str(node.meta["custom"][NAME])
+    return str(node.meta[CUSTOM][NAME])
 
 
 def set_name(node: fx.Node, name: str, *, cast: bool = False) -> None:
     """Let a node carry a canonical name."""
-    custom: dict[str, Any] = {**node.meta.get("custom", {}), NAME: name}
+    custom: dict[str, Any] = {**node.meta.get(CUSTOM, {}), NAME: name}
     if cast:
         custom[CAST] = True
-    node.meta["custom"] = custom
+    node.meta[CUSTOM] = custom
 
 
 def owners(groups: tuple[NodeGroup, ...]) -> Mapping[fx.Node, NodeGroup]:
@@ -102,7 +103,7 @@ def _group(name: str, nodes: list[fx.Node]) -> NodeGroup:
         operator_name(last),
         (results or [last])[0],
         tuple(read for read in reads if read != name),
-        is_cast=bool(last.meta["custom"].get(CAST)),
+        is_cast=bool(last.meta[CUSTOM].get(CAST)),
         is_size=all(_is_size(node) for node in nodes),
     )
 

@@ -16,13 +16,14 @@ from torch.export.graph_signature import (
 )
 
 from ipu_dynamo.ops.private.graphs import pytree
+from ipu_dynamo.ops.private.node_meta import CUSTOM, MODULE_STACK, TORCH_FN
 from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Draft, Placement
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 from ipu_dynamo.saved_model.exported.program_interface import tensor_inputs, tensor_outputs
 from ipu_dynamo.saved_model.files.tensor_spec import TensorSpec
 
 DEVICE, IPU_NUMBER, STAGE = "ipu_device", "ipu_number", "ipu_stage"  # keys of meta["custom"]
-_KEPT_META = ("val", "custom", "stack_trace", "nn_module_stack", "torch_fn")
+_KEPT_META = ("val", CUSTOM, "stack_trace", MODULE_STACK, TORCH_FN)
 _PART = re.compile(r"[A-Za-z0-9]\w{0,200}", re.ASCII)
 
 
@@ -66,7 +67,7 @@ def to_exported(draft: Draft) -> Exported:
     for node in draft.graph.nodes:
         if node.op == "call_function":
             values[node] = copy = _copied(graph, node, values)
-            copy.meta["custom"] = {**copy.meta["custom"], **_facts(draft.placement, name_of(node))}
+            copy.meta[CUSTOM] = {**copy.meta[CUSTOM], **_facts(draft.placement, name_of(node))}
     results = [values[node] for node in draft.outputs.values()]
     graph.output(tuple(results))
     graph.output_node().meta["val"] = tuple(node.meta["val"] for node in results)

@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.saved_model.conversion.drafts.copied_constants import is_copied
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft, Placement
 from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram, MicroBatch
@@ -148,7 +149,7 @@ def _placeholder(
         count += 1
         unique = f"{name}_{count}"
     taken.add(unique)
-    node.meta = {"val": source.meta["val"], "custom": source.meta["custom"], KIND: kind}
+    node.meta = {"val": source.meta["val"], CUSTOM: source.meta[CUSTOM], KIND: kind}
     set_name(node, unique)
     return node
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
-from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload, schema_of
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
 from ipu_dynamo.saved_model.conversion.passes.edit import aten, insert_call, with_dtype
 from ipu_dynamo.saved_model.exported.node_names import operator_name
@@ -124,7 +124,7 @@ def scalars(node: fx.Node) -> list[Any]:
     """
     if not isinstance(node.target, OpOverload):
         return []
-    arguments = node.target._schema.arguments
+    arguments = schema_of(node.target).arguments
     by_name = {a.name: value for a, value in zip(arguments, node.args, strict=False)}
     by_name |= node.kwargs
     kinds = {a.name: str(a.type) for a in arguments}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
@@ -35,7 +35,7 @@ def plan(graph: fx.Graph) -> tuple[Write, ...]:
     """
     writes = []
     for node in graph.nodes:
-        if not (isinstance(node.target, OpOverload) and node.target._schema.is_mutable):
+        if not (isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable):
             continue
         target = _functional(node.target)
         written = node.args[0] if node.args else None
@@ -66,14 +66,14 @@ def _functional(target: OpOverload) -> OpOverload | None:
     if namespace != "aten" or not packet.endswith("_") or packet.endswith("__"):
         return None
     found: Any = getattr(getattr(torch.ops.aten, packet[:-1], None), overload, None)
-    return found if isinstance(found, OpOverload) and not found._schema.is_mutable else None
+    return found if isinstance(found, OpOverload) and not schema_of(found).is_mutable else None
 
 
 def _is_view(node: fx.Node) -> bool:
     """Whether a result may share memory with an argument."""
     if not isinstance(node.target, OpOverload):
         return node.op == "call_function"  # takes a result out
-    schema = node.target._schema
+    schema = schema_of(node.target)
     maybe = {"reshape", "contiguous", "to", "flatten", "expand_as", "type_as"}  # or a copy
     return (any(result.alias_info is not None for result in schema.returns) and not (
         schema.is_mutable

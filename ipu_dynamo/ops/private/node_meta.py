@@ -1,0 +1,47 @@
+"""Name the strings by which PyTorch's internals say something in a graph. Checked on 2.13.0."""
+
+# Keys of node.meta
+CUSTOM = "custom"  # what users annotate: AOTAutograd copies it to every node that it makes
+DESC = "desc"  # the input or result of a user's function that a node of AOTAutograd's graph is
+EXAMPLE_VALUE = "example_value"  # of Dynamo's graph: the fake value
+FROM_NODE = "from_node"  # the nodes of earlier graphs that a node was made of
+IS_GRADIENT_SUM = "is_gradient_acc"  # autograd adds gradients of several uses of a value
+MODULE_STACK = "nn_module_stack"  # the modules whose forward calls the operator
+POLICY = "recompute"  # partitioners look for a CheckpointPolicy there
+SEQ_NR = "seq_nr"  # an operator and its backward have the same number
+TAG = "partitioner_tag"  # partitioners look for the direction there
+TORCH_FN = "torch_fn"  # the function of PyTorch that the operator comes from
+
+# Values at TAG
+FORWARD_TAG = "is_forward"
+BACKWARD_TAG = "is_backward"
+ONLY_BACKWARD_TAG = "must_be_in_backward"
+
+# Autograd writes it after the source line of a sum of gradients
+GRADIENT_SUM = "Gradient addition node"
+
+# AOTAutograd's names of inputs of a joint graph, and of gradients of results, begin with these
+INPUTS = "primals_"
+TANGENTS = "tangents_"
+
+# Keys of node.meta that say nothing of what is computed, or say it once more
+NOTES = frozenset(
+    {
+        "eager_input_vals",
+        FROM_NODE,
+        MODULE_STACK,
+        "original_aten",
+        SEQ_NR,
+        "source_fn_stack",
+        "stack_trace",
+        "tensor_meta",
+        TORCH_FN,
+        "unbacked_bindings",
+        "val",
+    }
+)
+
+
+def direction_tag(backward: bool) -> str:
+    """What partitioners call a direction, at `TAG`."""
+    return BACKWARD_TAG if backward else FORWARD_TAG
