@@ -48,7 +48,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from tests.passes.example_text import Function, Line, bare, is_value, read_lines
 
 _MODULES = (builtins, operator, ipu_dynamo, level_records, descriptors, pipeline)  # of names
-_NAMESPACES = ("aten", "ipu", "prims", "higher_order")
+_NAMESPACES = ("aten", "ipu", "higher_order")
 _PROBLEMS = (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RuntimeError)
 Result = tuple[str | None, OutputKind, str]  # the name of a node, and its role
 
@@ -401,10 +401,7 @@ class ExampleGraph:
         return whole
 
     def type(self, tree: ast.expr) -> Layout:
-        """A type such as `f32[m, n]`, or with strides `f32[m, n](1, m)`."""
-        strides = None
-        if isinstance(tree, ast.Call):
-            tree, strides = tree.func, tuple(map(self.value, tree.args))
+        """A type such as `f32[m, n]`."""
         if not (isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name)):
             raise ValueError(f"{ast.unparse(tree)} is no type")
         if tree.value.id == "Sym":
@@ -412,7 +409,7 @@ class ExampleGraph:
         sizes = self.value(tree.slice)
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
         dtype = TensorType.parse(f"{tree.value.id}[]").dtype
-        return Layout(TensorType(dtype, shape), strides or dense_strides(shape))
+        return Layout(TensorType(dtype, shape), dense_strides(shape))
 
     def symbol(self, letter: Any) -> Any:
         """A size that is not fixed. On this side the letter stands for it."""
