@@ -1,6 +1,6 @@
 """Run the benchmarks, print a table, and write the figures as JSON.
 
-Usage: python -m benchmarks [--json FILE] [--seconds S] [--page PAGE] [NAME ...]
+Usage: python -m benchmarks [--json FILE] [--seconds S] [--rounds N] [--page PAGE] [NAME ...]
        python -m benchmarks first_call ... (see there; it takes many minutes)
 Every contender runs in a process of its own, without anything that was compiled before.
 """
@@ -11,36 +11,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peak_memory
 from benchmarks.cases import CASES, FACTS, ON_REQUEST, measure
-from benchmarks.child import fresh_child
+from benchmarks.child import in_fresh_child
 from benchmarks.first_call import main as first_call
 from benchmarks.jax_peer import is_installed
-from benchmarks.measure import Wrong
+from benchmarks.measure import Wrong, medians
 from benchmarks.page import refreshed
 from benchmarks.provenance import provenance, write_json
 
 
-def main() -> None:
-    """Measure the cases named on the command line, or all."""
-    if sys.argv[1:2] == ["first_call"]:
-        return first_call(sys.argv[2:])
+def main(given: list[str]) -> None:
+    """Measure the cases named on the command line, or all but those on request."""
+    if given[:1] == ["first_call"]:
+        return first_call(given[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    known = [*dict.fromkeys((*CASES, *FACTS))]
+    known = [*dict.fromkeys((*CASES, *FACTS, *peak_memory.CASES))]
     parser.add_argument("names", nargs="*", help=f"what to run, of: {', '.join(known)}")
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     parser.add_argument("--page", type=Path, help="write the table into this page of the guide")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time for each case")
-    arguments = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for each timed case")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case of peak memory")
+    arguments = parser.parse_args(given)
     if unknown := set(arguments.names) - set(known):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not is_installed():
         print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
-    content: dict[str, Any] = {"benchmarks": {}, "facts": {}}
+    content: dict[str, Any] = {"benchmarks": {}, "facts": {}, "peak_memory": {}}
     for name in arguments.names or [name for name in known if name not in ON_REQUEST]:
         if name in CASES:
             content["benchmarks"][name] = _timed(name, arguments.seconds)
         if name in FACTS:
             content["facts"][name] = _fact(name)
+        if name in peak_memory.CASES:
+            content["peak_memory"][name] = _memory(name, arguments.rounds)
     if arguments.json:
         write_json(arguments.json, content)
     if arguments.page:
@@ -66,13 +70,29 @@ def _timed(name: str, seconds: float) -> dict[str, Any]:
 def _fact(name: str) -> dict[str, float]:
     """Figures that a process of their own has found, printed."""
     function = FACTS[name]
-    with fresh_child() as child:
-        facts: dict[str, float] = child.call(f"{function.__module__}:{function.__name__}")
+    facts: dict[str, float] = in_fresh_child(f"{function.__module__}:{function.__name__}")
     print(f"{name}:")
     for what, value in facts.items():
         print(f"  {what}: {value:.3f}", flush=True)
     return facts
 
 
+def _memory(name: str, rounds: int) -> dict[str, Any]:
+    """Peak memory and times of the steps of a case, printed."""
+    case = peak_memory.CASES[name]
+    runs = peak_memory.measure(case, rounds)
+    print(f"{name}: {case.what}, medians of {rounds}")
+    table = medians(runs)
+    plain = next(iter(table.values()))
+    for who, row in table.items():
+        print(
+            f"  {who:<16} extra memory {row['nbytes'] / 2**20:7.1f} MiB"
+            f" ({row['nbytes'] / plain['nbytes']:4.2f})   step {1e3 * row['seconds']:7.1f} ms"
+            f" ({row['seconds'] / plain['seconds']:4.2f})   loss {row['loss']:.6f}",
+            flush=True,
+        )
+    return runs
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

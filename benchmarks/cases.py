@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
-from benchmarks import (
-    door_overhead,
-    inference,
-    loader,
-    pieces,
-    training,
-)
+from benchmarks import inference, loader, peak_memory, pieces, saved_variables, training, work
 from benchmarks.child import Child, fresh_child
+from benchmarks.jax_peer import JAX
 from benchmarks.measure import (
     Checked,
     Maker,
@@ -24,6 +20,7 @@ from benchmarks.measure import (
     clock,
     side_by_side,
 )
+from benchmarks.work import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +38,57 @@ class Case:
     threads: int = 1
 
 
+def _trained(make: Callable[[], Training], what: str, *ways: str, threads: int = 1) -> Case:
+    """A training, in some of the ways of `training.WAYS`."""
+    return Case(partial(training.contend, make, *ways), what, threads)
+
+
+_OURS = "compile_training"
+_ONE_CORE = "eager", "torch.compile", "torch.compile, optimiser too", "products alone", JAX, _OURS
+_SMALL = *_ONE_CORE[:3], "torch.compile, ipu", *_ONE_CORE[3:]
+_TWO_CORES = "eager", "torch.compile", "side by side", _OURS
 CASES = {
-    "mlp": Case(training.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call"),
-    "mlp_784": Case(
-        training.mlp_784, "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call"
+    "mlp": _trained(work.mlp, "MLP 64-128-10, batch 32, SGD, 200 steps in a call", *_SMALL),
+    "mlp_784": _trained(
+        work.mlp_784,
+        "MLP 784-128-10, batch 16, SGD with momentum, 50 steps in a call",
+        *_SMALL,
     ),
-    "mnist": Case(training.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call"),
-    "small_images": Case(
-        training.small_images, "two convolutions on 8x8 images, batch 32, a step in a call"
+    "mnist": _trained(
+        work.mnist, "PopTorch's MNIST network, batch 8, SGD, 50 steps in a call", *_SMALL
     ),
-    "language_model": Case(training.one_core, "4 layers, width 256, 8 micro-batches, AdamW"),
-    "language_model_2": Case(training.two_cores, "the same on two cores", threads=2),
+    "small_images": _trained(
+        work.small_images, "two convolutions on 8x8 images, batch 32, a step in a call", *_SMALL
+    ),
+    "language_model": _trained(
+        work.language_model, "4 layers, width 256, 8 micro-batches, AdamW", *_ONE_CORE
+    ),
+    "language_model_2": _trained(
+        work.language_model, "the same on two cores", *_TWO_CORES, threads=2
+    ),
     "cuts": Case(training.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
     "pipeline": Case(training.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
     "encoder": Case(inference.one_core, "inference of 6 layers, width 512, batch 4"),
     "encoder_2": Case(inference.all_cores, "four such batches on two cores", threads=2),
-    **{name: Case(contenders, what) for name, (what, contenders) in door_overhead.CASES.items()},
     **{
-        f"recurrent_{kind}": Case(
-            partial(training.recurrent, kind), f"2 layers of {kind.upper()}, 100 steps, batch 32"
+        f"door_{kind}_{name}": Case(
+            partial(training.door, kind, layers, *between), f"{kind} through torch.compile, {what}"
         )
-        for kind in training.KINDS
+        for kind in training.PLAIN
+        for name, what, layers, between in (
+            ("1_layer", "1 tiny layer", 1, []),
+            ("8_layers", "8 tiny layers", 8, []),
+            ("mlp", "a tiny perceptron of 3 layers", 3, [nn.ReLU]),
+        )
+    },
+    **{
+        f"recurrent_{kind.lower()}": _trained(
+            partial(work.recurrent, kind),
+            f"2 layers of {kind}, 100 steps, batch 32",
+            "eager",
+            *ways,
+        )
+        for kind, ways in (("LSTM", (JAX, _OURS)), ("GRU", [_OURS]), ("RNN", [_OURS]))
     },
     "saved_executable": Case(
         inference.saved_encoder, "6 layers, width 512, four batches of 4 in a call of an executable"
@@ -70,27 +97,36 @@ CASES = {
         inference.small_saved, "MLP 64-128-10, four batches of 32 in a call of an executable"
     ),
     **{
-        f"outlined_{layers}": Case(
-            partial(training.outlined, layers), f"a step of {layers} equal layers, AdamW"
+        f"outlined_{layers}": _trained(
+            partial(work.encoder, layers),
+            f"a step of {layers} equal layers, AdamW",
+            "not outlined",
+            _OURS,
         )
         for layers in (6, 48)
     },
     "for_loop": Case(inference.loop, "a loop of 1,000 iterations, a layer 64-64 with tanh"),
-    "half_partials": Case(training.partial_sums, "a product and its gradients"),
-    "half_training": Case(training.half_training, "a small language model in float16"),
+    "half_partials": Case(training.partial_sums, "a product 512 x 4096 x 512"),
+    "small_updates": Case(
+        partial(pieces.updates, torch.optim.Adamax, 200, 64), "traced Adamax, 200 tensors of 64"
+    ),
+    "large_updates": Case(
+        partial(pieces.updates, torch.optim.Adagrad, 6, 5_000_000, fused=True),
+        "traced Adagrad beside PyTorch's fused one, 30 million numbers",
+    ),
+    "ctc_sure": Case(partial(pieces.decoding, 6.0), "the CTC decoder, of sure scores"),
+    "ctc_noise": Case(partial(pieces.decoding, 3.0), "the CTC decoder, of noise"),
+    "half_training": _trained(
+        training.half_language_model, "a small language model in float16", "eager", _OURS
+    ),
 }
-ON_REQUEST = ("outlined_6", "outlined_48")  # run only if they are named
+ON_REQUEST = ("outlined_6", "outlined_48", *peak_memory.CASES)  # run only if they are named
 FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training.overhead,
     "pipeline": training.idle_shares,
-    "half_training": training.distances,
     "layer_plans": pieces.layer_plans,
     "loader": loader.epochs,
-    "ctc_decoder": pieces.decoder,
-    "traced_updates": pieces.updates,
-    "for_loop": inference.loop_programs,
-    "recurrent": training.first_calls,
-    "saved_programs": inference.reading,
+    "saved_variables": saved_variables.reading,
 }  # more figures, by name; each has a label
 
 

@@ -5,24 +5,98 @@ Usage: python -m benchmarks first_call [--before CHECKOUT] [--only CASE ...] [--
 
 Figures are wall and CPU seconds, without `import torch` and with all compilers, and the peak memory
 of the process and its compilers together. Contenders take turns; shown are medians. `--before` is a
-checkout with an environment of its own in `.venv`.
+checkout with an environment of its own in `.venv`. This file also runs there, so it uses only the
+public names of `ipu_dynamo`.
 """
 
 import argparse
 import os
+import resource
 import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks import models
 from benchmarks.child import ROOT, Child
-from benchmarks.jax_peer import is_installed
-from benchmarks.measure import Figures, medians
+from benchmarks.jax_peer import is_installed, trained
+from benchmarks.measure import Figures, Step, cpu_seconds, medians
 from benchmarks.provenance import state_of_checkout, write_json
+from benchmarks.work import (
+    Training,
+    adamw,
+    classifying,
+    encoder,
+    language_model,
+    loop,
+    mlp_784,
+    recurrent,
+    small_images,
+    texts,
+    whole,
+)
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _digits() -> Training:
+    stages = ("layers.0", "layers.2", "layers.6")
+    return replace(small_images(8, 8), accumulation=8, stages=stages)
+
+
+def _other() -> Training:
+    model, stages = models.perceptron(48, 80, 56, 10), ("layers.0", "layers.2", "layers.4")
+    return classifying(model, 8, 8, 48, optimizer=adamw, accumulation=8, stages=stages)
+
+
+def _small_decoder() -> Training:
+    model = models.tied_language_model(2, 256, 64, 32)
+    return Training(model, adamw, texts(256, 4, 32), 4)
+
+
+TRAININGS: dict[str, Callable[[], Training]] = {
+    "digits": _digits,
+    "other": _other,
+    "mlp": partial(mlp_784, 32, 1),
+    "language_model": language_model,
+    "decoder": _small_decoder,
+    **{f"encoder_{layers}": partial(encoder, layers) for layers in (6, 48)},
+    **{
+        f"{kind}_{steps}": partial(recurrent, kind, steps)
+        for kind in ("LSTM", "GRU", "RNN")
+        for steps in (10, 1000)
+    },
+}
+
+
+def _ours(work: Training, **options: Any) -> Step:
+    return whole(work, engine="inductor", **options)
+
+
+def _jax(work: Training) -> Step:
+    """The work of a step as one function; the last number that it returns is the loss."""
+    step = trained(work).step
+    return lambda: step()[-1, -1]  # type: ignore[index]
+
+
+STEPS: dict[str, Callable[[Training], Step]] = {
+    "this": _ours,
+    "before": _ours,
+    "not outlined": partial(_ours, outline=False),
+    "kept program": lambda work: _ours(work, program_cache=os.environ["XDG_CACHE_HOME"]),
+    "torch.compile": partial(
+        loop, compile_model=partial(torch.compile, backend="ipu", fullgraph=True)
+    ),
+    "inductor": partial(loop, compile_model=torch.compile, optimizer_too=True),
+    "jax": _jax,
+}  # how contenders make a step, by name
 
 
 @dataclass(frozen=True)
@@ -30,24 +104,24 @@ class FirstCall:
     """A training whose first step is timed.
 
     Args:
-        training: a name of `TRAININGS` in `first_step.py`.
+        training: a name of `TRAININGS`.
         after: a training that a process before it has compiled, with the same caches; None: they
             are empty.
         contenders: those next to this checkout.
         environment: variables of all processes.
+        on_request: whether it is run only if it is named.
     """
 
     training: str
     after: str | None = None
     contenders: tuple[str, ...] = ("inductor", "jax")
     environment: dict[str, str] = field(default_factory=dict)
+    on_request: bool = False
 
 
-def _outlining(layers: int) -> FirstCall:
-    """Compilers are waited for, and counted."""
-    contenders, environment = ("inductor", "not outlined"), {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    return FirstCall(f"encoder_{layers}", None, contenders, environment)
-
+_WAITED_FOR = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # so that compilers are counted
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # a step is part of the call, and threads would wait
+_DOORS, _BY_INDUCTOR = ("torch.compile", "kept program"), {"IPU_DYNAMO_ENGINE": "inductor"}
 
 CASES = {
     "digits": FirstCall("digits"),
@@ -57,8 +131,19 @@ CASES = {
     "language_model": FirstCall("language_model"),
     "encoder_6": FirstCall("encoder_6"),
     "encoder_48": FirstCall("encoder_48"),
-    "outlining_6": _outlining(6),
-    "outlining_48": _outlining(48),
+    "cold_start": FirstCall("decoder", None, _DOORS, _BY_INDUCTOR),
+    "warm_start": FirstCall("decoder", "decoder", _DOORS, _BY_INDUCTOR),
+    **{
+        f"outlining_{n}": FirstCall(
+            f"encoder_{n}", None, ("inductor", "not outlined"), _WAITED_FOR, on_request=True
+        )
+        for n in (6, 48)
+    },
+    **{
+        name: FirstCall(name, None, (), _ONE_THREAD, on_request=True)
+        for name in TRAININGS
+        if name.startswith(("LSTM", "GRU", "RNN"))
+    },
 }
 
 
@@ -70,8 +155,8 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--before", type=Path, help="an older checkout")
-    every = [name for name, case in CASES.items() if "not outlined" not in case.contenders]
-    parser.add_argument("--only", nargs="+", choices=CASES, default=every, metavar="CASE")
+    usual = [name for name, case in CASES.items() if not case.on_request]
+    parser.add_argument("--only", nargs="+", choices=CASES, default=usual, metavar="CASE")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--rounds", type=int, default=3, help="figures are medians over these")
     parser.add_argument("--json", type=Path, help="write the figures into this file")
@@ -79,10 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     before = chosen.before.resolve() if chosen.before else None
     found = {}
     for name in chosen.only:
-        contenders = {who: ROOT for who in CASES[name].contenders if who != "jax" or is_installed()}
-        contenders = ({"before": before} if before else {}) | contenders | {"this": ROOT}
-        if chosen.contenders:
-            contenders = {who: c for who, c in contenders.items() if who in chosen.contenders}
+        roots = {"before": before} if before else {}
+        roots |= dict.fromkeys((*CASES[name].contenders, "this"), ROOT)
+        wanted = [who for who in chosen.contenders or roots if who != "jax" or is_installed()]
+        contenders = {who: root for who, root in roots.items() if who in wanted}
         found[name] = _measured(name, contenders, chosen.rounds)
     if chosen.json:
         old = {"before": state_of_checkout(before)} if before else {}
@@ -95,7 +180,9 @@ def _measured(name: str, contenders: Mapping[str, Path], rounds: int) -> Any:
         for who, root in contenders.items():
             runs[who].append(_first_call(CASES[name], root, who))
     figures = medians(runs)
-    _check(name, {who: of["loss"] for who, of in figures.items()})
+    losses = {who: of["loss"] for who, of in figures.items()}
+    if max(losses.values()) - min(losses.values()) > 1e-3 * abs(max(losses.values())):
+        raise SystemExit(f"{name}: the losses of the first step differ: {losses}")
     ours = figures.get("this")
     print(f"{name}: medians of {rounds}")
     for who, of in figures.items():
@@ -108,45 +195,45 @@ def _measured(name: str, contenders: Mapping[str, Path], rounds: int) -> Any:
     return {who: {"medians": figures[who], "runs": runs[who]} for who in runs}
 
 
-def _check(name: str, losses: dict[str, float]) -> None:
-    """Refuse figures of contenders that did not compute the same."""
-    if max(losses.values()) - min(losses.values()) > 1e-3 * abs(max(losses.values())):
-        raise SystemExit(f"{name}: the losses of the first step differ: {losses}")
-
-
 def _first_call(case: FirstCall, root: Path, who: str) -> Figures:
     """The figures of one process with caches of its own."""
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for training in filter(None, (case.after, case.training)):
-            with (
-                Child(Path(folder), root, **case.environment) as child,
-                Peak(child.session) as peak,
-            ):
-                figures = child.call("benchmarks.first_step:first_step", training, who)
-            figures["peak"] = float(peak.nbytes)
+            child = Child(Path(folder), root, **case.environment)
+            with child, _watched(child.session) as seen:
+                figures = child.call("benchmarks.first_call:first_step", training, who)
+            figures["peak"] = float(max(seen))
     return figures
 
 
-class Peak:
-    """The largest sum of resident bytes of a session's processes, looked at 20 times a second."""
+def first_step(training: str, who: str) -> Figures:
+    """Wall and CPU seconds, those of compilers, and the loss, in this process."""
+    torch.manual_seed(0)
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    loss: Any = STEPS[who](TRAININGS[training]())()
+    figures = {"wall": time.perf_counter() - wall, "cpu": cpu_seconds() - cpu}
+    compilers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures["compilers"] = compilers.ru_utime + compilers.ru_stime
+    return figures | {"loss": float(loss.sum())}
 
-    def __init__(self, session: int) -> None:
-        self.nbytes = 0
-        self._session, self._over = session, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> "Peak":
-        self._thread.start()
-        return self
+@contextmanager
+def _watched(session: int) -> Iterator[list[int]]:
+    """Bytes of a session's processes, resident together, looked at 20 times a second."""
+    seen, over = [0], threading.Event()
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def watch() -> None:
+        while not over.wait(0.05):
+            seen.append(_resident_bytes(session))
 
-    def _watch(self) -> None:
-        while not self._over.wait(0.05):
-            self.nbytes = max(self.nbytes, _resident_bytes(self._session))
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
 
 def _resident_bytes(session: int) -> int:

@@ -1,7 +1,4 @@
-"""Time inferences: an encoder beside its products alone, saved programs, and a long loop.
-
-Some figures are about ours alone: the reading of large saved programs, and programs of loops.
-"""
+"""Time inferences: an encoder beside its products alone, saved programs, and a long loop."""
 
 import tempfile
 from collections.abc import Mapping
@@ -13,36 +10,30 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import ipu_dynamo
-from benchmarks.child import fresh_child, in_fresh_child
-from benchmarks.first_step import cpu_seconds
-from benchmarks.jax_peer import inferred, with_jax
-from benchmarks.measure import Maker, Step, clock
+from benchmarks.jax_peer import JAX, inferred, with_installed
+from benchmarks.measure import Maker, Step
 from benchmarks.models import Repeated, normed_encoder, perceptron
-from benchmarks.peak_memory import peak_bytes
+from benchmarks.products import products_alone
 from benchmarks.work import inference, without_gradient
-from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.saved_model import convert, load, save
-from ipu_dynamo.saved_model.tf_graphs.variable_table import VariableTable
 
 WIDTH, LAYERS = 512, 6
 BATCH, LENGTH, ITERATIONS = 4, 128, 4
 LOOP_WIDTH, ROWS, COUNT = 64, 16, 1000  # of the loop, whose body is a layer with tanh
-COUNTS = 10, 10_000  # iterations of the programs that are compared
 
 
-def one_core() -> dict[str, Maker]:
+def one_core() -> Mapping[str, Maker]:
     """A batch of 4, and nothing but the matrix products of its layers."""
     model, x = normed_encoder(LAYERS, WIDTH), torch.randn(BATCH, LENGTH, WIDTH)
-    contenders: dict[str, Maker] = {
+    contenders: Mapping[str, Maker] = {
         "eager": partial(without_gradient, model, x),
         "torch.compile": lambda: without_gradient(torch.compile(model), x),
-        "products alone, torch": lambda: _products(model),
-        "products alone, oneDNN": lambda: _packed_matmuls(model),
+        "products alone": lambda: products_alone(ipu_dynamo.compile_inference(model), x),
         "ipu_dynamo": partial(inference, model, x, own_weights=False),
+        JAX: partial(inferred, model, x),
         "ipu_dynamo, own weights": partial(inference, model, x),
     }
-    return with_jax(contenders, partial(inferred, model, x))
+    return with_installed(contenders)
 
 
 def all_cores() -> dict[str, Maker]:
@@ -54,22 +45,6 @@ def all_cores() -> dict[str, Maker]:
         "ipu_dynamo, intra-op": partial(inference, model, x),
         "ipu_dynamo": partial(inference, model, x, device_iterations=ITERATIONS),
     }
-
-
-def _products(model: nn.Sequential) -> Step:
-    pairs = _products_of(model)
-    return lambda: [torch.mm(a, weight.t()) for a, weight in pairs]
-
-
-def _packed_matmuls(model: nn.Sequential) -> Step:
-    packed = [(a, onednn_pack(weight, len(a))) for a, weight in _products_of(model)]
-    return lambda: [onednn.packed(a, weight, None, "none") for a, weight in packed]
-
-
-def _products_of(model: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
-    """For each linear layer an input and its weight."""
-    weights = [m.weight.detach() for m in model.modules() if isinstance(m, nn.Linear)]
-    return [(torch.randn(BATCH * LENGTH, w.shape[1]), w) for w in weights]
 
 
 def saved_encoder() -> dict[str, Maker]:
@@ -112,62 +87,12 @@ def _executable(model: nn.Module, x: Tensor, batch_size: int) -> Step:
     return lambda: signature(**{name: x})
 
 
-def reading() -> dict[str, float]:
-    """Time reading and checking the variables of a BERT-base, and importing its graph."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "bert"
-        small = folder.with_name("small")
-        # in a process of its own, whose memory is not this one's
-        with fresh_child() as child:
-            nbytes = child.call("benchmarks.bert_graph:write_bert", str(folder))
-            child.call("benchmarks.bert_graph:write_bert", str(small), 1, 100)
-        load(small)["serving_default"].close()  # its imports are no part of the model
-        read = clock(lambda: _read_variables(folder / "variables/variables"))(1)
-        spent = clock(lambda: load(folder)["serving_default"].close())
-        imported: list[float] = []
-        peak = peak_bytes(lambda: imported.append(spent(1)))
-        return {
-            "megabytes of variables": nbytes / 1e6,
-            "seconds to read and check them": read,
-            "seconds to import the graph with them": imported[0],
-            "peak memory, times the variables": peak / nbytes,
-        }
-
-
-def _read_variables(prefix: Path) -> None:
-    table = VariableTable(prefix)
-    for key in table.names:
-        table.tensor(key)
-
-
 def loop() -> Mapping[str, Maker]:
     """Inference, on one thread."""
     x, plain = torch.randn(ROWS, LOOP_WIDTH), Repeated(LOOP_WIDTH, COUNT)
-    both: dict[str, Maker] = {
+    contenders: Mapping[str, Maker] = {
         "PyTorch": partial(without_gradient, plain, x),
+        JAX: partial(inferred, plain, x),
         "ipu_dynamo": partial(inference, Repeated(LOOP_WIDTH, COUNT, as_operator=True), x),
     }
-    return with_jax(both, partial(inferred, plain, x))
-
-
-def loop_programs() -> dict[str, float]:
-    """The size of programs, and the processor's seconds to compile them, with nothing compiled."""
-    short, long = (
-        in_fresh_child("benchmarks.inference:compiled_loop", count, OMP_NUM_THREADS="1")
-        for count in COUNTS
-    )
-    return {
-        f"{COUNTS[0]} iterations, characters": short["characters"],
-        f"{COUNTS[1]} iterations, characters": long["characters"],
-        f"{COUNTS[0]} iterations, s to compile": short["seconds"],
-        f"{COUNTS[1]} iterations, times that": long["seconds"] / short["seconds"],
-    }
-
-
-def compiled_loop(count: int) -> dict[str, float]:
-    """Compile a loop in this process: the size of its program, and the seconds."""
-    run = ipu_dynamo.compile_inference(Repeated(LOOP_WIDTH, count, as_operator=True))
-    start = cpu_seconds()
-    run.compile(torch.randn(ROWS, LOOP_WIDTH))
-    seconds = cpu_seconds() - start
-    return {"characters": len(run.program.text()), "seconds": seconds}
+    return with_installed(contenders)

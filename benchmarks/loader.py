@@ -3,6 +3,7 @@
 Both sides take equally long for an item, one core each: the hardest case to overlap.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import poptorch
+from benchmarks.measure import clock
 from poptorch import DataLoaderMode, SharingStrategy
 
 SAMPLES = 4  # of an item
@@ -128,9 +130,4 @@ def _epoch(items: Iterable[Tensor], step: Callable[[], object] | None) -> float:
 
 def _seconds(call: Callable[[], object]) -> float:
     """The median time of a call."""
-    spent = []
-    for _ in range(9):
-        start = time.perf_counter()
-        call()
-        spent.append(time.perf_counter() - start)
-    return sorted(spent)[4]
+    return statistics.median(clock(call)(1) for _ in range(9))

@@ -1,5 +1,6 @@
 """Time contenders for the same work in turn, so that a busy machine slows all alike."""
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,12 @@ def clock(step: Step) -> Clock:
         return (time.perf_counter() - start) / calls
 
     return seconds
+
+
+def cpu_seconds() -> float:
+    """Seconds of this process and of the compilers that it has waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def medians(runs: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:

@@ -4,7 +4,7 @@ This file also runs in other checkouts, so it uses only the public names of `ipu
 them up in calls, because imports are a part of the measured time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -47,23 +47,21 @@ class Scored(WithLoss):
 
     Args:
         stages: the layers that begin its blocks, by number, and their IPUs.
+        loss_only: with targets, the loss alone is returned.
     """
 
-    def __init__(self, *layers: nn.Module, stages: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self, *layers: nn.Module, stages: tuple[tuple[int, int], ...], loss_only: bool = False
+    ) -> None:
         super().__init__(*layers)
-        self.stages = stages
+        self.stages, self.loss_only = stages, loss_only
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
         scores = self.layers(x)
-        return scores if y is None else (self.loss(scores, y), scores)
-
-
-class LossOnly(Scored):
-    """Layers that return their loss alone; without targets, the scores."""
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
-        scores = self.layers(x)
-        return scores if y is None else self.loss(scores, y)
+        if y is None:
+            return scores
+        loss = self.loss(scores, y)
+        return loss if self.loss_only else (loss, scores)
 
 
 class Apply(nn.Module):
@@ -171,12 +169,30 @@ class PlainEncoder(nn.Module):
         return self.head(x).float().log_softmax(-1).mean()
 
 
+class Weights(nn.Module):
+    """Weights whose gradients are their inputs."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(size) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = torch.stack([(weight * x).sum() for weight in self.weights])
+        return ipu_dynamo.identity_loss(sums, "sum")
+
+
+def dense(widths: Sequence[int], *between: Callable[[], nn.Module]) -> list[nn.Module]:
+    """Linear layers, and the modules of `between` after each of them."""
+    return [
+        module
+        for pair in pairwise(widths)
+        for module in (nn.Linear(*pair), *(make() for make in between))
+    ]
+
+
 def perceptron(*widths: int) -> WithLoss:
     """Linear layers with ReLU between them."""
-    layers: list[nn.Module] = []
-    for pair in pairwise(widths):
-        layers += [nn.Linear(*pair), nn.ReLU()]
-    return WithLoss(*layers[:-1])
+    return WithLoss(*dense(widths, nn.ReLU)[:-1])
 
 
 def mnist() -> WithLoss:
@@ -191,13 +207,6 @@ def small_images() -> WithLoss:
     lower = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()]
     upper = [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     return WithLoss(*lower, *upper, nn.Linear(32 * 4 * 4, CLASSES))
-
-
-def digits() -> WithLoss:
-    """The network of the example, for images of 8 x 8."""
-    lower = [nn.Conv2d(1, 16, 3, padding=1), nn.Tanh()]
-    upper = [nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
-    return WithLoss(*lower, *upper, nn.Linear(32 * 4 * 4, 64), nn.Tanh(), nn.Linear(64, CLASSES))
 
 
 def encoder(layers: int, width: int) -> WithLoss:
@@ -217,15 +226,8 @@ def plain_language_model(layers: int, words: int, width: int) -> WithLoss:
     return WithLoss(nn.Embedding(words, width), *between, nn.Linear(width, words))
 
 
-def decoder(layers: int, words: int, width: int, length: int, *, heads: int = 8) -> WithLoss:
-    """The same with places and a norm."""
-    between = (Layer(width, heads, causal=True) for _ in range(layers))
-    first = (nn.Embedding(words, width), Places(length, width))
-    return WithLoss(*first, *between, nn.LayerNorm(width), nn.Linear(width, words))
-
-
 def tied_language_model(layers: int, words: int, width: int, length: int) -> WithLoss:
-    """The same whose head is the table of words."""
+    """The same with places and a norm, whose head is the table of words."""
     table, head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
     between = (Layer(width, causal=True) for _ in range(layers))
     head.weight = table.weight
@@ -236,9 +238,9 @@ def tied_language_model(layers: int, words: int, width: int, length: int) -> Wit
     return model
 
 
-def recurrent(kind: type[nn.RNNBase], layers: int, width: int) -> WithLoss:
-    """Recurrent layers that predict a value for each step of `[length, batch, width]`."""
-    run = kind(width, width, num_layers=layers)
+def recurrent(kind: str, layers: int, width: int) -> WithLoss:
+    """Layers of a kind (LSTM, GRU, RNN): a value for each step of `[length, batch, width]`."""
+    run = getattr(nn, kind)(width, width, num_layers=layers)
     return WithLoss(run, Apply(itemgetter(0)), loss=F.mse_loss)
 
 
@@ -249,10 +251,7 @@ VOCABULARY = 96
 
 def scored_mlp(*between: Callable[[], nn.Module]) -> Scored:
     """Linear layers with tanh, and the modules of `between` after each of them."""
-    layers: list[nn.Module] = []
-    for width in (32, 48, 48):
-        layers += [nn.Linear(width, 48), nn.Tanh(), *(make() for make in between)]
-    third = 2 * (2 + len(between))
+    layers, third = dense((32, 48, 48, 48), nn.Tanh, *between), 2 * (2 + len(between))
     return Scored(*layers, nn.Linear(48, CLASSES), stages=((0, 0), (third, 1)))
 
 
@@ -284,7 +283,7 @@ def serialized_language_model() -> Scored:
     table = nn.Embedding(VOCABULARY, 32)
     between = (ResidualTanh(32, 32) for _ in range(2))
     head = SerializedHead(table.weight, "output_channels", 4)
-    return LossOnly(table, *between, head, stages=((0, 0), (2, 1)))
+    return Scored(table, *between, head, stages=((0, 0), (2, 1)), loss_only=True)
 
 
 def three_blocks() -> Scored:

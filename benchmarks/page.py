@@ -27,19 +27,17 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     for name, timings in content["benchmarks"].items():
         what = CASES[name].what
         for who, timing in timings.items():
-            if "apart" in timing:
-                yield f"| {what} | {who} | wrong | by {timing['apart']:.1e} | |"
-                what = ""
-                continue
-            yield (
-                f"| {what} | {who} | {_time(timing['median'])} | {timing['ratio']:.2f} "
-                f"| {timing['first']:.1f} s |"
-            )
+            figures = f"wrong | by {timing['apart']:.1e} | |" if "apart" in timing else _row(timing)
+            yield f"| {what} | {who} | {figures}"
             what = ""
     for name, facts in content["facts"].items():
         title = CASES[name].what if name in CASES else name
         yield from ("", f"{title[0].upper()}{title[1:]}:", "")
         yield from (f"- {what}: {value:.2f}" for what, value in facts.items())
+
+
+def _row(timing: Mapping[str, float]) -> str:
+    return f"{_time(timing['median'])} | {timing['ratio']:.2f} | {timing['first']:.1f} s |"
 
 
 def _time(seconds: float) -> str:

@@ -6,13 +6,13 @@ so that the peak is that of the step. The second measures the time of a step wit
 defaults, as users have them.
 """
 
-import argparse
 import gc
 import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.child import Child
 from benchmarks.measure import Figures, medians
-from benchmarks.provenance import write_json
 
 Found = Mapping[str, Figures]  # of contenders, by name: the medians of those before
 
@@ -29,45 +28,46 @@ Found = Mapping[str, Figures]  # of contenders, by name: the medians of those be
 THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
-def main(contenders: str, title: str, clock: str) -> Found:
-    """Read the command line, run every contender, in turn, and print a table.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Contenders whose memory is compared; the first one is what others are compared with.
 
     Args:
         contenders: `module:name` of a function that makes a maker of each one's step, by name; its
             argument has the figures of the contenders that have run.
-        title: of the table.
+        what: the work, in a few words.
         clock: a function of `time`, which says what a step takes.
     """
-    module, _, _ = contenders.partition(":")
-    parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("--engine", default="auto", help="of our steps; auto: the default one")
-    parser.add_argument("--repetitions", type=int, default=3, help="figures are medians over these")
-    parser.add_argument("--json", type=Path, help="write the figures into this file")
-    arguments = parser.parse_args()
-    found: dict[str, list[Figures]] = {who: [] for who in resolve_name(contenders)({})}
-    engine = {} if arguments.engine == "auto" else {"IPU_DYNAMO_ENGINE": arguments.engine}
+
+    contenders: str
+    what: str
+    clock: str = "perf_counter"
+
+
+CASES = {
+    "recompute": Memory(
+        "benchmarks.recompute:contenders", "12 layers, width 256, 4 x 256 tokens", "process_time"
+    ),
+    "serialized_head": Memory(
+        "benchmarks.training:serialized_head",
+        "a head of 512 tokens, width 512, vocabulary 50,304, in 16 parts",
+    ),
+}
+
+
+def measure(case: Memory, rounds: int) -> dict[str, list[Figures]]:
+    """Run every contender in turn, so many times: bytes and seconds of a step, and its loss."""
+    found: dict[str, list[Figures]] = {who: [] for who in resolve_name(case.contenders)({})}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(arguments.repetitions):
+        for _ in range(rounds):
             for who in found:
-                figures: Figures = {}
-                given = contenders, who, medians(found)
-                with Child(Path(folder), **engine, **THRESHOLD) as child:
-                    figures |= child.call("benchmarks.peak_memory:step_bytes", *given)
-                with Child(Path(folder), **engine) as child:
-                    figures |= child.call("benchmarks.peak_memory:step_seconds", *given, clock)
-                found[who].append(figures)
-    table = medians(found)
-    plain = next(iter(table.values()))
-    print(title)
-    for who, row in table.items():
-        print(
-            f"  {who:<16} extra memory {row['nbytes'] / 2**20:7.1f} MiB"
-            f" ({row['nbytes'] / plain['nbytes']:4.2f})   step {1e3 * row['seconds']:7.1f} ms"
-            f" ({row['seconds'] / plain['seconds']:4.2f})   loss {row['loss']:.6f}"
-        )
-    if arguments.json:
-        write_json(arguments.json, {module.rpartition(".")[2]: found})
-    return table
+                given = case.contenders, who, medians(found)
+                with Child(Path(folder), **THRESHOLD) as child:
+                    figures: Figures = child.call("benchmarks.peak_memory:step_bytes", *given)
+                with Child(Path(folder)) as child:
+                    asked = "benchmarks.peak_memory:step_seconds", *given, case.clock
+                    found[who].append(figures | child.call(*asked))
+    return found
 
 
 def step_bytes(contenders: str, who: str, found: Found) -> Figures:

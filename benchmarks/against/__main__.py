@@ -3,9 +3,8 @@
 It compares the graphs that reach an engine, the bits after training, and the peak memory and the
 time of a call. The other checkout runs twice, which shows how much times vary.
 
-Usage: python -m benchmarks.against OLD_CHECKOUT [--quick] [--only PATTERN] [--models NAME ...]
-                                    [--new CHECKOUT] [--json FILE] [--graphs FOLDER]
-                                    [--without [PASS ...]]
+Usage: python -m benchmarks.against OLD_CHECKOUT [--quick] [--only PATTERN] [--new CHECKOUT]
+                                    [--json FILE] [--graphs FOLDER] [--without [PASS ...]]
 
 Exits with 1 where graphs or bits differ and `expected.py` does not say why, where a configuration
 raises, or where two runs of the old checkout differ. Memory and time are reported only.
@@ -17,16 +16,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.against.comparison import HEAD, Comparison, summary
-from benchmarks.against.configurations import CONFIGURATIONS, MODELS, Configuration
+from benchmarks.against.configurations import CONFIGURATIONS, Configuration
 from benchmarks.child import ROOT, Child
+from benchmarks.measure import side_by_side
 from benchmarks.provenance import state_of_checkout, write_json
-
-_ROUNDS = 2
 
 
 def main() -> None:
@@ -38,9 +38,6 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path, help="the checkout to compare with")
     parser.add_argument("--new", type=Path, default=ROOT, help="instead of this checkout")
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME", help="only these"
-    )
     parser.add_argument("--quick", action="store_true", help="a quarter of them, none by Inductor")
     parser.add_argument("--only", default="*", help="names that match this shell pattern")
     parser.add_argument(
@@ -61,8 +58,7 @@ def main() -> None:
     chosen = [
         c
         for c in CONFIGURATIONS.values()
-        if c.model in arguments.models and c.quick >= arguments.quick
-        if fnmatchcase(c.name, arguments.only)
+        if c.quick >= arguments.quick and fnmatchcase(c.name, arguments.only)
     ]
     if not chosen:
         parser.error(f"no configuration matches {arguments.only}")
@@ -90,14 +86,10 @@ def _compare_all(
     left_out = {"IPU_DYNAMO_WITHOUT": ",".join(without)} if without else {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         processes = {}
-        for who, root, folder, more in (
-            ("old", old, "old", {}),
-            ("new", new, "new", left_out),
-            ("again", old, "old", {}),
-        ):
-            child = stack.enter_context(Child(Path(temporary, folder), root, **steady, **more))
-            child.call("benchmarks.against.runner:Runner", str(root))
-            processes[who] = child
+        for who, root, more in (("old", old, {}), ("new", new, left_out), ("again", old, {})):
+            folder = Path(temporary, "new" if who == "new" else "old")
+            processes[who] = stack.enter_context(Child(folder, root, **steady, **more))
+            processes[who].call("benchmarks.against.runner:Runner", str(root))
         print(HEAD)
         for configuration in chosen:
             comparison = _compare(configuration, processes, texts)
@@ -117,14 +109,11 @@ def _compare(
         for who in together:
             answers[who] = processes[who].answer()
             texts |= answers[who].pop("texts", {})
-    seconds: dict[str, list[float]] = {who: [] for who in processes}
+    timings: Any = {}
     if not any("error" in answer for answer in answers.values()):
-        order = list(processes)
-        for _ in range(_ROUNDS):
-            for who in order:
-                seconds[who] += processes[who].call(".time")
-            order.reverse()  # the first one may find a machine that is still at other work
-    return Comparison(configuration, seconds=seconds, texts=texts, **answers)
+        clocks = {who: partial(processes[who].call, ".seconds") for who in ("new", "again", "old")}
+        timings = side_by_side(clocks, seconds=0.0)
+    return Comparison(configuration, **answers, timings=timings, texts=texts)
 
 
 def _write_json(path: Path, comparisons: list[Comparison], old: Path, new: Path) -> None:
@@ -136,15 +125,8 @@ def _write_json(path: Path, comparisons: list[Comparison], old: Path, new: Path)
                 "fails": c.fails,
                 "differences": c.differences,
                 "expected": c.reasons,
-                "unstable": c.unstable,
-                "errors": c.errors,
-                "draws random numbers": c.configuration.draws,
-                "peaks": c.peaks,
-                "new / old": c.ratio("new"),
-                "old again / old": c.ratio("again"),
-                "seconds": c.seconds,
-                "old": c.old,
-                "new": c.new,
+                "timings": {who: asdict(timing) for who, timing in c.timings.items()},
+                "answers": {"old": c.old, "again": c.again, "new": c.new},
             }
             for c in comparisons
         },

@@ -1,7 +1,6 @@
 """Compare what two checkouts made of a configuration, and print it."""
 
 import difflib
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from benchmarks.against.configurations import Configuration
 from benchmarks.against.expected import EXPECTED, Expected, Kind
+from benchmarks.measure import Timing
 
 _MEMORY = 1.02  # a peak that grew by more is marked,
 _MEMORY_BYTES = 4096  # if it is by more bytes than this
@@ -22,7 +22,7 @@ class Comparison:
 
     Args:
         old, again, new: answers to `run`.
-        seconds: of a call, by who ran it: medians of rounds taken in turn.
+        timings: of a call, by who ran it, with ratios to that of `old`; none where one raises.
         texts: the graphs of all, by key.
     """
 
@@ -30,7 +30,7 @@ class Comparison:
     old: Mapping[str, Any]
     again: Mapping[str, Any]
     new: Mapping[str, Any]
-    seconds: Mapping[str, Sequence[float]]
+    timings: Mapping[str, Timing]
     texts: Mapping[str, str] = field(repr=False)
     listed: Sequence[Expected] = EXPECTED
 
@@ -89,16 +89,8 @@ class Comparison:
 
     @property
     def needs_more_memory(self) -> bool:
-        if self.peaks is None:
-            return False
-        old, new = self.peaks
+        old, new = self.peaks or (0, 0)
         return new > old * _MEMORY and new > old + _MEMORY_BYTES
-
-    def ratio(self, who: str) -> float:
-        """The time of a call of `new` or `again` beside that of `old`."""
-        if self.errors:
-            return math.nan
-        return statistics.median(self.seconds[who]) / statistics.median(self.seconds["old"])
 
     def row(self) -> str:
         """One line of the table."""
@@ -118,9 +110,8 @@ class Comparison:
             memory = f"{new / 1024:.0f} KiB" + ("" if old == new else f" ({new / old:.2f}){more}")
         return (
             f"{self.name:<48} {graphs:>3} {words[0]:<9}{words[1]:<9}{memory:<20}"
-            f"{1e6 * statistics.median(self.seconds['new']):8.0f} us "
-            f"{self.ratio('new'):5.2f} {self.ratio('again'):5.2f}"
-            + ("  random" if self.configuration.draws else "")
+            f"{1e6 * self.timings['new'].median:8.0f} us "
+            f"{self.timings['new'].ratio:5.2f} {self.timings['again'].ratio:5.2f}"
         )
 
     def details(self) -> str:
@@ -160,28 +151,25 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     """What all comparisons say together."""
     fine = [c for c in comparisons if not c.errors]
     lines = [f"{len(comparisons)} configurations, {sum(c.fails for c in comparisons)} of them fail"]
-    for what, failing in (
-        ("graphs differ", [c for c in fine if "graphs" in c.differences]),
-        ("bits differ", [c for c in fine if "bits" in c.differences]),
-        ("two runs of the old differ", [c for c in fine if c.unstable]),
-        ("raise", [c for c in comparisons if c.errors]),
-        ("need more memory", [c for c in fine if c.needs_more_memory]),
-    ):
-        lines.append(f"  {what}: {len(failing)}")
+    counts = {
+        "graphs differ": sum("graphs" in c.differences for c in fine),
+        "bits differ": sum("bits" in c.differences for c in fine),
+        "two runs of the old differ": sum(bool(c.unstable) for c in fine),
+        "raise": len(comparisons) - len(fine),
+        "need more memory": sum(c.needs_more_memory for c in fine),
+    }
+    lines += [f"  {what}: {count}" for what, count in counts.items()]
     for who, label in (("new", "new beside old"), ("again", "old beside itself")):
-        ratios = sorted(c.ratio(who) for c in fine)
-        firsts = [getattr(c, who)["first"] for c in fine]
-        before = [c.old["first"] for c in fine]
+        ratios = sorted(c.timings[who].ratio for c in fine)
+        first, before = (sum(getattr(c, one)["first"] for c in fine) for one in (who, "old"))
         if ratios:
             lines.append(
                 f"  time of a call, {label}: median {statistics.median(ratios):.3f}, "
                 f"from {ratios[0]:.2f} to {ratios[-1]:.2f}; "
-                f"compiling and three calls: {sum(firsts):.1f} s beside {sum(before):.1f} s"
+                f"compiling and three calls: {first:.1f} s beside {before:.1f} s"
             )
-    unused = [e for e in EXPECTED if not any(_needed(e, c) for c in comparisons)]
-    lines += [f"  expected, but equal here: {e.pattern} ({e.reason})" for e in unused]
+    for entry in EXPECTED:
+        meant = [c for c in fine if any(entry.covers(c.name, kind) for kind in entry.kinds)]
+        if meant and not any(entry.reason in c.reasons.values() for c in meant):
+            lines.append(f"  expected, but equal here: {entry.pattern} ({entry.reason})")
     return "\n".join(lines)
-
-
-def _needed(entry: Expected, comparison: Comparison) -> bool:
-    return any(entry.covers(comparison.name, kind) for kind in comparison.differences)

@@ -4,37 +4,21 @@ This file runs in both, so it takes nothing of `ipu_dynamo` but the public names
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import models
 from benchmarks.models import CLASSES, VOCABULARY
+from benchmarks.work import Training, by, classifying, texts
 from ipu_dynamo import AutomaticLossScaling, Location, Locations, StageSpec, Strategy
 
 Front = Literal["training", "inference", "torch_compile", "poptorch"]
 Engine = Literal["eager", "inductor"]
-Batch = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model with its data, optimiser and options.
-
-    Args:
-        build: makes the model.
-        data: makes a batch of so many rows; the targets are its last tensor.
-        optimizer: makes its optimiser.
-        options: options of the core that belong to the model.
-    """
-
-    build: Callable[[], models.Scored]
-    data: Callable[[int], Batch]
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    options: dict[str, Any] = field(default_factory=dict)
+CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,82 +43,78 @@ class Configuration:
         return f"{self.front}/{self.model}/{self.strategy}/{self.accumulation}/{self.engine}"
 
     @property
-    def draws(self) -> bool:
-        """Whether it draws random numbers."""
-        return self.model == "dropout" and self.front != "inference"
-
-    @property
     def quick(self) -> bool:
         """Whether it belongs to the quarter that is run where time is short."""
         if self.engine == "inductor":
             return False
         if self.front == "training":
             return (self.strategy, min(self.accumulation, 4)) in _QUICK
-        strategies = ("sequential", "pipelined")
-        return self.model in ("mlp", "cnn", "dropout") and self.strategy in strategies
+        known = self.model in ("mlp", "cnn", "dropout")
+        return known and self.strategy in ("sequential", "pipelined")
 
 
-def _rows(*shape: int) -> Callable[[int], Batch]:
-    """Vectors, sequences or images, and classes."""
-    return lambda rows: (torch.randn(rows, *shape), torch.randint(CLASSES, (rows,)))
-
-
-def _texts(vocabulary: int) -> Callable[[int], Batch]:
-    """Tokens, and the ones that follow them."""
-
-    def batch(rows: int) -> Batch:
-        tokens = torch.randint(vocabulary, (rows, 8))
-        return tokens, tokens.roll(-1, 1)
-
-    return batch
-
-
-def _short_texts(rows: int) -> Batch:
-    """Tokens and classes."""
-    return torch.randint(VOCABULARY, (rows, 4)), torch.randint(CLASSES, (rows,))
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-def _plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.01)
-
-
-def _adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=1e-3)
-
-
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Two groups, with and without weight decay."""
+def _weights_and_biases(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW with two groups, with and without weight decay."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=1e-3)
 
 
-def _rmsprop(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(model.parameters(), lr=1e-3)
+_SGD = by(torch.optim.SGD, lr=0.05, momentum=0.9)
+_PLAIN_SGD = by(torch.optim.SGD, lr=0.05, weight_decay=0.01)
+_ADAM = by(torch.optim.Adam, lr=1e-3)
 
 
-def _dropout() -> models.Scored:
-    return models.scored_mlp(lambda: nn.Dropout(0.25))
+def _vectors(model: models.Scored, rows: int, optimizer: Any) -> Training:
+    return classifying(model, rows, CALLS, 32, optimizer=optimizer)
 
 
-_SCALED = {"loss_scale": 2.0**16, "automatic_loss_scaling": AutomaticLossScaling()}
-_HALF = {"loss_scale": 64.0, "partials": "half"}
-MODELS = {
-    "mlp": Model(models.scored_mlp, _rows(32), _sgd),
-    "cnn": Model(models.scored_cnn, _rows(3, 8, 8), _adamw),
-    "transformer": Model(models.scored_transformer, _rows(8, 12), _adamw, {"outline": True}),
-    "language_model": Model(models.serialized_language_model, _texts(VOCABULARY), _adam),
-    "half": Model(models.scored_half, _rows(32), _plain_sgd, _HALF),
-    "dropout": Model(_dropout, _rows(32), _adam, {"seed": 7}),
-    "three_blocks": Model(models.three_blocks, _texts(24), _adam),
-    "lstm": Model(models.scored_lstm, _short_texts, _rmsprop),
-    "loss_scaling": Model(models.scored_half, _rows(32), _adam, _SCALED),
-    "checkpoints": Model(models.checkpointed_mlp, _rows(32), _sgd, {"recompute": "all"}),
+def _dropout(rows: int) -> Training:
+    return _vectors(models.scored_mlp(lambda: nn.Dropout(0.25)), rows, _ADAM)
+
+
+def _cnn(rows: int) -> Training:
+    return classifying(models.scored_cnn(), rows, CALLS, 3, 8, 8, optimizer=_weights_and_biases)
+
+
+def _transformer(rows: int) -> Training:
+    model = models.scored_transformer()
+    return classifying(model, rows, CALLS, 8, 12, optimizer=_weights_and_biases)
+
+
+def _language_model(rows: int) -> Training:
+    model = models.serialized_language_model()
+    return Training(model, _ADAM, texts(VOCABULARY, CALLS * rows, 8), rows)
+
+
+def _three_blocks(rows: int) -> Training:
+    return Training(models.three_blocks(), _ADAM, texts(24, CALLS * rows, 8), rows)
+
+
+def _lstm(rows: int) -> Training:
+    words = torch.randint(VOCABULARY, (CALLS * rows, 4)), torch.randint(CLASSES, (CALLS * rows,))
+    return Training(models.scored_lstm(), by(torch.optim.RMSprop, lr=1e-3), words, rows)
+
+
+MODELS: dict[str, Callable[[int], Training]] = {  # of so many rows in each of the calls
+    "mlp": lambda rows: _vectors(models.scored_mlp(), rows, _SGD),
+    "cnn": _cnn,
+    "transformer": _transformer,
+    "language_model": _language_model,
+    "half": lambda rows: _vectors(models.scored_half(), rows, _PLAIN_SGD),
+    "dropout": _dropout,
+    "three_blocks": _three_blocks,
+    "lstm": _lstm,
+    "loss_scaling": lambda rows: _vectors(models.scored_half(), rows, _ADAM),
+    "checkpoints": lambda rows: _vectors(models.checkpointed_mlp(), rows, _SGD),
+}
+OPTIONS: dict[str, dict[str, Any]] = {  # of the core, that belong to a model
+    "transformer": {"outline": True},
+    "half": {"loss_scale": 64.0, "partials": "half"},
+    "dropout": {"seed": 7},
+    "loss_scaling": {"loss_scale": 2.0**16, "automatic_loss_scaling": AutomaticLossScaling()},
+    "checkpoints": {"recompute": "all"},
 }
 _OFF_CHIP = Location(off_chip=True)
 _SHARDED = Locations(weights=Location(sharded=True), optimizer_state=Location(sharded=True))
@@ -202,7 +182,7 @@ CONFIGURATIONS = {
 }
 
 
-def options_of(configuration: Configuration, model: models.Scored) -> dict[str, Any]:
+def options_of(configuration: Configuration, model: Any) -> dict[str, Any]:
     """The core's options of a configuration. One worker, unless the strategy has more."""
     name = configuration.strategy
     options = {"engine": configuration.engine, "workers": 1} | STRATEGIES[name]

@@ -1,26 +1,23 @@
-"""Note every graph that reaches an engine, by a key of this folder's own.
+"""Count every graph that reaches an engine, by a key of this folder's own.
 
-It owes nothing to the checkout that made the graph, so that keys of two checkouts can be compared.
+A key depends on no code of the checkout that made the graph, so that two checkouts' keys compare.
 """
 
 import functools
 import importlib
 import inspect
 import operator
-import pkgutil
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-_ENGINE_MODULES = ("ipu_dynamo.runtime.engines",)  # other layouts are added here
+_ENGINES = "ipu_dynamo.runtime.engines.engines"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VIEWS_IN_PYTHON = ("getitem",)
 
 
 class Recorder:
@@ -42,16 +39,17 @@ class Recorder:
 
     def _recording(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compile_)
-        def record(engine: object, *args: Any, **kwargs: Any) -> Any:
+        def record(engine: object, recipes: Sequence[Any]) -> Any:
             if self._inside:
-                return compile_(engine, *args, **kwargs)
-            for text in map(graph_text, _graphs(*args, **kwargs)):  # before the engine changes it
+                return compile_(engine, recipes)
+            for recipe in recipes:
+                text = graph_text(recipe.function.graph.graph)  # before the engine changes it
                 key = sha256(text.encode()).hexdigest()[:16]
                 self.counts[key] += 1
                 self.texts[key] = text
             self._inside = True
             try:
-                return compile_(engine, *args, **kwargs)
+                return compile_(engine, recipes)
             finally:
                 self._inside = False
 
@@ -61,13 +59,12 @@ class Recorder:
 def graph_text(graph: fx.Graph) -> str:
     """Print a graph with layouts, one line per value, without names.
 
-    The first line lists the inputs that it writes, by number. Inputs are numbered as they are first
-    used: their order in the graph does not change its results.
+    Inputs are numbered as they are first used: their order does not change a graph's results.
     """
     inputs = _inputs_by_use(graph)
     nodes = [*inputs, *(node for node in graph.nodes if node.op != "placeholder")]
     number = {node: f"%{i}" for i, node in enumerate(nodes)}
-    lines = [f"writes {_written(graph, inputs)}"]
+    lines = []
     for node in nodes:
         given = () if node.op == "placeholder" else (node.args, sorted(node.kwargs.items()))
         arguments = _ADDRESS.sub("", repr(fx.node.map_arg(given, number.__getitem__)))
@@ -81,34 +78,6 @@ def _inputs_by_use(graph: fx.Graph) -> list[fx.Node]:
     uses = dict.fromkeys(source for node in graph.nodes for source in node.all_input_nodes)
     every = dict.fromkeys([*uses, *graph.nodes])
     return [node for node in every if node.op == "placeholder"]
-
-
-def _written(graph: fx.Graph, inputs: Sequence[fx.Node]) -> list[int]:
-    """Positions of the inputs that operators write, also through views."""
-    root: dict[fx.Node, set[fx.Node]] = {}
-    written: set[fx.Node] = set()
-    for node in graph.nodes:
-        root[node] = {node}
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload):
-            given = zip(target._schema.arguments, node.args, strict=False)
-            named = ((a, node.kwargs.get(a.name)) for a in target._schema.arguments)
-            for argument, value in (*given, *named):
-                if argument.alias_info is None:
-                    continue
-                sources = set().union(*(root[n] for n in _nodes(value)))
-                root[node] |= sources
-                if argument.alias_info.is_write:
-                    written |= sources
-        elif getattr(target, "__name__", "") in _VIEWS_IN_PYTHON:
-            root[node] |= set().union(*(root[n] for n in _nodes(node.args)))
-    return [i for i, node in enumerate(inputs) if node in written]
-
-
-def _nodes(value: object) -> Iterator[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    return iter(found)
 
 
 def _operator(node: fx.Node) -> str:
@@ -141,47 +110,11 @@ def _value(value: object) -> str:
     return "" if value is None else f": {type(value).__name__} {value}"
 
 
-def _graphs(*args: Any, **kwargs: Any) -> list[fx.Graph]:
-    """The graphs that an engine is given: a list of what has one each, or one."""
-    if args and isinstance(args[0], list | tuple):
-        return [_graph([given, *args[1:], *kwargs.values()]) for given in args[0]]
-    return [_graph([*args, *kwargs.values()])]
-
-
-def _graph(arguments: Sequence[object]) -> fx.Graph:
-    """The graph among an engine's arguments: of a module, or in an attribute of an argument."""
-    for argument in arguments:
-        for value in (argument, getattr(argument, "function", None)):
-            graph = getattr(value, "graph", None)
-            if isinstance(graph, fx.GraphModule):
-                graph = graph.graph
-            if isinstance(graph, fx.Graph):
-                return graph
-    kinds = ", ".join(type(a).__name__ for a in arguments)
-    raise TypeError(f"no graph is found in what an engine was given: {kinds}; see {__name__}")
-
-
 def _engine_classes() -> list[Any]:
-    """Every class of an engine that compiles, wherever this checkout has them."""
-    found = [
-        member
-        for module in _engine_modules()
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if member.__module__ == module.__name__
-        and "compile" in vars(member)
-        and not getattr(member, "_is_protocol", False)
-    ]
-    if not found:
-        raise LookupError(f"no engine is found in {', '.join(_ENGINE_MODULES)}; see {__name__}")
-    return found
-
-
-def _engine_modules() -> Iterator[ModuleType]:
-    for name in _ENGINE_MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        yield module
-        for inner in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
-            yield importlib.import_module(inner.name)
+    """Every class of an engine in this checkout."""
+    module = importlib.import_module(_ENGINES)
+    classes = (member for member in vars(module).values() if inspect.isclass(member))
+    engines = [c for c in classes if "compile" in vars(c) and not getattr(c, "_is_protocol", False)]
+    if not engines:
+        raise LookupError(f"no engine is found in {_ENGINES}; see {__name__}")
+    return engines

@@ -5,10 +5,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ import ipu_dynamo
 from benchmarks.against.configurations import (
     CONFIGURATIONS,
     MODELS,
+    OPTIONS,
     REPLICATED,
     THREADED,
     TWO_STAGES,
@@ -26,11 +27,10 @@ from benchmarks.against.configurations import (
     options_of,
 )
 from benchmarks.against.graphs import Recorder
-from benchmarks.measure import clock
+from benchmarks.measure import Step, clock
+from benchmarks.work import Training, program
 
-CALLS = 3
 MICRO_BATCH = 4  # rows
-_BURSTS, _BURST_SECONDS = 5, 0.004
 Left = dict[str, dict[str, Any]]  # tensors by name, under "weights", "buffers", "states"
 Front = tuple[Callable[..., Any], Callable[[], Left]]  # a call, and what lasts, once called
 
@@ -45,13 +45,12 @@ class Runner:
     def __init__(self, root: str) -> None:
         _check_checkout(Path(root))
         self._recorder = Recorder()
-        self._step: Callable[[], object] | None = None
-        self._burst = 0
+        self._step: Step | None = None
         gc.freeze()  # modules need no look at every collection
 
     def run(self, name: str) -> dict[str, Any]:
         """Train a configuration: its graphs, digests of its bits, its peak; or the error."""
-        self._step, self._burst = None, 0
+        self._step = None
         gc.collect()
         self._recorder.clear()
         known = set(self._recorder.texts)
@@ -69,17 +68,18 @@ class Runner:
             "first": time.perf_counter() - start,
         }
 
-    def time(self) -> list[float]:
-        """Seconds of a call of the last configuration, in bursts."""
+    def seconds(self, calls: int) -> float:
+        """Seconds per call of the last configuration."""
         assert self._step is not None, "the last configuration has failed"
-        seconds = clock(self._step)
-        self._burst = self._burst or max(1, round(_BURST_SECONDS / seconds(4)))
-        return [seconds(self._burst) for _ in range(_BURSTS)]
+        return clock(self._step)(calls)
 
     def _train(self, configuration: Configuration) -> tuple[dict[str, str], int | None]:
         """Call it three times: digests of its results, and the peak of the last call."""
-        model, batches = _model_and_batches(configuration)
-        call, left = _FRONTS[configuration.front](configuration, model)
+        work = _training_of(configuration)
+        call, left = _FRONTS[configuration.front](configuration, work)
+        batches = work.micro_batches()
+        if configuration.front == "inference":
+            batches = [batch[:-1] for batch in batches]
         torch.manual_seed(1)
         *first, last = batches
         returned: list[Any] = [call(*batch) for batch in first]
@@ -94,54 +94,46 @@ class Runner:
         return {kind: _digest(values) for kind, values in kinds.items()}, peak
 
 
-def _model_and_batches(
-    configuration: Configuration,
-) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """A model with fixed random numbers; nothing is compiled before the first call."""
-    made = MODELS[configuration.model]
+def _training_of(configuration: Configuration) -> Training:
+    """A training with fixed random numbers; nothing is compiled before the first call."""
     torch.manual_seed(0)
-    model = made.build()
     rows = MICRO_BATCH * configuration.accumulation
-    rows *= 2 if configuration.strategy in REPLICATED else 1
-    batches = [made.data(rows) for _ in range(CALLS)]
+    work = MODELS[configuration.model](rows * (2 if configuration.strategy in REPLICATED else 1))
     if configuration.strategy in TWO_STAGES:
-        for index, (layer, ipu) in enumerate(model.stages):
-            ipu_dynamo.BeginBlock(model.layers[layer], f"block{index}", ipu_id=ipu)
-    if configuration.front == "inference":
-        batches = [batch[:-1] for batch in batches]
-    return model, batches
+        for index, (layer, ipu) in enumerate(work.model.stages):
+            ipu_dynamo.BeginBlock(work.model.layers[layer], f"block{index}", ipu_id=ipu)
+    return work
 
 
-def _training(configuration: Configuration, model: nn.Module) -> Front:
-    made = MODELS[configuration.model]
-    optimizer = made.optimizer(model)
-    options = made.options | options_of(configuration, model)
-    options |= {"gradient_accumulation": configuration.accumulation}
-    options = ipu_dynamo.Options(**options)
-    step = ipu_dynamo.compile_training(model, optimizer, options, loss=0)
+def _training(configuration: Configuration, work: Training) -> Front:
+    options = OPTIONS.get(configuration.model, {}) | options_of(configuration, work.model)
+    options |= {"gradient_accumulation": configuration.accumulation, "device_iterations": 1}
+    optimizer = work.optimizer(work.model)
+    step = program(work, optimizer, loss=0, **options)
 
     def left() -> Left:
         step.read_optimizer_state()
         scale = {"loss scale": step.loss_scale}
-        return _tensors(model) | {"states": optimizer.state_dict()["state"] | scale}
+        return _tensors(work.model) | {"states": optimizer.state_dict()["state"] | scale}
 
     return step, left
 
 
-def _inference(configuration: Configuration, model: nn.Module) -> Front:
-    options = options_of(configuration, model) | {"device_iterations": configuration.accumulation}
-    run = ipu_dynamo.compile_inference(model.eval(), ipu_dynamo.Options(**options))
-    return run, lambda: _tensors(model)
+def _inference(configuration: Configuration, work: Training) -> Front:
+    options = options_of(configuration, work.model)
+    options |= {"device_iterations": configuration.accumulation}
+    run = ipu_dynamo.compile_inference(work.model.eval(), ipu_dynamo.Options(**options))
+    return run, lambda: _tensors(work.model)
 
 
-def _torch_compile(configuration: Configuration, model: nn.Module) -> Front:
+def _torch_compile(configuration: Configuration, work: Training) -> Front:
     """The usual loop; the accumulation is that of micro-batches in a pipeline."""
-    optimizer = MODELS[configuration.model].optimizer(model)
+    optimizer = work.optimizer(work.model)
     options: dict[str, Any] = {"engine": configuration.engine, "workers": 1}
     if configuration.accumulation > 1:
         options["micro_batches"] = configuration.accumulation
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="ipu", fullgraph=True, options=options)
+    compiled = torch.compile(work.model, backend="ipu", fullgraph=True, options=options)
 
     def step(*batch: Tensor) -> Any:
         optimizer.zero_grad()
@@ -151,10 +143,11 @@ def _torch_compile(configuration: Configuration, model: nn.Module) -> Front:
         optimizer.step()
         return returned
 
-    return step, lambda: _tensors(model) | {"states": optimizer.state_dict()["state"]}
+    return step, lambda: _tensors(work.model) | {"states": optimizer.state_dict()["state"]}
 
 
-def _poptorch(configuration: Configuration, model: nn.Module) -> Front:
+def _poptorch(configuration: Configuration, work: Training) -> Front:
+    """PopTorch's own optimiser; the environment chooses the engine, as no option does."""
     import poptorch
 
     options = poptorch.Options()
@@ -164,16 +157,17 @@ def _poptorch(configuration: Configuration, model: nn.Module) -> Front:
         options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     if configuration.strategy in REPLICATED:
         options.replicationFactor(2)
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, loss_scaling=2.0)
-    executor = poptorch.trainingModel(model, options, optimizer)
+    settings = {"lr": 0.05, "momentum": 0.9, "loss_scaling": 2.0}
+    optimizer = poptorch.optim.SGD(work.model.parameters(), **settings)
+    executor = poptorch.trainingModel(work.model, options, optimizer)
 
     def step(*batch: Tensor) -> Any:
-        with _engine_of_environment(configuration.engine):
+        with patch.dict(os.environ, IPU_DYNAMO_ENGINE=configuration.engine):
             return executor(*batch)
 
     def left() -> Left:
         executor.copyWeightsToHost()
-        return _tensors(model) | {"states": optimizer.state_dict()}
+        return _tensors(work.model) | {"states": optimizer.state_dict()}
 
     return step, left
 
@@ -191,20 +185,6 @@ def _tensors(model: nn.Module) -> Left:
         "weights": {name: p.detach() for name, p in model.named_parameters()},
         "buffers": dict(model.named_buffers()),
     }
-
-
-@contextmanager
-def _engine_of_environment(engine: str) -> Iterator[None]:
-    """Choose the engine where a front end has no option for it."""
-    before = os.environ.get("IPU_DYNAMO_ENGINE")
-    os.environ["IPU_DYNAMO_ENGINE"] = engine
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["IPU_DYNAMO_ENGINE"]
-        else:
-            os.environ["IPU_DYNAMO_ENGINE"] = before
 
 
 def _digest(values: object) -> str:

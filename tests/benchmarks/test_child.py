@@ -39,7 +39,7 @@ def test_another_checkout_has_its_packages_and_our_benchmarks(tmp_path):
         assert os.path.samefile(path, ROOT / "benchmarks" / "child.py")
 
 
-@pytest.mark.parametrize("name", ["against/runner", "first_step"])
+@pytest.mark.parametrize("name", ["against/runner", "first_call"])
 def test_what_runs_in_other_checkouts_imports_public_names_only(name):
     names, seen = [f"benchmarks/{name}"], set()
     while names:
