@@ -30,7 +30,7 @@ THRESHOLD = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Contenders whose memory is compared; the first one is what others are compared with.
+    """Contenders whose memory is compared with that of the first one.
 
     Args:
         contenders: `module:name` of a function that makes a maker of each one's step, by name; its

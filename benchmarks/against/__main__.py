@@ -78,7 +78,7 @@ def _compare_all(
 ) -> list[Comparison]:
     comparisons = []
     texts: dict[str, str] = {}
-    # What measured times decide may differ from run to run; a library that is named may not.
+    # Choices by measured times may differ from run to run; a library that is named may not.
     steady = {
         "OMP_NUM_THREADS": "1",
         "IPU_DYNAMO_MATMUL": os.environ.get("IPU_DYNAMO_MATMUL", "torch"),

@@ -18,7 +18,7 @@ _DIFF_LINES = 16
 
 @dataclass
 class Comparison:
-    """What the old checkout, the old one again and the new one made of a configuration.
+    """Results of a configuration in the old checkout, the old one again, and the new one.
 
     Args:
         old, again, new: answers to `run`.
@@ -40,20 +40,20 @@ class Comparison:
 
     @property
     def errors(self) -> dict[str, str]:
-        """What was raised, by who raised it."""
+        """Errors, by who raised them."""
         answers = {"old": self.old, "old again": self.again, "new": self.new}
         return {who: answer["error"] for who, answer in answers.items() if "error" in answer}
 
     @property
     def unstable(self) -> list[str]:
-        """What differs between two runs of the old checkout, and can thus show nothing."""
+        """Kinds that differ between two runs of the old checkout, and can thus show nothing."""
         if self.errors:
             return []
         return [kind for kind in ("graphs", "bits") if self.old[kind] != self.again[kind]]
 
     @property
     def differences(self) -> dict[Kind, str]:
-        """What differs between old and new, in a few words."""
+        """Differences between old and new, in a few words."""
         if self.errors:
             return {}
         found: dict[Kind, str] = {}
@@ -115,7 +115,7 @@ class Comparison:
         )
 
     def details(self) -> str:
-        """What differs, or was raised, with the first lines of a graph that differs."""
+        """Differences and errors, with the first lines of a graph that differs."""
         lines = [f"{self.name}: {who} raises {error}" for who, error in self.errors.items()]
         lines += [f"{self.name}: two runs of the old differ in {kind}" for kind in self.unstable]
         for kind, words in self.differences.items():
@@ -148,7 +148,7 @@ HEAD = (
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """What all comparisons say together."""
+    """Summarise all comparisons."""
     fine = [c for c in comparisons if not c.errors]
     lines = [f"{len(comparisons)} configurations, {sum(c.fails for c in comparisons)} of them fail"]
     counts = {

@@ -1,4 +1,4 @@
-"""List what is run in both checkouts: models, ways to run them, front ends and engines.
+"""List the runs of both checkouts: models, ways to run them, front ends and engines.
 
 This file runs in both, so it takes nothing of `ipu_dynamo` but the public names.
 """
@@ -23,7 +23,7 @@ CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What both checkouts run.
+    """A model, and how both checkouts run it.
 
     Args:
         model: a name of `MODELS`.
@@ -39,7 +39,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """What the table, the list of expected differences and the command line call it."""
+        """Its name in the table, the list of expected differences and on the command line."""
         return f"{self.front}/{self.model}/{self.strategy}/{self.accumulation}/{self.engine}"
 
     @property

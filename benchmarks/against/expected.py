@@ -14,7 +14,7 @@ class Expected:
     Args:
         pattern: the names of configurations, as a shell pattern: `*/dropout/*`.
         kinds: what may differ.
-        reason: why, for whoever reads the table.
+        reason: why, for the reader of the table.
     """
 
     pattern: str
