@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 import torch
 from torch import Tensor, fx
@@ -18,25 +17,10 @@ from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.passes.pipeline import recipe_of
 from ipu_dynamo.program import (
     Accumulate,
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
     Call,
-    ClipFactor,
-    ClipValues,
-    Copy,
     Function,
-    GradientNorm,
-    JointUpdate,
-    Load,
     Program,
-    Receive,
-    ReduceScatter,
-    Send,
-    Store,
-    Update,
-    UpdateFactors,
-    UpdatePart,
+    Write,
     WriteBuffer,
     graph_outputs,
     make_function,
@@ -150,21 +134,18 @@ def step_of_wrong_call(
 
 def apply_writes(part: Part, values: Mapping[str, Tensor]) -> None:
     """Do what a part writes; `values` have its results, and the variables."""
-    _write(values, [(w.target, w.value, w.rule, w.weight) for w in part.writes])
+    _write(values, [Write(w.target, w.value, w.rule, w.weight) for w in part.writes])
 
 
-def _write(
-    values: Mapping[str, Tensor], writes: Sequence[tuple[str, str, str, str | None]]
-) -> None:
-    """Do writes of a target, a value, a rule and a share each."""
-    given = [kept(values[value]) for _, value, _, _ in writes]  # buffers are written all at once
+def _write(values: Mapping[str, Tensor], writes: Sequence[Write]) -> None:
+    given = [kept(values[write.value]) for write in writes]  # buffers are written all at once
     with torch.no_grad():
-        for (name, _, rule, weight), value in zip(writes, given, strict=True):
-            target = values[name]
-            if rule == "+=":
+        for write, value in zip(writes, given, strict=True):
+            target = values[write.target]
+            if write.rule == "+=":
                 target.add_(value)
-            elif weight is not None:
-                target.lerp_(value, values[weight].type_as(target))
+            elif write.weight is not None:
+                target.lerp_(value, values[write.weight].type_as(target))
             else:
                 target.copy_(value)
 
@@ -248,35 +229,16 @@ def _calls(
     parts = sections(program)
     with torch.no_grad():
         for instruction in (*parts.before, *parts.loop):
-            match instruction:
-                case Receive(stream=stream, result=name):
-                    values[name] = values[f"host.{stream}"]
-                case (
-                    Copy(value=value, result=name)
-                    | Store(value=value, result=name)
-                    | Load(value=value, result=name)
-                ):
-                    values[name] = values[value]
-                case Call():
-                    yield instruction, *functions[instruction.function]
-                case Send() | AllGather():
-                    continue  # on one replica
-                case Accumulate(accumulators=names, values=given, rule=rule, weight=weight):
-                    _write(
-                        values, [(n, v, rule, weight) for n, v in zip(names, given, strict=True)]
-                    )
-                case WriteBuffer(variables=names, values=given):
-                    _write(
-                        values, [(n, v, "buffer", None) for n, v in zip(names, given, strict=True)]
-                    )
-                case AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
-                    raise ValueError(f"this belongs to the end of a step: {instruction}")
-                case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
-                    raise ValueError(f"this belongs to the end of a step: {instruction}")
-                case UpdatePart() | JointUpdate():
-                    raise ValueError(f"this belongs to the end of a step: {instruction}")
-                case _:
-                    assert_never(instruction)
+            if isinstance(instruction, Call):
+                yield instruction, *functions[instruction.function]
+            elif instruction.makes and "loop" in instruction.sections:
+                raise ValueError(f"this cannot be done by itself: {instruction}")
+            for move in instruction.moves:  # between replicas nothing: this is one
+                if move.dst != "host":
+                    origin = f"host.{move.value}" if move.src == "host" else move.value
+                    values[move.result] = values[origin]
+            if isinstance(instruction, Accumulate | WriteBuffer):
+                _write(values, instruction.written)
 
 
 def _first_values(

@@ -13,14 +13,12 @@ from ipu_dynamo.program.ir.clipping import (
     ClipValues,
     GradientNorm,
 )
-from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
     make_function,
 )
 from ipu_dynamo.program.ir.instructions import (
-    AdjustLossScale,
     AllGather,
     AllReduce,
     Call,
@@ -34,14 +32,19 @@ from ipu_dynamo.program.ir.instructions import (
     Repeat,
     Send,
     Store,
-    Update,
 )
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.traced_update import Counter, ParameterPart, Round, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.ir.update_factors import UpdateFactors
+from ipu_dynamo.program.ir.update_instructions import (
+    AdjustLossScale,
+    JointUpdate,
+    Update,
+    UpdateFactors,
+    UpdatePart,
+)
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
-from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Direction, WriteBuffer
+from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Direction, Write, WriteBuffer
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 from ipu_dynamo.program.schedule.pipeline_clock import Stash
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED
@@ -98,6 +101,7 @@ __all__ = [
     "UpdateFactors",
     "UpdatePart",
     "Variable",
+    "Write",
     "WriteBuffer",
     "graph_outputs",
     "make_function",

@@ -1,6 +1,14 @@
-"""Count the bytes that move between IPUs and streaming memory, and between replicas."""
+"""Count the bytes that IPUs send each other, move to streaming memory, or get from replicas."""
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from ipu_dynamo.program.ir.base_instruction import Moved
+from ipu_dynamo.program.ir.instructions import Instruction, Repeat
+
+_COUNTED = ("stored", "loaded", "gathered", "scattered")
+Links = Counter[tuple[int, int]]  # (from, to): bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +51,30 @@ class Traffic:
         """What replicas get from each other, as text; empty for nothing."""
         moved = f"{self.gathered} bytes gathered, {self.scattered} bytes scattered"
         return moved if self.gathered or self.scattered else ""
+
+
+def moves(body: Sequence[Instruction], times: int = 1) -> Iterator[tuple[Moved, int]]:
+    """Yield each move of `times` runs of `body`, with its count."""
+    for instruction in body:
+        if isinstance(instruction, Repeat):
+            yield from moves(instruction.body, times * instruction.count)
+        for move in instruction.moves:
+            yield move, times
+
+
+def exchanged(body: Sequence[Instruction]) -> Links:
+    """Count the bytes that one run of `body` copies from each IPU to each other one."""
+    total: Links = Counter()
+    for move, times in moves(body):
+        if isinstance(move.src, int) and isinstance(move.dst, int):
+            total[move.src, move.dst] += times * (move.nbytes or 0)
+    return total
+
+
+def traffic(body: Sequence[Instruction]) -> Traffic:
+    """Count the bytes of one run of `body` to and from streaming memory, and between replicas."""
+    total = Traffic()
+    for move, times in moves(body):
+        if move.how in _COUNTED:
+            total += Traffic(**{move.how: times * (move.nbytes or 0)})
+    return total

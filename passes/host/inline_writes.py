@@ -9,7 +9,7 @@ Source   design of this project: a gradient is read while it is in the cache, an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, assert_never
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -22,36 +22,18 @@ from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, w
 from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     Accumulate,
-    Accumulation,
     Call,
-    Copy,
     Function,
     HostProgram,
     Instruction,
     Program,
-    Send,
-    Store,
     Variable,
+    Write,
     WriteBuffer,
     graph_outputs,
     make_function,
 )
 from ipu_dynamo.program.schedule.sections import sections
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """What a call's function is to write.
-
-    Args:
-        target: a variable; `value`: a result of the call, or of an earlier one of its stage pass.
-        weight: a received value, of a mean.
-    """
-
-    target: str
-    value: str
-    rule: Accumulation | Literal["buffer"]
-    weight: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +61,19 @@ def plan(program: Program) -> list[Joined]:
     read: set[str | None] = set()
     calls: list[Call] = []
     for instruction in loop:
-        match instruction:
-            case Call():
-                calls.append(instruction)
-                read.update(instruction.arguments)
-                behind[id(instruction)] = []
-            case Accumulate() | WriteBuffer():
-                behind[id(calls[-1])].append(instruction)
-            case Copy(value=name) | Send(value=name) | Store(value=name):
-                read.add(name)
-            case _:
-                continue
+        if isinstance(instruction, Call):
+            calls.append(instruction)
+            behind[id(instruction)] = []
+        if isinstance(instruction, Accumulate | WriteBuffer):
+            behind[id(calls[-1])].append(instruction)
+        else:
+            read.update(instruction.read_names)
     # A block that several calls share stays one: buffers, which only its last call writes, are
     # written by a call of their own.
     without = {call.function for call in calls if not _has_buffers(behind[id(call)])}
     split = []
     for call in calls:
-        writes = [write for instruction in behind[id(call)] for write in _writes_of(instruction)]
+        writes = [write for instruction in behind[id(call)] for write in instruction.written]
         separate = [w for w in writes if w.rule == "buffer" and call.function in without]
         split.append((call, tuple(w for w in writes if w not in separate), tuple(separate)))
         results = set(call.results)
@@ -107,16 +85,6 @@ def plan(program: Program) -> list[Joined]:
         kept = [i for i, name in enumerate(call.results) if name in read or name not in taken]
         joined.append(Joined(call, inside, tuple(kept), later, tuple(behind[id(call)])))
     return joined
-
-
-def _writes_of(instruction: Accumulate | WriteBuffer) -> list[Write]:
-    match instruction:
-        case Accumulate(accumulators=targets, values=values, rule=rule, weight=weight):
-            return [Write(t, v, rule, weight) for t, v in zip(targets, values, strict=True)]
-        case WriteBuffer(variables=targets, values=values):
-            return [Write(t, v, "buffer") for t, v in zip(targets, values, strict=True)]
-        case _:
-            assert_never(instruction)
 
 
 def _has_buffers(instructions: Sequence[Accumulate | WriteBuffer]) -> bool:

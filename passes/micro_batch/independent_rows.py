@@ -33,18 +33,7 @@ from ipu_dynamo.passes.micro_batch.placements import (
     Shard,
 )
 from ipu_dynamo.passes.micro_batch.split_batch import Planner
-from ipu_dynamo.program import (
-    Accumulate,
-    Call,
-    Copy,
-    Function,
-    Load,
-    Program,
-    Receive,
-    Send,
-    Store,
-    WriteBuffer,
-)
+from ipu_dynamo.program import Call, Function, Program
 from ipu_dynamo.program.ir.function import graph_outputs
 
 aten = torch.ops.aten
@@ -60,26 +49,25 @@ def rows_of_results(program: Program) -> dict[str, int]:
     rows = _rows(program)
     values: dict[str, Placement] = {}
     for instruction in program.walk():
-        match instruction:
-            case Receive():
-                values[instruction.result] = Shard(0)
-            case Copy() | Load() | Store():
-                if instruction.value in values:
-                    values[instruction.result] = values[instruction.value]
-            case Call():
-                (function,) = (f for f in program.functions if f.name == instruction.function)
-                arguments = [values.get(name, Kind.REPLICATE) for name in instruction.arguments]
-                placed = _through(function, arguments, rows)
-                named = zip(instruction.results, placed, strict=True)
-                values |= {name: at for name, at in named if name and at is not None}
-            case WriteBuffer() | Accumulate():
-                _refuse("the program writes what lasts, so that a call changes later ones")
-            case Send():
-                if values.get(instruction.value) != Shard(0):
-                    problem = f"result {instruction.stream} has no row for each row of the inputs"
-                    _refuse(problem, where=instruction.source)
-            case _:
-                pass
+        if instruction.writes:
+            _refuse("the program writes what lasts, so that a call changes later ones")
+        for move in instruction.moves:
+            if move.src == "host":
+                values[move.result] = Shard(0)
+            elif move.dst == "host":
+                if values.get(move.value) != Shard(0):
+                    problem = f"result {move.result} has no row for each row of the inputs"
+                    _refuse(problem, where=getattr(instruction, "source", ""))
+            elif move.value in values:
+                values[move.result] = values[move.value]
+        if isinstance(instruction, Call):
+            (function,) = (f for f in program.functions if f.name == instruction.function)
+            arguments = [values.get(name, Kind.REPLICATE) for name in instruction.arguments]
+            placed = _through(function, arguments, rows)
+            named = zip(instruction.results, placed, strict=True)
+            values |= {name: at for name, at in named if name and at is not None}
+        elif instruction.makes:
+            _refuse(f"nothing is known of the rows of what this makes: {instruction}")
     return {output.name: output.type.shape[0] // rows for output in program.outputs}
 
 

@@ -16,18 +16,17 @@ from ipu_dynamo.passes.program.emit_traced import TracedEnd
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.offload_variables import move_around
 from ipu_dynamo.program import (
-    Copy,
     Instruction,
     JointUpdate,
     Load,
     Program,
     Repeat,
-    Store,
     TracedStep,
     Update,
     UpdateFactors,
     UpdatePart,
 )
+from ipu_dynamo.program.ir.base_instruction import How
 from ipu_dynamo.program.ir.verify.program import verify
 
 
@@ -37,33 +36,30 @@ def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
     made: set[str] = set()
     moved_for: Collection[str] = ()  # the variables that were loaded for the last part
     for instruction in body:
-        match instruction:
-            case UpdateFactors(results=results):
-                made |= {*results}
-                kept.append(instruction)
-            case UpdatePart(results=results):
-                made |= {*results}
-                moved_for = {instruction.parameter, *instruction.states}
-                while kept and isinstance(last := kept[-1], Load) and last.value in moved_for:
-                    kept.pop()
-            case JointUpdate(results=results):
-                made |= {*results}
-            case Copy(value=name) if name in made:
-                continue
-            case Store(value=name) if name in moved_for:
-                continue
-            case _:
-                moved_for = ()
-                kept.append(instruction)
+        if isinstance(instruction, UpdateFactors | UpdatePart | JointUpdate):
+            made.update(instruction.made_names)
+        if isinstance(instruction, UpdatePart):
+            moved_for = {instruction.parameter, *instruction.states}
+            while kept and _moves(kept[-1], "loaded", moved_for):
+                kept.pop()
+        elif not (
+            isinstance(instruction, JointUpdate)
+            or _moves(instruction, "copied", made)
+            or _moves(instruction, "stored", moved_for)
+        ):
+            moved_for = ()
+            kept.append(instruction)
     return kept
 
 
-def _begins_updates(instruction: Instruction, rest: Sequence[Instruction]) -> bool:
-    """Whether the updates of a step begin here, or the loads for the first update."""
-    if isinstance(instruction, Update):
-        return True
+def _moves(instruction: Instruction, how: How, names: Collection[str]) -> bool:
+    return any(move.how == how and move.value in names for move in instruction.moves)
+
+
+def _begins_updates(rest: Sequence[Instruction]) -> bool:
+    """Whether the updates of a step begin with `rest`, or the loads for the first update."""
     following = next((i for i in rest if not isinstance(i, Load)), None)
-    return isinstance(instruction, Load) and isinstance(following, Update)
+    return isinstance(following, Update)
 
 
 def _with_trace(
@@ -80,7 +76,7 @@ def _with_trace(
     added += [step for i in end.rounds(split) for step in move_around(i, located)]
     body: list[Instruction] = []
     loop_body = _without_rounds(loop.body)
-    first = next(i for i, step in enumerate(loop_body) if _begins_updates(step, loop_body[i:]))
+    first = next(i for i in range(len(loop_body)) if _begins_updates(loop_body[i:]))
     for number, instruction in enumerate(loop_body):
         if number == first:
             body += added

@@ -173,7 +173,7 @@ class FusedStep:
     def plan(self) -> HostPlan:
         """Say what a step does, for the printed host program."""
         now = self.now
-        (lines,) = TaskWriter(now.binding, [now.instructions]).texts()
+        (lines,) = TaskWriter(now.binding, [now.instructions]).texts
         new = (
             f"variables become what r{now.first_new} and those behind it hold, which is the commit"
         )

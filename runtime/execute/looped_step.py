@@ -243,13 +243,13 @@ class LoopedStep:
         program, ran = host.inlined, binding.program
         cut, loop = sections(program), sections(ran).loop
         passes = stage_passes(ran.calls)
-        texts = TaskWriter(binding, instructions_of_passes(loop)).texts()
+        texts = TaskWriter(binding, instructions_of_passes(loop)).texts
         titles = [
             f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
             for number, calls in enumerate(passes)
         ]
         copies = [i for i in cut.before if isinstance(i, Copy)]
-        (copied,) = TaskWriter(binding, [copies]).texts()
+        (copied,) = TaskWriter(binding, [copies]).texts
         others = [str(i) for i in cut.before if not isinstance(i, Copy)]
         changed = changed_variables(ran)
         sums = [v.name for v in program.variables if v.kind == "accumulator"]

@@ -3,18 +3,15 @@ replicas, and update the parameters; what lies off the chip is loaded and stored
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_, foreach_zero_
 from ipu_dynamo.program import (
-    Accumulate,
     AdjustLossScale,
     AllGather,
     AllReduce,
-    Call,
     ClipFactor,
     ClipValues,
     Copy,
@@ -23,15 +20,12 @@ from ipu_dynamo.program import (
     Load,
     Plain,
     Program,
-    Receive,
     ReduceScatter,
     ReplicaGroups,
-    Send,
     Store,
     Update,
     UpdateFactors,
     UpdatePart,
-    WriteBuffer,
 )
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
@@ -103,9 +97,9 @@ class StepEnd:
                     self._copy(instruction)
                 case AllReduce():
                     self._reduce(instruction)
-                case ReduceScatter():
+                case ReduceScatter(values=names, shards=shards):
                     self._reduce(instruction)
-                    self._count_scatter(instruction)
+                    self._count(self._memory.scatter, names, shards)
                 case GradientNorm():
                     self._norm(instruction)
                 case ClipFactor():
@@ -122,12 +116,14 @@ class StepEnd:
                     self._update(instruction)
                 case AdjustLossScale():
                     self._adjust(instruction)
-                case Load() | Store() | AllGather():
-                    self._transfer(instruction)
-                case Receive() | Send() | Call() | Accumulate() | WriteBuffer() | UpdateFactors():
-                    raise ValueError(f"this belongs to the micro-batches: {instruction}")
+                case Load(value=name):
+                    self._count(self._memory.fetch, [name], self._variables[name].shards)
+                case Store(value=name):
+                    self._count(self._memory.write_back, [name], self._variables[name].shards)
+                case AllGather(value=name, shards=shards):
+                    self._count(self._memory.gather, [name], shards)
                 case _:
-                    assert_never(instruction)
+                    raise ValueError(f"no end of a step does this: {instruction}")
         if factors is not None and self._write:
             self._lasts(made.counters)
             self._write.append(factors.write)
@@ -302,27 +298,12 @@ class StepEnd:
         variable = self._variables[name]
         return (0,) if variable.groups is None else variable.holders(self._replicas)
 
-    def _count_scatter(self, scatter: ReduceScatter) -> None:
-        tensors = [tensor for name in scatter.values for tensor in self._tensors[name]]
-        self._count(self._memory.scatter, tensors, scatter.shards)
-
-    def _transfer(self, instruction: Load | Store | AllGather) -> None:
-        """Move a variable, or its shards, on every replica."""
-        name = instruction.value
-        match instruction:
-            case AllGather(shards=shards):
-                self._count(self._memory.gather, self._tensors[name], shards)
-            case Load():
-                self._count(self._memory.fetch, self._tensors[name], self._variables[name].shards)
-            case Store():
-                shards = self._variables[name].shards
-                self._count(self._memory.write_back, self._tensors[name], shards)
-            case _:
-                assert_never(instruction)
-
     def _count(
-        self, move: Callable[[Tensor, int], None], tensors: Sequence[Tensor], shards: int
+        self, move: Callable[[Tensor, int], None], names: Sequence[str], shards: int
     ) -> None:
+        """Move variables or sums, or their shards, on every replica."""
+        tensors = [tensor for name in names for tensor in self._tensors[name]]
+
         def run(_: Hyperparameters) -> None:
             for tensor in tensors:
                 move(tensor, shards)

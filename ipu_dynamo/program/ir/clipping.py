@@ -5,8 +5,10 @@ of them makes of these the number by which to divide (`ClipFactor`), and updates
 """
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 
+from ipu_dynamo.program.ir.base_instruction import AFTER, BaseInstruction, Use, divisors, used
 from ipu_dynamo.program.ir.types import TensorType
 
 
@@ -77,7 +79,7 @@ Clip = ClipGlobalNorm | ClipGradNorm | ClipGradValue
 
 
 @dataclass(frozen=True, slots=True)
-class GradientNorm:
+class GradientNorm(BaseInstruction):
     """Compute the norm of an IPU's gradients, summed over all shards and groups of replicas.
 
     Args:
@@ -88,6 +90,8 @@ class GradientNorm:
         divisor, loss_scale: what gradients are divided by, a number and a variable.
     """
 
+    sections = AFTER
+
     parameters: tuple[str, ...]
     gradients: tuple[str, ...]
     result: str
@@ -97,6 +101,21 @@ class GradientNorm:
     ipu: int
     loss_scale: str | None = None
 
+    @property
+    def columns(self) -> tuple[tuple[str, Sized], ...]:
+        return (("parameters", self.parameters), ("gradients", self.gradients))
+
+    @property
+    def reads(self) -> tuple[Use, ...]:
+        return (
+            *used(self.gradients, self.ipu, shard=True),
+            *divisors(self.ipu, self.loss_scale),
+        )
+
+    @property
+    def makes(self) -> tuple[Use, ...]:
+        return (Use(self.result, self.ipu, self.type),)
+
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)
         norm = f"{self.norm_type:g}-norm of {_listed(self.gradients)}{mean}"
@@ -104,12 +123,14 @@ class GradientNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipFactor:
+class ClipFactor(BaseInstruction):
     """Make of the norms of all IPUs the number, from 1 on, by which to divide gradients.
 
     Args:
         norms: one for each IPU that updates parameters.
     """
+
+    sections = AFTER
 
     rule: ClipGlobalNorm | ClipGradNorm
     norms: tuple[str, ...]
@@ -117,13 +138,21 @@ class ClipFactor:
     type: TensorType
     ipu: int
 
+    @property
+    def reads(self) -> tuple[Use, ...]:
+        return tuple(Use(name, self.ipu, self.type) for name in self.norms)
+
+    @property
+    def makes(self) -> tuple[Use, ...]:
+        return (Use(self.result, self.ipu, self.type),)
+
     def __str__(self) -> str:
         factor = f"{self.rule} by the norms {_listed(self.norms)}"
         return f"%{self.result}: {self.type} = {factor}  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
-class ClipValues:
+class ClipValues(BaseInstruction):
     """Limit every element of an IPU's gradients, in place.
 
     Args:
@@ -133,12 +162,26 @@ class ClipValues:
         divisor, loss_scale: what gradients are divided by, a number and a variable.
     """
 
+    sections = AFTER
+
     parameters: tuple[str, ...]
     gradients: tuple[str, ...]
     limit: float
     divisor: float
     ipu: int
     loss_scale: str | None = None
+
+    @property
+    def columns(self) -> tuple[tuple[str, Sized], ...]:
+        return (("parameters", self.parameters), ("gradients", self.gradients))
+
+    @property
+    def reads(self) -> tuple[Use, ...]:
+        return divisors(self.ipu, self.loss_scale)
+
+    @property
+    def writes(self) -> tuple[Use, ...]:
+        return used(self.gradients, self.ipu, shard=True)
 
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)

@@ -3,40 +3,20 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, Self, assert_never
+from typing import Literal, Self
 
 from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
-from ipu_dynamo.program.exchange import exchanged
-from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
-from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
 from ipu_dynamo.program.ir.function import Function
-from ipu_dynamo.program.ir.instructions import (
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
-    Call,
-    Copy,
-    Instruction,
-    Load,
-    Order,
-    Receive,
-    ReduceScatter,
-    Repeat,
-    Send,
-    Store,
-    Update,
-)
+from ipu_dynamo.program.ir.instructions import Call, Copy, Instruction, Order, Repeat
 from ipu_dynamo.program.ir.types import byte_text
-from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.values import Input, Output, Variable
 from ipu_dynamo.program.ir.verify.program import verify
-from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
 from ipu_dynamo.program.text.program_text import line_error, parse_text, write_text
 from ipu_dynamo.program.text.short_text import folded
-from ipu_dynamo.program.traffic import Traffic
+from ipu_dynamo.program.traffic import Traffic, exchanged, traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +68,7 @@ class Program:
     def traffic(self) -> Traffic:
         """Bytes between IPUs and streaming memory, and between replicas, in one call; of all
         replicas together."""
-        return _traffic(self.body) * self.replicas
+        return traffic(self.body) * self.replicas
 
     @property
     def order(self) -> Order:
@@ -204,55 +184,11 @@ def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:
             yield from _walk(instruction.body)
 
 
-def _traffic(body: tuple[Instruction, ...]) -> Traffic:
-    total = Traffic()
-    for instruction in body:
-        match instruction:
-            case Store(type=moved):
-                total += Traffic(stored=moved.nbytes)
-            case Load(type=moved):
-                total += Traffic(loaded=moved.nbytes)
-            case AllGather(nbytes=moved):
-                total += Traffic(gathered=moved)
-            case ReduceScatter(nbytes=moved):
-                total += Traffic(scattered=moved)
-            case Repeat(count=count, body=inner):
-                total += _traffic(inner) * count
-            case Receive() | Send() | Copy() | Call() | AllReduce() | Update() | AdjustLossScale():
-                continue
-            case (
-                Accumulate()
-                | WriteBuffer()
-                | GradientNorm()
-                | ClipFactor()
-                | ClipValues()
-                | UpdateFactors()
-                | UpdatePart()
-                | JointUpdate()
-            ):
-                continue
-            case _:
-                assert_never(instruction)
-    return total
-
-
 def _body_lines(body: tuple[Instruction, ...], indent: str, *, short: bool = False) -> list[str]:
     lines = []
     for instruction, line in folded(body) if short else ((i, str(i)) for i in body):
-        text = f"{indent}{line}"
-        match instruction:
-            case Call() | Copy() | Send() | Store() | Load() | AllGather():
-                lines.append(f"{text:<88}  # {instruction.source}")
-            case Accumulate() | WriteBuffer():
-                lines.append(f"{text:<88}  # {instruction.source}")
-            case Receive() | AllReduce() | ReduceScatter() | Update() | AdjustLossScale():
-                lines.append(text)
-            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
-                lines.append(text)
-            case UpdatePart() | JointUpdate():
-                lines.append(text)
-            case Repeat(body=inner):
-                lines += [text, *_body_lines(inner, indent + "  ", short=short)]
-            case _:
-                assert_never(instruction)
+        text, source = f"{indent}{line}", getattr(instruction, "source", None)
+        lines.append(text if source is None else f"{text:<88}  # {source}")
+        if isinstance(instruction, Repeat):
+            lines += _body_lines(instruction.body, indent + "  ", short=short)
     return lines

@@ -10,8 +10,8 @@ from torch import fx
 from ipu_dynamo.ops.updates.update_functions import HYPERPARAMETERS
 from ipu_dynamo.ops.updates.update_operators import OPERATORS, STATES
 from ipu_dynamo.program.ir.function import Function, make_function
-from ipu_dynamo.program.ir.instructions import Update
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_instructions import Update
 from ipu_dynamo.program.ir.update_rules import Rule
 
 NUMBER = TensorType(torch.float64, ())  # of a hyperparameter

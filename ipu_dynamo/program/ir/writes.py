@@ -8,12 +8,36 @@ pass have read the one before, and who needs that later reads a copy, `NAME.befo
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from ipu_dynamo.program.ir.base_instruction import LOOP, BaseInstruction, Use, used
+from ipu_dynamo.program.ir.types import TensorType
+
 Direction = Literal["forward", "backward", "forward_backward", "weights"]
 Accumulation = Literal["store", "+=", "mean"]
 
 
+SHARE = TensorType(torch.float32, ())
+
+
 @dataclass(frozen=True, slots=True)
-class Accumulate:
+class Write:
+    """One variable that is written.
+
+    Args:
+        target: the variable.
+        value: a result of a call of the same stage pass.
+        weight: the received share, of a mean.
+    """
+
+    target: str
+    value: str
+    rule: Accumulation | Literal["buffer"]
+    weight: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate(BaseInstruction):
     """Write values to accumulators: `store` or add (`+=`) them, or keep the mean so far.
 
     Args:
@@ -25,6 +49,8 @@ class Accumulate:
         weight: name of the received share, of `mean` alone.
     """
 
+    sections = LOOP
+
     accumulators: tuple[str, ...]
     values: tuple[str, ...]
     rule: Accumulation
@@ -35,6 +61,21 @@ class Accumulate:
     weight: str | None = None
     phase: int | None = None
 
+    @property
+    def reads(self) -> tuple[Use, ...]:
+        share = (Use(self.weight, self.ipu, SHARE),) if self.weight else ()
+        return (*used(self.values, self.ipu, own_pass=True), *share)
+
+    @property
+    def writes(self) -> tuple[Use, ...]:
+        return used(self.accumulators, self.ipu, kinds=("accumulator",))
+
+    @property
+    def written(self) -> tuple[Write, ...]:
+        """What is written, one by one."""
+        pairs = zip(self.accumulators, self.values, strict=True)
+        return tuple(Write(name, value, self.rule, self.weight) for name, value in pairs)
+
     def __str__(self) -> str:
         share = f" by %{self.weight}" if self.weight else ""
         names, values = _listed(self.accumulators), _listed(self.values)
@@ -43,7 +84,7 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteBuffer:
+class WriteBuffer(BaseInstruction):
     """Give variables new values, all at once, at the end of a stage pass.
 
     Args:
@@ -53,6 +94,8 @@ class WriteBuffer:
         source: first line of the user's model behind a value.
     """
 
+    sections = LOOP
+
     variables: tuple[str, ...]
     values: tuple[str, ...]
     ipu: int
@@ -60,6 +103,20 @@ class WriteBuffer:
     direction: Direction
     source: str
     phase: int | None = None
+
+    @property
+    def reads(self) -> tuple[Use, ...]:
+        return used(self.values, self.ipu, own_pass=True)
+
+    @property
+    def writes(self) -> tuple[Use, ...]:
+        return used(self.variables, self.ipu, kinds=("buffer", "parameter", "whole"))
+
+    @property
+    def written(self) -> tuple[Write, ...]:
+        """What is written, one by one."""
+        pairs = zip(self.variables, self.values, strict=True)
+        return tuple(Write(name, value, "buffer") for name, value in pairs)
 
     def __str__(self) -> str:
         where = f"on ipu{self.ipu}{in_phase(self.phase)}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ipu_dynamo.program import Accumulate, Call, Plain, Program, WriteBuffer
+from ipu_dynamo.program import Call, Plain, Program
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import (
@@ -68,12 +68,9 @@ def _written(program: Program) -> dict[str, tuple[int, ...]]:
 
 def _changed(instruction: Plain, written: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """The variables that an instruction writes."""
-    match instruction:
-        case Call(function=name, arguments=arguments):
-            return tuple(arguments[position] for position in written[name])
-        case Accumulate(accumulators=names) | WriteBuffer(variables=names):
-            return names
-    return ()
+    if isinstance(instruction, Call):
+        return tuple(instruction.arguments[position] for position in written[instruction.function])
+    return instruction.written_names
 
 
 def calls_of(program: Program) -> Sequence[Call]:

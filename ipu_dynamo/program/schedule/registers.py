@@ -1,31 +1,13 @@
 """Give every value of a program a register, so that none is found by name while it runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
 import torch
 
-from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
-from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
-from ipu_dynamo.program.ir.instructions import (
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
-    Call,
-    Copy,
-    Load,
-    Receive,
-    ReduceScatter,
-    Send,
-    Store,
-    Update,
-)
+from ipu_dynamo.program.ir.instructions import Copy, Receive
 from ipu_dynamo.program.ir.made_names import on_ipu
 from ipu_dynamo.program.ir.program import Program
-from ipu_dynamo.program.ir.update_factors import UpdateFactors
-from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import is_fetch
 
 
 def number_registers(
@@ -47,36 +29,18 @@ def number_registers(
     cut = sections(program)
     loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
     for instruction in cut.all:
-        defined: tuple[str | None, ...] = ()
-        match instruction:
-            case Receive(stream=stream, result=name) if stream in arguments:
-                registers[name] = registers[stream]
-            case Load() | AllGather() if is_fetch(instruction):
-                defined = (fetched_as(instruction.value, instruction.ipu, owners, devices),)
-            case Receive(result=name) | Store(result=name) | Load(result=name):
-                defined = (name,)
-            case Call(results=results):
-                defined = results
-            case Copy(result=name, src=src, dst=dst) if differ(src, dst, devices):
-                defined = (name,)
-            case Copy(result=name) if apart and instruction in loop:
-                defined = (name,)
-            case Copy(value=value, result=name):
-                registers[name] = registers[value]
-            case Send() | AllGather() | ReduceScatter() | AllReduce() | Update():
-                continue
-            case AdjustLossScale() | Accumulate() | WriteBuffer() | ClipValues():
-                continue
-            case GradientNorm(result=name) | ClipFactor(result=name):
-                defined = (name,)
-            case UpdateFactors(results=results) | UpdatePart(results=results):
-                defined = results
-            case JointUpdate(results=results):
-                defined = results
-            case _:
-                assert_never(instruction)
+        defined = instruction.made_names
+        if fetched := instruction.fetches:
+            (ipu,) = instruction.ipus
+            defined = (fetched_as(fetched, ipu, owners, devices),)
+        elif isinstance(instruction, Receive) and instruction.stream in arguments:
+            registers[instruction.result] = registers[instruction.stream]
+        elif isinstance(instruction, Copy) and not (
+            differ(instruction.src, instruction.dst, devices) or (apart and instruction in loop)
+        ):
+            registers[instruction.result] = registers[instruction.value]
         for new in defined:
-            if new and new not in registers:
+            if new not in registers:
                 registers[new], count = count, count + 1
     return registers
 

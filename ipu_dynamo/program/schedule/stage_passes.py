@@ -8,26 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Self, assert_never
+from typing import Self
 
-from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
-from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
-from ipu_dynamo.program.ir.instructions import (
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
-    Call,
-    Copy,
-    Load,
-    Plain,
-    Receive,
-    ReduceScatter,
-    Send,
-    Store,
-    Update,
-)
-from ipu_dynamo.program.ir.update_factors import UpdateFactors
-from ipu_dynamo.program.ir.writes import Accumulate, Direction, WriteBuffer
+from ipu_dynamo.program.ir.instructions import Call, Plain
+from ipu_dynamo.program.ir.writes import Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +59,11 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
 def reads_and_makes(instruction: Plain) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The values and variables that an instruction reads or writes over, and values that it makes.
 
-    Variables that come from off the chip are left out, and the values that are added to sums.
+    Variables that are fetched for a call are left out: the call reads them.
     """
-    match instruction:
-        case Call(arguments=arguments, results=results):
-            return arguments, tuple(name for name in results if name)
-        case Accumulate(accumulators=names, weight=weight):
-            return (*names, weight) if weight else names, ()
-        case WriteBuffer(variables=names):
-            return names, ()
-        case Load() if is_fetch(instruction):
-            return (), ()
-        case Load() | Store() | Copy():
-            return (instruction.value,), (instruction.result,)
-        case Receive(result=result):
-            return (), (result,)
-        case Send(value=value):
-            return (value,), ()
-    return (), ()
+    if instruction.fetches:
+        return (), ()
+    return (*instruction.written_names, *instruction.read_names), instruction.made_names
 
 
 def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
@@ -109,34 +80,29 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
     by_pass: list[list[Plain]] = [[] for _ in range(pass_of[-1] + 1)]
     passed = 0
     for instruction in loop:
-        match instruction:
-            case Receive():
-                call = 0
-            case Call():
-                call, passed = passed, passed + 1
-            case Copy() | Accumulate() | WriteBuffer():
-                call = passed - 1
-            case Load() if not is_fetch(instruction):
-                call = _next(calls, passed, instruction.ipu)
-            case Load() | AllGather():
-                call = passed
-            case Store() | Send():
-                call = _last(calls, passed, instruction.ipu)
-            case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case UpdatePart() | JointUpdate():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case _:
-                assert_never(instruction)
+        if "loop" not in instruction.sections:
+            raise ValueError(f"this is not done for every micro-batch: {instruction}")
+        if isinstance(instruction, Call):
+            call, passed = passed, passed + 1
+        else:
+            call = _call_of(instruction, calls, passed)
         by_pass[pass_of[max(call, 0)]].append(instruction)
     return by_pass
 
 
-def is_fetch(load: Load | AllGather) -> bool:
-    """Whether it brings a variable to an IPU, and not a value that was stored."""
-    return isinstance(load, AllGather) or load.value == load.result
+def _call_of(instruction: Plain, calls: Sequence[Call], passed: int) -> int:
+    """The call whose stage pass does an instruction that stands behind `passed` calls."""
+    if instruction.fetches:
+        return passed
+    match instruction.done_by:
+        case "first":
+            return 0
+        case "previous":
+            return passed - 1
+        case "next there":
+            return _next(calls, passed, *instruction.ipus)
+        case "last there":
+            return _last(calls, passed, *instruction.ipus)
 
 
 def _next(calls: Sequence[Call], passed: int, ipu: int) -> int:

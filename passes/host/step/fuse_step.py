@@ -64,7 +64,7 @@ def why_not_fused(program: Program) -> str | None:
     if program.num_ipus > 1:
         return f"{program.num_ipus} IPUs"
     cut = sections(program)
-    calls = [i for i in cut.loop if isinstance(i, Call)]
+    calls = program.calls
     if len(calls) != 1 or cut.micro_batches != 1:
         return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
     factors = factors_of(cut.before)

@@ -17,40 +17,16 @@ Functions of closures, which look up what to do while they run, cost more than s
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 
-from ipu_dynamo.program import (
-    Accumulate,
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
-    Call,
-    ClipFactor,
-    ClipValues,
-    Copy,
-    GradientNorm,
-    JointUpdate,
-    Load,
-    Plain,
-    Program,
-    Receive,
-    ReduceScatter,
-    Send,
-    Store,
-    Update,
-    UpdateFactors,
-    UpdatePart,
-    WriteBuffer,
-)
+from ipu_dynamo.program import AllGather, Call, Copy, Load, Plain, Program, Receive, Send, Store
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
-from ipu_dynamo.program.schedule.stage_passes import is_fetch
 from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.execute.tasks.task_text import task_text
 
 Failed = Callable[[int, Exception, Sequence[Any] | None, int], Exception]
 
@@ -104,35 +80,20 @@ class Binding:
         fetched: dict[int, int] = {}
         bound = []
         for instruction in instructions:
+            if instruction.writes:
+                raise ValueError(_NOT_JOINED)
             arguments: tuple[int, ...] = ()
-            match instruction:
-                case Call():
-                    own = (self.registers[name] for name in instruction.arguments)
-                    arguments = tuple(fetched.get(register, register) for register in own)
-                    results = (self.registers[name] for name in instruction.results if name)
-                    names: tuple[int, ...] = (*arguments, *results)
+            read = tuple(self.registers[name] for name in instruction.read_names)
+            if name := instruction.fetches:
+                (ipu,), (move,) = instruction.ipus, instruction.moves
+                target = self.registers[fetched_as(name, ipu, owners, self.devices)]
+                names = (*read, target) if move.reads else (target,)
+                fetched[self.registers[name]] = target
+            else:
+                if isinstance(instruction, Call):
+                    read = arguments = tuple(fetched.get(register, register) for register in read)
                     fetched = {}
-                case Load() | AllGather() if is_fetch(instruction):
-                    name = fetched_as(instruction.value, instruction.ipu, owners, self.devices)
-                    source, target = self.registers[instruction.value], self.registers[name]
-                    names = (target,) if isinstance(instruction, AllGather) else (source, target)
-                    fetched[source] = target
-                case Copy() | Load() | Store():
-                    names = self.registers[instruction.value], self.registers[instruction.result]
-                case Receive():
-                    names = (self.registers[instruction.result],)
-                case Send():
-                    names = (self.registers[instruction.value],)
-                case Accumulate() | WriteBuffer():
-                    raise ValueError(_NOT_JOINED)
-                case AllGather() | ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
-                    raise ValueError(f"this is not done for every micro-batch: {instruction}")
-                case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
-                    raise ValueError(f"this is not done for every micro-batch: {instruction}")
-                case UpdatePart() | JointUpdate():
-                    raise ValueError(f"this is not done for every micro-batch: {instruction}")
-                case _:
-                    assert_never(instruction)
+                names = (*read, *(self.registers[name] for name in instruction.made_names))
             bound.append(Bound(instruction, names, arguments))
         return bound
 
@@ -146,6 +107,8 @@ class TaskWriter:
     Attributes:
         names: what the functions know by name.
         lines: of each function.
+        texts: what each function does, in words: a line for each instruction, such as
+            `r13, r14 = call! step1(r1, r11, !r3); free r11`; `!` is before what a call writes.
     """
 
     def __init__(self, binding: Binding, passes: Sequence[Sequence[Plain]]) -> None:
@@ -160,27 +123,10 @@ class TaskWriter:
         self.names: dict[str, Any] = {"memory": binding.memory, "failed": binding.failed}
         self.names |= {f"device{ipu}": device for ipu, device in enumerate(binding.devices)}
         position = iter(bound)
-        self._passes = [[next(position) for _ in of] for of in passes]
         self._ends = ends
-        self.lines = [
-            [line for one in of for line in self._lines(one, ends)] for of in self._passes
-        ]
-
-    def texts(self) -> list[list[str]]:
-        """What each function does, in words: a line for each instruction."""
-        recipes = {name: recipe for name, (recipe, _) in self._binding.stages.items()}
-        registers = self._binding.registers
-        texts = []
-        for of in self._passes:
-            texts.append(list[str]())
-            for bound in of:
-                instruction, dead = bound.instruction, sorted(self._ends[id(bound)])
-                read, results = bound.registers, list[int | None]()
-                if isinstance(instruction, Call):
-                    read = bound.arguments
-                    results = [registers[n] if n else None for n in instruction.results]
-                texts[-1].append(task_text(instruction, read, results, dead, recipes))
-        return texts
+        written = [[self._written(next(position)) for _ in of] for of in passes]
+        self.lines = [[line for lines, _ in of for line in lines] for of in written]
+        self.texts = [[text for _, text in of] for of in written]
 
     def function(self, name: str, arguments: str, lines: Sequence[str]) -> Callable[..., Any]:
         """The function of some lines."""
@@ -194,44 +140,56 @@ class TaskWriter:
         function: Callable[..., Any] = names[name]
         return function
 
-    def _lines(self, bound: Bound, ends: Mapping[int, list[int]]) -> list[str]:
-        instruction, dead = bound.instruction, ends[id(bound)]
+    def _written(self, bound: Bound) -> tuple[list[str], str]:
+        """The lines of an instruction, and what it does in words."""
+        instruction, dead = bound.instruction, sorted(self._ends[id(bound)])
         released: list[int] = []
+        source, target = (*bound.registers[:1], *bound.registers[-1:]) or (0, 0)  # but of calls
         match instruction:
-            case Call():
-                if self._binding.stages[instruction.function][0].releases:
+            case Call(function=name):
+                recipe = self._binding.stages[name][0]
+                if recipe.releases:
                     released = sorted({*bound.arguments} & {*dead})
                 lines = self._call(instruction, bound.arguments, released)
-            case Receive(result=name):
-                lines = self._receive(name, bound.registers[0])
+                text = self._call_text(instruction, recipe, bound.arguments)
+            case Receive(stream=stream, result=name):
+                lines = self._receive(name, target)
+                text = f"r{target} = receive {stream}"
             case Send(stream=stream):
-                lines = self._send(stream, bound.registers[0])
+                lines = self._send(stream, source)
+                text = f"send {stream} = r{source}"
             case Copy(src=src, dst=dst):
-                source, target = bound.registers
                 lines = self._move(source, target, dst if self._differ(src, dst) else None)
-            case Load() if is_fetch(instruction):
-                source, target = bound.registers
+                same = f"r{target} is the copy of ipu{src} on ipu{dst}"
+                other = f"r{target} = r{source} of ipu{src} on ipu{dst}"
+                text = same if source == target else other
+            case Load() if instruction.fetches:
                 lines = self._fetch(instruction, source, target)
+                text = f"r{target} = fetch r{source}"
             case Load(ipu=ipu):
-                source, target = bound.registers
                 device = f", device{ipu}" if self._binding.devices else ""
                 lines = [f"r[{target}] = memory.load(r[{source}]{device})"]
+                text = f"r{target} = load r{source}"
             case Store():
-                source, target = bound.registers
                 lines = [f"r[{target}] = memory.store(r[{source}])"]
+                text = f"r{target} = store r{source}"
             case AllGather(value=name):
-                lines = [f"memory.gather(r[{bound.registers[0]}], {self._shards(name)})"]
-            case Accumulate() | WriteBuffer():
-                raise ValueError(_NOT_JOINED)
-            case ReduceScatter() | AllReduce() | Update() | AdjustLossScale():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case GradientNorm() | ClipFactor() | ClipValues() | UpdateFactors():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
-            case UpdatePart() | JointUpdate():
-                raise ValueError(f"this is not done for every micro-batch: {instruction}")
+                lines = [f"memory.gather(r[{target}], {self._shards(name)})"]
+                text = f"gather r{target}"
             case _:
-                assert_never(instruction)
-        return [*lines, *_forgotten(sorted({*dead} - {*released}))]
+                raise ValueError(f"no task does this: {instruction}")
+        if dead:
+            text += f"; free {' '.join(f'r{register}' for register in dead)}"
+        return [*lines, *_forgotten(sorted({*dead} - {*released}))], text
+
+    def _call_text(self, call: Call, recipe: Recipe, arguments: Sequence[int]) -> str:
+        taken = (f"{'!' if i in recipe.written else ''}r{r}" for i, r in enumerate(arguments))
+        returned = ", ".join(
+            f"r{self._binding.registers[name]}" if name else "none" for name in call.results
+        )
+        word = "call!" if recipe.written else "call"
+        text = f"{word} {recipe.function.name}({', '.join(taken)})"
+        return f"{returned} = {text}" if returned else text
 
     def _call(self, call: Call, arguments: Sequence[int], released: Sequence[int]) -> list[str]:
         number, self._calls = self._calls, self._calls + 1

@@ -435,6 +435,11 @@ BROKEN = {
         returning_views(p, "backward0", 3, lambda _, results: results[2]),
         "%getitem_6, which is written, shares its memory with %getitem_7",
     ),
+    "sent twice": lambda p: (twice(p, Send), "the output 0 is sent twice"),
+    "divided by a weight": lambda p: (
+        changed(p, Update, loss_scale="first.weight"),
+        "gradients are divided by %first.weight, which is no number",
+    ),
     "divided by zero": lambda p: (changed(p, Update, divisor=0), "divided by 0"),
 }
 
@@ -460,12 +465,47 @@ def test_each_move_of_a_variable_is_needed(kind):
             verify(replace(program, body=without(program.body, move)))
 
 
+def test_a_shard_is_not_loaded_as_a_whole():
+    program = training(away=True)
+    load = first(program, Load)
+    with pytest.raises(ProgramError, match=rf"%{load.value} is in \d shards"):
+        verify(changed(program, Load, shard=not load.shard))
+
+
+def test_a_variable_is_stored_by_its_owner_only():
+    program = training(away=True)
+    load = next(i for i in program.walk() if isinstance(i, Load) and i.ipu == 0)
+    name, held, shard = load.value, load.type, load.shard
+    program = put(program, Load(name, name, held, 1, None, "", shard), before=Update)
+    program = put(program, Store(name, name, held, 1, None, "", shard), before=Update)
+    with pytest.raises(ProgramError, match=f"%{name} lives on ipu0"):
+        verify(program)
+
+
 def test_a_variable_is_changed_by_its_owner_only():
     program = training()
     places = {v.name: n for n, v in enumerate(program.variables)}
     running = renamed(program, "variables", places["norm.running_mean"], ipu=1)
     with pytest.raises(ProgramError, match=r"%norm.running_mean lives on ipu1, not on ipu0"):
         verify(running)
+
+
+def test_an_accumulator_off_the_chip_is_written_by_its_owner_only():
+    program = training(away=True)
+    write = first(program, Accumulate)
+
+    def moved(body):
+        return tuple(
+            replace(i, body=moved(i.body))
+            if isinstance(i, Repeat)
+            else replace(i, ipu=1 - write.ipu)
+            if i is write or (isinstance(i, Load) and i.value in write.accumulators)
+            else i
+            for i in body
+        )
+
+    with pytest.raises(ProgramError, match=f"is changed away from its owner, ipu{write.ipu}"):
+        verify(replace(program, body=moved(program.body)))
 
 
 def test_an_inference_has_nothing_after_its_loop():

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_dynamo.program import AllReduce, Copy, Load, Repeat, Store, TensorType
-from ipu_dynamo.program.exchange import exchanged
 from ipu_dynamo.program.text.short_text import folded
+from ipu_dynamo.program.traffic import exchanged
 
 
 def lines(body):

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.program.ir.function import Function, graph_outputs
-from ipu_dynamo.program.ir.instructions import Call, Copy, Plain, Store
-from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
+from ipu_dynamo.program.ir.instructions import Call, Plain
 
 
 @dataclass
@@ -38,27 +37,17 @@ class MemoryChecks:
         Raises:
             ValueError: it takes a value from a memory that is not the value's own.
         """
-        match instruction:
-            case Call(arguments=names):
-                self._refuse_lent(names)
-                self._call(instruction)
-            case Copy(value=name) | Store(value=name):
-                self._refuse_lent((name,))
-            case Accumulate(values=names) | WriteBuffer(values=names):
-                self._refuse_lent(names)
-                for name in names:
-                    if name in self.shared:
-                        raise ValueError(
-                            f"%{name}, which is written, shares its memory with "
-                            f"%{self.shared[name]}"
-                        )
-            case _:
-                pass
-
-    def _refuse_lent(self, names: tuple[str, ...]) -> None:
-        for name in names:
+        kept = [move.value for move in instruction.moves if move.reads and move.dst != "host"]
+        read = [use.name for use in instruction.reads]
+        for name in (*kept, *read):
             if name in self.lent:
                 raise ValueError(f"%{name} lies in the memory of %{self.lent[name]}")
+        for name in read if instruction.writes else ():
+            if name in self.shared:
+                other = self.shared[name]
+                raise ValueError(f"%{name}, which is written, shares its memory with %{other}")
+        if isinstance(instruction, Call):
+            self._call(instruction)
 
     def _call(self, call: Call) -> None:
         graph = self.functions[call.function].graph

@@ -1,13 +1,18 @@
-"""Follow what each IPU has while the instructions of a micro-batch and a step run."""
+"""Follow what is where while the instructions of a micro-batch and a step run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from ipu_dynamo.program.ir.instructions import Instruction, Receive
+from ipu_dynamo.program.ir.base_instruction import Moved, Use
+from ipu_dynamo.program.ir.instructions import Instruction
 from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Variable
 
-Place = tuple[str, int]  # a name, and the IPU that knows it
+if TYPE_CHECKING:
+    from ipu_dynamo.program.ir.program import Program
+
+Known = tuple[str, int]  # a name, and the IPU that knows it
 
 
 class Residence:
@@ -17,22 +22,24 @@ class Residence:
     has moved away; a variable is at home, and elsewhere or in shards only as far as instructions
     have brought it.
 
-    Args:
-        variables: by name.
-
     Attributes:
+        variables, inputs, outputs: of the program, by name.
+        sent: the outputs so far.
         stored: values in streaming memory.
         fetched: variables from streaming memory, with the IPUs that have loaded them.
         whole: variables in shards, with the IPUs on which they are gathered.
         stale: variables that replicas hold whole, and have changed in one shard each.
     """
 
-    def __init__(self, variables: Mapping[str, Variable]) -> None:
-        self.variables = variables
-        self.values: dict[Place, TensorType] = {}
+    def __init__(self, program: "Program") -> None:
+        self.variables = {variable.name: variable for variable in program.variables}
+        self.inputs = {stream.name: stream.type for stream in program.inputs}
+        self.outputs = {stream.name: stream.type for stream in program.outputs}
+        self.sent: set[str] = set()
+        self.values: dict[Known, TensorType] = {}
         self.stored: dict[str, TensorType] = {}
-        self.fetched: set[Place] = set()
-        self.whole: set[Place] = set()
+        self.fetched: set[Known] = set()
+        self.whole: set[Known] = set()
         self.stale: set[str] = set()
         self._makers: dict[str, Instruction] = {}
 
@@ -42,7 +49,7 @@ class Residence:
         Raises:
             ValueError: something else has this name.
         """
-        if "." in name and not (is_made(name) or isinstance(maker, Receive)):
+        if "." in name and not is_made(name) and not any(m.src == "host" for m in maker.moves):
             raise ValueError(f"%{name} is called like a tensor of the user's, and is none")
         if name in self.variables:
             raise ValueError(f"%{name} is a variable, no value of a micro-batch")
@@ -50,11 +57,102 @@ class Residence:
             raise ValueError(f"%{name} is made by another instruction already")
         self.values[name, ipu] = type_
 
-    def forget(self, names: Collection[Place]) -> None:
+    def forget(self, names: Collection[Known]) -> None:
         """Forget values that end with a micro-batch; what is in streaming memory ends, too."""
-        for place in names:
-            self.values.pop(place, None)
+        for known in names:
+            self.values.pop(known, None)
         self.stored.clear()
+
+    def check(self, use: Use) -> None:
+        """Check that an IPU has a value or variable of the right kind and type.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if use.kinds and (variable := self.variable(use.name)).kind not in use.kinds:
+            raise ValueError(f"%{use.name}, of kind {variable.kind}, is no {use.kinds[0]}")
+        type_ = self.at(use.name, use.ipu, shard=use.shard)
+        if use.number and type_.shape:
+            raise ValueError(f"gradients are divided by %{use.name}, which is no number")
+        if use.type is not None:
+            same(use.name, type_, use.type)
+
+    def check_owner(self, use: Use) -> None:
+        """Check that a variable is changed by the IPU that owns it.
+
+        Raises:
+            ValueError: another one changes it.
+        """
+        variable = self.variables.get(use.name)
+        if variable is not None and variable.ipu != use.ipu:
+            raise ValueError(f"%{use.name} is changed away from its owner, ipu{variable.ipu}")
+
+    def move(self, move: Moved, mover: Instruction) -> None:
+        """Move a value or a variable.
+
+        Raises:
+            ValueError: it is not where it comes from, of another type, or there already.
+        """
+        if move.src == move.dst:
+            raise ValueError(f"it is on ipu{move.src} already")
+        if move.of_variable:
+            self._move_variable(move)
+            return
+        type_ = self._leaving(move)
+        if move.type is not None:
+            same(move.value, type_, move.type)
+        if isinstance(move.dst, int):
+            self.define(move.result, move.dst, type_, mover)
+        elif move.dst == "host":
+            self._send(move, type_)
+        else:
+            self._store(move, type_)
+
+    def _leaving(self, move: Moved) -> TensorType:
+        """The type of a value at the origin of a move."""
+        if isinstance(move.src, int):
+            return self.at(move.value, move.src)
+        if move.src == "host":
+            if move.value not in self.inputs:
+                raise ValueError(f"no input is called {move.value}")
+            return self.inputs[move.value]
+        if move.value not in self.stored:
+            raise ValueError(f"%{move.value} is not in streaming memory here")
+        return self.stored[move.value]
+
+    def _send(self, move: Moved, type_: TensorType) -> None:
+        if move.result not in self.outputs:
+            raise ValueError(f"no output is called {move.result}")
+        if move.result in self.sent:
+            raise ValueError(f"the output {move.result} is sent twice")
+        self.sent.add(move.result)
+        same(move.value, type_, self.outputs[move.result])
+
+    def _store(self, move: Moved, type_: TensorType) -> None:
+        assert isinstance(move.src, int)
+        if (move.value, move.src) not in self.values:
+            raise ValueError(f"%{move.value} is a variable, which keeps its name")
+        if move.result in self.stored or move.result in self.variables:
+            raise ValueError(f"%{move.result} is in streaming memory already")
+        del self.values[move.value, move.src]
+        self.stored[move.result] = type_
+
+    def _move_variable(self, move: Moved) -> None:
+        """Load or store a variable, which has to be one of those that are off the chip."""
+        variable = self.variable(move.value)
+        if not variable.off_chip:
+            raise ValueError(f"%{move.value} stays on ipu{variable.ipu}")
+        if move.shard != (variable.shards > 1):
+            raise ValueError(f"%{move.value} is in {variable.shards} shards")
+        if move.type is not None:
+            same(move.value, variable.held, move.type)
+        if isinstance(move.dst, int):
+            self.fetched.add((move.value, move.dst))
+        elif isinstance(move.src, int):
+            self.at(move.value, move.src, shard=True)
+            if move.src != variable.ipu:
+                raise ValueError(f"%{move.value} lives on ipu{variable.ipu}")
+            self.fetched.discard((move.value, move.src))
 
     def at(self, name: str, ipu: int, *, shard: bool = False) -> TensorType:
         """The type of what `ipu` calls `name`.
@@ -91,3 +189,13 @@ class Residence:
         if name not in self.variables:
             raise ValueError(f"no variable is called %{name}")
         return self.variables[name]
+
+
+def same(name: str, actual: TensorType, expected: TensorType) -> None:
+    """Compare the type of `name` with the expected one.
+
+    Raises:
+        ValueError: it has another one.
+    """
+    if actual != expected:
+        raise ValueError(f"%{name} is {actual}, and {expected} is expected")

@@ -5,48 +5,15 @@ from typing import TYPE_CHECKING
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options.replica_groups import ReplicaGroups
-from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
-from ipu_dynamo.program.ir.coupled_update import JointUpdate, UpdatePart
-from ipu_dynamo.program.ir.instructions import (
-    AdjustLossScale,
-    AllGather,
-    AllReduce,
-    Call,
-    Copy,
-    Load,
-    Receive,
-    ReduceScatter,
-    Repeat,
-    Send,
-    Store,
-    Update,
-)
+from ipu_dynamo.program.ir.instructions import Repeat
 from ipu_dynamo.program.ir.made_names import is_made
-from ipu_dynamo.program.ir.update_factors import UpdateFactors
 from ipu_dynamo.program.ir.verify.control_flow import check_bodies
-from ipu_dynamo.program.ir.writes import Accumulate, WriteBuffer
 from ipu_dynamo.program.schedule.sections import sections
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.ir.program import Program
 
 _MADE = ("accumulator", "loss_scale", "state")  # kinds of variables
-_BEFORE = Load | AllGather | Copy | UpdateFactors
-_WITHIN = Receive | Send | Copy | Call | Accumulate | WriteBuffer | Store | Load | AllGather
-_CLIP = GradientNorm | ClipFactor | ClipValues
-_AFTER = (
-    UpdatePart
-    | JointUpdate
-    | Copy
-    | Load
-    | Store
-    | AllGather
-    | AllReduce
-    | ReduceScatter
-    | _CLIP
-    | Update
-    | AdjustLossScale
-)
 
 
 def check_tables(program: "Program") -> None:
@@ -107,13 +74,13 @@ def check_loops(program: "Program") -> None:
         raise ValueError(f"a program for {program.kind} {needs} over device iterations")
     if cut.after and not training:
         raise ProgramError("only the step of a training program has an end", cut.after[0])
-    for part, allowed, where in (
-        (cut.before, _BEFORE, "before micro-batches"),
-        (cut.loop, _WITHIN, "within a micro-batch"),
-        (cut.after, _AFTER, "after micro-batches"),
+    for section, part, where in (
+        ("before", cut.before, "before micro-batches"),
+        ("loop", cut.loop, "within a micro-batch"),
+        ("after", cut.after, "after micro-batches"),
     ):
         for instruction in part:
-            if not isinstance(instruction, allowed):
+            if section not in instruction.sections:
                 raise ProgramError(f"this cannot stand {where}", instruction)
 
 

@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from ipu_dynamo.program.ir.instructions import Call, Plain
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.verify.residence import Residence
-from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, WriteBuffer
-
-_SHARE = TensorType(torch.float32, ())
-_LASTING = ("accumulator", "constant", "loss_scale", "state")  # kinds that are no buffer
+from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Write, WriteBuffer
 
 
 @dataclass
@@ -22,77 +17,58 @@ class WriteChecks:
 
     Attributes:
         begun: the first rule by which each accumulator was written.
+        made: results of the calls of this stage pass.
     """
 
     has: Residence
     begun: dict[str, Accumulation] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
     _pass: tuple[object, ...] = ()  # of the last call
-    _made: set[str] = field(default_factory=set)  # results of the calls of this stage pass
     _written: set[str] = field(default_factory=set)
     _behind: bool = False  # nothing but writes has come since the last call
 
     def follow(self, instruction: Plain) -> None:
-        """Take notice of an instruction; a write is checked.
+        """Take notice of an instruction; of a write, check what its description does not say.
 
         Raises:
             ValueError: what is wrong with it.
         """
-        match instruction:
-            case Call():
-                if _pass_of(instruction) != self._pass:
-                    self._pass, self._made = _pass_of(instruction), set()
-                self._made.update(name for name in instruction.results if name)
-                self._behind = True
-            case Accumulate() | WriteBuffer():
-                self._write(instruction)
-            case _:
-                self._behind = False
+        if isinstance(instruction, Accumulate | WriteBuffer):
+            self._write(instruction)
+        elif isinstance(instruction, Call):
+            if _pass_of(instruction) != self._pass:
+                self._pass, self.made = _pass_of(instruction), set()
+            self.made.update(instruction.made_names)
+            self._behind = True
+        else:
+            self._behind = False
 
     def _write(self, write: Accumulate | WriteBuffer) -> None:
         if not self._behind or _pass_of(write) != self._pass:
             raise ValueError("a write stands behind a call of its stage pass")
-        if isinstance(write, Accumulate):
-            self._check_rule(write)
-            names = write.accumulators
-        else:
-            names = write.variables
+        if isinstance(write, Accumulate) and (write.rule == "mean") != (write.weight is not None):
+            raise ValueError("a mean, and no other rule, has a share")
+        names = write.written_names
         if len(names) != len(write.values):
             raise ValueError(f"{len(write.values)} values are written to {len(names)} variables")
         if len(set(names)) < len(names):
             raise ValueError("a variable is written twice at once")
-        for name, value in zip(names, write.values, strict=True):
-            self._check(write, name, value)
+        for one in write.written:
+            self._check(one, write.ipu)
 
-    def _check(self, write: Accumulate | WriteBuffer, name: str, value: str) -> None:
-        variable = self.has.variable(name)
-        if isinstance(write, Accumulate) and variable.kind != "accumulator":
-            raise ValueError(f"%{name}, of kind {variable.kind}, is no accumulator")
-        if isinstance(write, WriteBuffer) and variable.kind in _LASTING:
-            raise ValueError(f"%{name}, of kind {variable.kind}, is no buffer")
-        if variable.ipu != write.ipu:
-            raise ValueError(f"%{name} is changed away from its owner, ipu{variable.ipu}")
-        if value not in self._made:
-            raise ValueError(f"%{value} is no result of this stage pass")
-        expected, actual = self.has.at(name, write.ipu), self.has.at(value, write.ipu)
-        if actual != expected and not (
-            isinstance(write, Accumulate) and _summable(actual, expected)
-        ):
-            raise ValueError(f"%{value} is {actual}, and %{name} is {expected}")
-        if isinstance(write, WriteBuffer):
+    def _check(self, write: Write, ipu: int) -> None:
+        name, rule = write.target, write.rule
+        expected, actual = self.has.at(name, ipu), self.has.at(write.value, ipu)
+        if actual != expected and not (rule != "buffer" and _summable(actual, expected)):
+            raise ValueError(f"%{write.value} is {actual}, and %{name} is {expected}")
+        if rule == "buffer":
             if name in self._written:
                 raise ValueError(f"%{name} is written by another stage pass already")
-            self._written.add(name)
-            return
-        first = self.begun.setdefault(name, write.rule)
-        if name in self._written and (first == "mean" or write.rule != "+="):
-            raise ValueError(f"%{name} is written before: {write.rule} would lose that")
+        else:
+            first = self.begun.setdefault(name, rule)
+            if name in self._written and (first == "mean" or rule != "+="):
+                raise ValueError(f"%{name} is written before: {rule} would lose that")
         self._written.add(name)
-
-    def _check_rule(self, write: Accumulate) -> None:
-        if (write.rule == "mean") != (write.weight is not None):
-            raise ValueError("a mean, and no other rule, has a share")
-        if write.weight is not None and self.has.at(write.weight, write.ipu) != _SHARE:
-            raise ValueError(f"the share %{write.weight} is no {_SHARE}")
 
 
 def _summable(value: TensorType, total: TensorType) -> bool:

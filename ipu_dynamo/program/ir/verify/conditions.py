@@ -1,0 +1,141 @@
+"""Check what the description of an instruction does not say: signatures, shards and norms."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.function import Function
+from ipu_dynamo.program.ir.instructions import AllGather, AllReduce, Call, ReduceScatter
+from ipu_dynamo.program.ir.update_instructions import (
+    JointUpdate,
+    Update,
+    UpdateFactors,
+    UpdatePart,
+)
+from ipu_dynamo.program.ir.verify.coupled import check_factors, check_joint, check_part
+from ipu_dynamo.program.ir.verify.residence import Residence, same
+from ipu_dynamo.program.ir.verify.shape import sharing
+from ipu_dynamo.program.ir.verify.update import check_update
+
+if TYPE_CHECKING:
+    from ipu_dynamo.program.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an instruction is checked in.
+
+    Args:
+        has: what is where.
+        functions, update_functions: of the program, by name.
+        updated: the parameters that were updated so far.
+    """
+
+    program: "Program"
+    has: Residence
+    functions: Mapping[str, Function]
+    update_functions: Mapping[str, Function]
+    updated: set[str] = field(default_factory=set)
+
+
+def check_conditions(instruction: object, scope: Scope) -> None:
+    """Check the conditions of an instruction's own.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    if condition := _CONDITIONS.get(type(instruction)):
+        condition(instruction, scope)
+
+
+def _call(call: Call, scope: Scope) -> None:
+    function, has = scope.functions.get(call.function), scope.has
+    if function is None:
+        raise ValueError(f"no function is called {call.function}")
+    _number("arguments", len(call.arguments), len(function.inputs))
+    _number("results", len(call.results), len(function.outputs))
+    for name, expected in zip(call.arguments, function.inputs, strict=True):
+        same(name, has.at(name, call.ipu), expected)
+    for result, type_ in zip(call.results, function.outputs, strict=True):
+        if (result is None) != (type_ is None):
+            raise ValueError(f"%{result} is called what @{call.function} returns as {type_}")
+        if result is not None and type_ is not None:
+            has.define(result, call.ipu, type_, call)
+    kinds = {name: variable.kind for name, variable in has.variables.items()}
+    read = {(name, call.ipu) for name in call.arguments if kinds.get(name) == "parameter"}
+    has.fetched -= read
+    has.whole -= read
+
+
+def _gather(gather: AllGather, scope: Scope) -> None:
+    has, name = scope.has, gather.value
+    variable = has.variable(name)
+    if variable.groups != gather.groups:
+        raise ValueError(f"%{name} is for each {variable.groups or 'replica'}")
+    _number("shards", gather.shards, sharing(gather.groups, scope.program.replicas))
+    if variable.shards == 1 and name not in has.stale:
+        raise ValueError(f"each replica has the whole of %{name}")
+    has.stale.discard(name)
+    has.whole.add((name, gather.ipu))
+
+
+def _scatter(scatter: ReduceScatter, scope: Scope) -> None:
+    _sum(scatter, scope)
+    _number("types", len(scatter.types), len(scatter.values))
+    for name, expected in zip(scatter.values, scatter.types, strict=True):
+        same(name, scope.has.at(name, scatter.ipu, shard=True), expected)
+    _number("shards", scatter.shards, sharing(scatter.groups, scope.program.replicas))
+
+
+def _sum(total: ReduceScatter | AllReduce, scope: Scope) -> None:
+    sharing(total.groups, scope.program.replicas)
+    if len(set(total.values)) < len(total.values):
+        raise ValueError("a value is summed twice")
+
+
+def _norm(norm: GradientNorm, scope: Scope) -> None:
+    if not norm.norm_type > 0:
+        raise ValueError(f"there is no {norm.norm_type:g}-norm")
+    _gradients(norm, scope)
+    _scalar(norm)
+
+
+def _factor(factor: ClipFactor, _: Scope) -> None:
+    if not factor.norms:
+        raise ValueError("there is no norm to clip by")
+    _scalar(factor)
+
+
+def _gradients(clip: GradientNorm | ClipValues, scope: Scope) -> None:
+    if clip.divisor == 0:
+        raise ValueError("gradients are divided by 0")
+    for name, gradient in zip(clip.parameters, clip.gradients, strict=True):
+        shape = scope.has.variable(name).type.shape
+        if scope.has.at(gradient, clip.ipu, shard=True).shape != shape:
+            raise ValueError(f"%{gradient} is no gradient of %{name}")
+
+
+def _scalar(instruction: GradientNorm | ClipFactor) -> None:
+    if instruction.type.shape or not instruction.type.dtype.is_floating_point:
+        raise ValueError(f"%{instruction.result} is {instruction.type}, no number")
+
+
+def _number(what: str, actual: int, expected: int) -> None:
+    if actual != expected:
+        raise ValueError(f"{actual} {what} stand where {expected} are expected")
+
+
+_CONDITIONS: dict[type, Callable[[Any, Scope], None]] = {
+    Call: _call,
+    AllGather: _gather,
+    ReduceScatter: _scatter,
+    AllReduce: _sum,
+    GradientNorm: _norm,
+    ClipFactor: _factor,
+    ClipValues: _gradients,
+    UpdateFactors: lambda i, scope: check_factors(i, scope.has, scope.update_functions),
+    UpdatePart: lambda i, scope: check_part(i, scope.has, scope.update_functions),
+    JointUpdate: lambda i, scope: check_joint(i, scope.has, scope.update_functions),
+    Update: lambda i, scope: check_update(i, scope.has, scope.updated, scope.update_functions),
+}
