@@ -24,7 +24,8 @@ from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
-from ipu_dynamo.program import graph_outputs
+from ipu_dynamo.program import Program, graph_outputs
+from ipu_dynamo.program.ir.verify.program import verify
 
 Problems = Iterator[str]
 
@@ -213,6 +214,11 @@ def _operators(capture: Capture) -> Iterator[fx.Node]:
     return (n for n in capture.graph.graph.nodes if n.op not in ("placeholder", "output"))
 
 
+def _verified(program: Program) -> Problems:
+    verify(program)
+    yield from ()
+
+
 _CAPTURES: tuple[Level, ...] = ("traced", "joint")
 INVARIANTS = (
     Invariant("described", _CAPTURES, (), _described),
@@ -249,6 +255,7 @@ INVARIANTS = (
     ),
     Invariant("complete parts", ("parts",), (), _complete),
     Invariant("in the order of the data", ("parts",), (), _ordered),
+    Invariant("a program that can run as it reads", ("program",), (), _verified),
     Invariant("without writes", ("recorded", "update"), ("RemoveWrites",), _pure),
     Invariant("graphs of tensors", ("update",), ("TensorifyScalars",), _of_tensors),
     Invariant("without tensors of its own", ("update",), ("FillConstants",), _without_tensors),

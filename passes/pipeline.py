@@ -1,7 +1,7 @@
 """List every step from a captured model to its program, for both front ends: this is the page.
 
 compile_training, compile_inference    whole_step = traced_passes, joint_passes, program_passes,
-                                       then host_passes
+                                       end_passes, then host_passes
 torch.compile(backend="ipu")           captured_passes, placement_passes, then AOTAutograd, which
                                        asks for the joint graph to be cut: aot_passes,
                                        cutting_passes; then for each of the two: flat_passes,
@@ -93,10 +93,13 @@ from ipu_dynamo.passes.micro_batch.split_batch import SplitBatch
 from ipu_dynamo.passes.micro_batch.stream_rows import StreamRows
 from ipu_dynamo.passes.program.check_pipeline_hazards import CheckPipelineHazards
 from ipu_dynamo.passes.program.emit import Emit
+from ipu_dynamo.passes.program.emit_clipping import ClipGradients
 from ipu_dynamo.passes.program.emit_streams import EmitStreams
-from ipu_dynamo.passes.program.emit_update import UpdateGroup
+from ipu_dynamo.passes.program.emit_traced import EmitTracedUpdate
+from ipu_dynamo.passes.program.emit_update import EmitUpdate, UpdateGroup
 from ipu_dynamo.passes.program.lift_streams import LiftStreams
 from ipu_dynamo.passes.program.offload_activations import ActivationRule, OffloadActivations
+from ipu_dynamo.passes.program.offload_variables import OffloadVariables
 from ipu_dynamo.passes.program.outline import Outline
 from ipu_dynamo.passes.program.own_results import OwnResults
 from ipu_dynamo.passes.program.retrace_update import RetraceUpdate
@@ -169,7 +172,8 @@ def whole_step(
                 options, training=training, loss=loss, may_train_nothing=may_train_nothing
             ),
             *joint_passes(options),
-            *program_passes(options, groups=groups),
+            *program_passes(options),
+            *end_passes(options, groups),
         ],
         options,
     )
@@ -252,13 +256,10 @@ def joint_passes(options: Options) -> list[Pass]:
     ]
 
 
-def program_passes(
-    options: Options, *, groups: Sequence[UpdateGroup] = (), owners: Owners = NO_OWNERS
-) -> list[Pass]:
-    """From the graph in which all is decided to the program.
+def program_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
+    """From the graph in which all is decided to a program that sums gradients.
 
     Args:
-        groups: of the optimiser, when training.
         owners: IPUs of variables that another program has placed.
     """
     several = options.strategy.kind == "pipelined"
@@ -274,7 +275,22 @@ def program_passes(
         *([CheckPipelineHazards()] if several else []),
         OffloadActivations(rule),
         EmitStreams(options),
-        Emit(options, tuple(groups), dict(owners)),
+        Emit(options, dict(owners)),
+    ]
+
+
+def end_passes(options: Options, groups: Sequence[UpdateGroup] = ()) -> list[Pass]:
+    """From a program that sums gradients to one that updates, and says what lives off the chip.
+
+    Args:
+        groups: of the optimiser, when training.
+    """
+    groups = tuple(groups)
+    return [
+        EmitUpdate(options, groups),
+        EmitTracedUpdate(options, groups),
+        ClipGradients(next((group.clip for group in groups), None)),
+        OffloadVariables(options, groups),
     ]
 
 
@@ -519,7 +535,7 @@ def numeric_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
             UpcastHalfMatmuls(),
             FloatingPointExceptions(options.floating_point_exceptions),
             _rewrite_bodies(options),
-            *program_passes(options, owners=owners),
+            *program_passes(options, owners),
         ],
         options,
     )
@@ -563,6 +579,7 @@ def all_passes() -> list[Pass]:
         AutoPartition(options.strategy, 1, again=False),
         *joint_passes(options),
         *program_passes(options),
+        *end_passes(options),
         *_writing_passes(ANY_MACHINE),
         *_form_passes(options, ANY_MACHINE),
         *_update_passes(),

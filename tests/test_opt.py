@@ -149,7 +149,7 @@ def test_a_file_says_which_operators_forward_has_deferred(tmp_path, monkeypatch)
 )
 def test_host_passes_on_the_file_of_a_program_give_their_files(train, dumps):
     files, passes = dumps(train)
-    start = named(files, "Emit")
+    start = named(files, "OffloadVariables")
     model, expected = parse_level(files[start].read_text()), files[start + 1 :]
     assert len(expected) == len(passes[start:])
     for line, after in zip(passes[start:], expected, strict=True):
@@ -161,7 +161,7 @@ def test_host_passes_on_the_file_of_a_program_give_their_files(train, dumps):
 
 def test_host_passes_decide_by_the_figures_in_their_options(dumps, tmp_path, monkeypatch):
     files, _ = dumps(infer_linear)
-    program = parse_level(files[named(files, "Emit")].read_text())
+    program = parse_level(files[named(files, "OffloadVariables")].read_text())
     slow, fast = {"torch": 1.0, "onednn": 0.1}, {"torch": 0.1, "onednn": 1.0}
     texts = []
     for times in (slow, fast):
@@ -183,7 +183,7 @@ def test_host_passes_decide_by_the_figures_in_their_options(dumps, tmp_path, mon
 
 def test_a_command_runs_several_passes(dumps, tmp_path, capsys):
     files, passes = dumps(train_two_stages)
-    start, stop = named(files, "ReadStages"), named(files, "Emit")
+    start, stop = named(files, "ReadStages"), named(files, "OffloadVariables")
     chosen = [part for line in passes[start:stop] for part in ("-p", line)]
     assert main([str(files[start]), *chosen]) == 0
     assert capsys.readouterr().out == files[stop].read_text()

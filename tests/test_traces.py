@@ -129,10 +129,10 @@ def test_payloads_parse(artifacts):
 def test_differences_lead_from_the_first_graph_to_the_program(artifacts):
     (text,) = payloads(artifacts, "ipu_training_00_traced")
     for name, encoding, _, payload in artifacts:
+        if name.endswith("_InlineWrites"):
+            break
         if name.startswith("ipu_training_") and encoding == "json":
             text = patched(text, json.loads(payload)["diff"])
-        if name.endswith("_Emit"):
-            break
     assert text == payloads(artifacts, "ipu_program")[0]
 
 

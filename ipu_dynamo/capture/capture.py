@@ -31,6 +31,7 @@ BACKWARD = "ipu.backward"  # bool: the node belongs to the backward pass; after 
 RANDOM_KEY = alone("random_key")  # input: i32[2], new for every micro-batch and replica
 ACCUMULATION_WEIGHT = alone("accumulation_weight")  # input: 1 / (k + 1) at micro-batch k of a step
 REPLICA_INDEX = alone("replica_index")  # input: i64[], the number of the replica
+LOSS_SCALE = alone("loss_scale")  # variable: f32[], the factor on the loss, where it may change
 
 PlaceholderKind = Literal[
     "parameter",
@@ -119,7 +120,7 @@ class LossScale:
 
 @dataclass
 class Report:
-    """What is known of a model beside its graph: one object, from the trace to the program.
+    """All that describes a model beside its graph: one object, from the trace to the program.
 
     Args:
         structure: how returned values become the user's return value.
@@ -127,8 +128,8 @@ class Report:
         attributes: name and tensor of plain attributes of modules, by the identity of the copy that
             the graph holds; read by `LiftConstants`.
         outside: tensors of the user's that the trace took by their value.
-        calls: what the graph's custom autograd functions call, to be kept with it.
-        host_functions: what the program calls on the host, to be kept with it.
+        calls: Python of the graph's custom autograd functions, to be kept with it.
+        host_functions: Python that the program calls on the host, to be kept with it.
         overlaps: modes of the inputs and outputs that are marked, by ("input" or "output", name);
             set by `OverlapIO`.
         names: of the values that `AnchorValues` can return.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import (
+    LOSS_SCALE,
     START,
     Joint,
     LossScale,
@@ -35,11 +36,9 @@ from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.program.ir.made_names import alone
 
 aten = torch.ops.aten
 LARGEST_HALF = 65504.0
-_NAME = alone("loss_scale")
 _COPIES = {
     aten.alias.default,
     aten.clone.default,
@@ -169,5 +168,5 @@ def _scale_input(capture: Joint, begin: fx.Node) -> fx.Node:
     value: Tensor = begin.meta["val"]
     with fake_mode_of([value]):
         node.meta["val"] = torch.empty((), dtype=torch.float32, device=value.device)
-    capture.placeholders = (*capture.placeholders, Placeholder(_NAME, "loss_scale"))
+    capture.placeholders = (*capture.placeholders, Placeholder(LOSS_SCALE, "loss_scale"))
     return node

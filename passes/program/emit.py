@@ -1,45 +1,46 @@
 """Write the program: variables with owners, streams, functions, and every copy between IPUs.
 
-Before   parts of the graph, in order, with streams and moves, and the optimiser's groups
-After    a Program that says what one replica does in a call
-Keeps    what the parts compute; equal parts become one function.
-Source   PopTorch user guide, "Parallel execution strategies". `emit_update` writes the end of a
-         step.
+Before   parts of the graph, in order, with streams and moves
+After    a Program that says what one replica does in a call, up to the sums of its gradients. All
+         its variables are on the chip and whole. If the loss scale follows the size of gradients,
+         their counts are brought together, and the next loss scale is written at the end of a step
+Keeps    what the parts compute; equal parts become one function. The loss scale stays within the
+         normal numbers of the loss's dtype, so that no start of a backward pass is infinite or zero
+Source   PopTorch user guide, "Parallel execution strategies" and
+         "poptorch.options._TrainingOptions.setAutomaticLossScaling".
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from typing import ClassVar
 
 import torch
 
-from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, BACKWARD, STREAMED, Joint
+from ipu_dynamo.capture.capture import (
+    ACCUMULATION_WEIGHT,
+    BACKWARD,
+    STREAMED,
+    LossScale,
+)
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level, Move, Part, Partitioned, PartWrite
-from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
-from ipu_dynamo.passes.program.emit_update import StepEnd, UpdateGroup, emit_traced
+from ipu_dynamo.passes.levels import Level, Move, Moves, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.offload_activations import ActivationRule
-from ipu_dynamo.passes.program.offload_variables import (
-    gather_for_copies,
-    locate_variables,
-    move_after_step,
-    move_before_step,
-    move_in_micro_batch,
-)
 from ipu_dynamo.program import (
     Accumulate,
+    AdjustLossScale,
+    AllReduce,
     Call,
     Copy,
     Function,
+    Input,
     Instruction,
     Load,
-    Order,
+    Output,
     Program,
     Receive,
     Repeat,
-    ReplicaGroups,
     Send,
     Store,
     TensorType,
@@ -51,23 +52,31 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.function import with_bodies
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
-from ipu_dynamo.program.ir.made_names import made_of, on_ipu
-from ipu_dynamo.program.ir.values import Kind
-from ipu_dynamo.program.ir.verify.program import verify
+from ipu_dynamo.program.ir.made_names import accumulator, alone, made_of, on_ipu
 
-aten = torch.ops.aten
+_COUNT = TensorType(torch.int64, ())
+_STEPS, _SO_FAR = alone("loss_scale.steps"), alone("loss_scale.so_far")
 
 
 @dataclass
 class _Emitter:
-    """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value."""
+    """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value.
 
-    capture: Joint
-    partitioned: Partitioned
-    options: Options
-    groups: Sequence[UpdateGroup]
-    placed: Mapping[str, int]
-    owners: dict[str, int] = field(default_factory=dict)
+    Args:
+        held: what lasts of the inputs of parts, by name; those with an owner become variables.
+        inputs, outputs: the streams, by name.
+        sent: the value of each output, in order.
+        owners: IPUs of variables, at first of those that another program has placed.
+    """
+
+    parts: Sequence[Part]
+    moves: Moves
+    held: Mapping[str, Variable]
+    inputs: Mapping[str, Input]
+    outputs: Mapping[str, Output]
+    sent: Mapping[str, str]
+    owners: dict[str, int]
+    rule: ActivationRule
     changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
     local: dict[tuple[str, int], str] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
@@ -76,63 +85,26 @@ class _Emitter:
     micro_batch: list[Instruction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.roles = {role.name: role for role in self.capture.placeholders}
-        self.values = {role.name: node.meta["val"] for node, role in self.capture.roles().items()}
+        placed, self.owners = self.owners, {}
         self.sources: dict[str, tuple[int, str, TensorType]] = {}
-        for part in self.partitioned.parts:
-            for name in part.inputs:
-                role = self.roles.get(name)
-                if role is not None and role.kind not in STREAMED:
-                    self.owners.setdefault(name, self.placed.get(name, part.ipu))
-            for name in part.gradients:  # no operator reads it where its gradient is a constant
-                self.owners.setdefault(name, self.placed.get(name, part.ipu))
+        for part in self.parts:
+            # no operator reads a parameter where its gradient is a constant
+            for name in (*part.inputs, *part.gradients):
+                if name in self.held:
+                    self.owners.setdefault(name, placed.get(name, part.ipu))
             for write in part.writes:
                 if write.rule == "buffer":
                     self.owners[write.target] = part.ipu
                     self.changed.add(write.target)
             for name, made in zip(part.outputs, graph_outputs(part.graph), strict=True):
                 self.sources[name] = (part.ipu, source_line(made), TensorType.of(made.meta["val"]))
-        parts = self.partitioned.parts
         self.readers: dict[str, list[tuple[int, Part]]] = {}  # of each value, in order
-        for index, part in enumerate(parts):
+        for index, part in enumerate(self.parts):
             for name in dict.fromkeys(part.reads):
                 self.readers.setdefault(name, []).append((index, part))
-        variable_types = {name: self.variable_type(name) for name in self.owners}
-        self.end = StepEnd(
-            parts,
-            self.options,
-            self.groups,
-            self.owners,
-            variable_types,
-            {name: self.strides(name) for name in self.owners},
-            self.loss_scale(),
-        )
-        self.variables = self.find_variables()
-        self.located = {v.name: v for v in self.variables}
-        self.moves = self.partitioned.moves
-
-    def loss_scale(self) -> LossScaleEnd | None:
-        """What the end of a step does with the factor on the loss, if that is a variable."""
-        scale = self.capture.loss_scale
-        if scale is None:
-            return None
-        counters = {part.counter: part.ipu for part in self.partitioned.parts if part.counter}
-        return LossScaleEnd(scale, self.options, self.owners[scale.name], counters)
-
-    def rule(self) -> ActivationRule:
-        """Which activations leave the chip."""
-        return ActivationRule(self.options.strategy.liveness, self.options.locations.activations)
-
-    def variable_type(self, name: str) -> TensorType:
-        return TensorType.of(self.values[name])
-
-    def strides(self, name: str) -> tuple[int, ...] | None:
-        """How a variable lies in memory, if it is not dense."""
-        layout = Layout.of(self.values[name])
-        return None if layout.stride == dense_strides(layout.type.shape) else layout.stride
 
     def call_parts(self) -> None:
-        for index, part in enumerate(self.partitioned.parts):
+        for index, part in enumerate(self.parts):
             for move in self.moves.loads.get(index, ()):
                 self.load(move)
             arguments = tuple(self.argument(name, part.ipu) for name in part.inputs)
@@ -168,31 +140,26 @@ class _Emitter:
             return type_, source
         if move.value == ACCUMULATION_WEIGHT:
             return TensorType(torch.float32, ()), "the accumulation step"
-        return self.variable_type(move.value), f"input {move.value}"
+        stream = self.inputs.get(move.value)
+        type_ = self.held[move.value].type if stream is None else stream.type
+        return type_, f"input {move.value}"
 
     def argument(self, name: str, ipu: int) -> str:
         """The name under which `ipu` has a part's input; emits what brings it there."""
         if (name, ipu) in self.local:
             return self.local[name, ipu]
-        role = self.roles.get(name)
-        if role is None and name != ACCUMULATION_WEIGHT:
-            return name  # an accumulator, or a value that an earlier part made on this IPU
-        if role is None or role.kind in STREAMED:
+        if name in self.inputs:
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
-            overlap = self.capture.report.overlaps.get(("input", name), "no_overlap")
-            self.micro_batch.append(Receive(name, result, ipu, overlap))
-        elif self.owners[name] == ipu or self.located[name].off_chip:
-            return name
+            self.micro_batch.append(Receive(name, result, ipu, self.inputs[name].overlap))
+        elif self.owners.get(name, ipu) == ipu:
+            return name  # it is here, or an earlier part made it on this IPU, or an accumulator
         else:
-            result = on_ipu(name, ipu)
-            once = name not in self.changed
-            if not any(isinstance(i, Copy) and i.value == name for i in self.before):
-                self.before += gather_for_copies(self.located[name])
-            (self.before if once else self.micro_batch).append(
-                Copy(name, result, self.variable_type(name), self.owners[name], ipu, "the weights")
-            )
-            if not once:
+            result, type_ = on_ipu(name, ipu), self.held[name].type
+            copy = Copy(name, result, type_, self.owners[name], ipu, "the weights")
+            if name in self.changed:
+                self.micro_batch.append(copy)
                 return result
+            self.before.append(copy)
         self.local[name, ipu] = result
         return result
 
@@ -215,10 +182,10 @@ class _Emitter:
         )
 
     def writes(self, part: Part, local: Mapping[str, str]) -> Iterator[Instruction]:
-        """What follows a call: its sums by rule, as long as these are equal, then its buffers.
+        """The writes after a call: sums of equal rules together, then buffers.
 
         Args:
-            local: what the IPU calls the shares of means.
+            local: the names of the shares of means on the IPU.
         """
         place = part.ipu, part.stage, part.direction
 
@@ -250,11 +217,11 @@ class _Emitter:
 
     def copy_results(self, index: int) -> None:
         """Copy a part's results to the other IPUs that read them later."""
-        part = self.partitioned.parts[index]
+        part = self.parts[index]
         for name in part.outputs:
             _, source, type_ = self.sources[name]
             later = [p for place, p in self.readers.get(name, ()) if place > index]
-            near = [p for p in later if not self.rule().moves(type_, part, p)]
+            near = [p for p in later if not self.rule.moves(type_, part, p)]
             for ipu in dict.fromkeys(p.ipu for p in near):
                 if ipu != part.ipu and (name, ipu) not in self.local:
                     self.local[name, ipu] = on_ipu(name, ipu)
@@ -263,115 +230,175 @@ class _Emitter:
                     )
 
     def send_results(self, part: Part) -> None:
-        streams = [(str(i), name) for i, name in enumerate(self.partitioned.returned)]
-        streams += list(self.partitioned.changed.items())
-        for stream, name in streams:
+        for stream, name in self.sent.items():
             if name in part.outputs:
-                overlap = self.capture.report.overlaps.get(("output", stream), "no_overlap")
-                send = Send(stream, name, part.ipu, self.sources[name][1], overlap)
-                self.micro_batch.append(send)
+                source, overlap = self.sources[name][1], self.outputs[stream].overlap
+                self.micro_batch.append(Send(stream, name, part.ipu, source, overlap))
 
-    def find_variables(self) -> list[Variable]:
-        options = self.options
-        found = []
-        for role in self.capture.placeholders:
-            if role.name in self.owners and role.kind != "loss_scale":
-                kind: Kind = role.kind  # type: ignore[assignment]
-                own = options.replicas > 1 and role.name in self.changed
-                type_ = self.variable_type(role.name)
-                groups = options.replica_groups.get(role.name)
-                _refuse_shared_change(role.name, groups, self.changed)
-                own = own and groups is None
-                tensor = self.capture.report.tensors[role.name]
-                values = digest(tensor.to(type_.dtype)) if kind == "constant" else ""
-                owner = self.owners[role.name]
-                found.append(
-                    Variable(
-                        role.name,
-                        type_,
-                        kind,
-                        owner,
-                        not own,
-                        values,
-                        groups=groups,
-                        strides=self.strides(role.name),
-                    )
+    def variables(self, replicas: int) -> list[Variable]:
+        """The variables on their IPUs, and the accumulators."""
+        found: dict[str, Variable] = {}
+        for name, held in self.held.items():
+            if name in self.owners:
+                _refuse_shared_change(held, self.changed)
+                own = replicas > 1 and name in self.changed and held.groups is None
+                found[name] = replace(held, ipu=self.owners[name], replicated=not own)
+        for part in self.parts:
+            for name in part.gradients:
+                weight = self.held[name]
+                found[accumulator(name)] = Variable(
+                    accumulator(name),
+                    weight.type,
+                    "accumulator",
+                    part.ipu,
+                    replicas == 1,
+                    strides=weight.strides,
                 )
-        found += self.end.variables()
-        traced = emit_traced(self.end)
-        changed = frozenset((*self.changed, *(traced.lasting if traced is not None else ())))
-        return locate_variables(found, options.locations, changed, options.replicas)
+        return list(found.values())
 
 
 @dataclass(frozen=True)
 class Emit:
-    """The pass.
-
-    Args:
-        groups: of the optimiser, empty for inference.
-        placed: IPUs of variables that another program has placed.
-    """
+    """The pass. `placed` has the IPUs of variables that another program has placed."""
 
     name: ClassVar[str] = "Emit"
     level: ClassVar[Level] = "parts"
     needed: ClassVar[str] = "it writes the program"
 
     options: Options
-    groups: Sequence[UpdateGroup] = ()
     placed: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, partitioned: Partitioned) -> Program:
-        return emit(partitioned, self.options, self.groups, self.placed)
-
-
-def emit(
-    partitioned: Partitioned,
-    options: Options,
-    groups: Sequence[UpdateGroup],
-    placed: Mapping[str, int],
-) -> Program:
-    """Write the program of `partitioned`."""
-    capture = partitioned.capture
-    emitter = _Emitter(capture, partitioned, options, groups, placed)
-    order = _order(capture, options)
-    emitter.call_parts()
-    located = emitter.located
-    micro_batches = tuple(move_in_micro_batch(emitter.micro_batch, located))
-    if capture.training:
-        accumulate = Repeat("micro_batch", options.gradient_accumulation, micro_batches, order)
-        traced = emit_traced(emitter.end)
-        numbers = () if traced is None else (traced.factors(),)
-        before = (*numbers, *move_before_step(located), *emitter.before)
-        end = emitter.end.instructions(located)
-        step = (*before, accumulate, *move_after_step(end, located))
-        body: tuple[Instruction, ...] = (
-            Repeat("device_iteration", options.device_iterations, step),
+        capture, options = partitioned.capture, self.options
+        held = dict(_held(partitioned, options))
+        streams = [(str(i), name) for i, name in enumerate(partitioned.returned)]
+        emitter = _Emitter(
+            parts=partitioned.parts,
+            moves=partitioned.moves,
+            held=held,
+            inputs={stream.name: stream for stream in partitioned.inputs},
+            outputs={stream.name: stream for stream in partitioned.outputs},
+            sent=dict([*streams, *partitioned.changed.items()]),
+            owners=dict(self.placed),
+            rule=ActivationRule(options.strategy.liveness, options.locations.activations),
         )
-    else:
-        loop = Repeat("micro_batch", options.device_iterations, micro_batches, order)
-        body = (*emitter.before, loop)
-    program = Program(
-        kind=capture.alone or ("training" if capture.training else "inference"),
-        num_ipus=max(capture.ipus.values()) + 1,
-        replicas=options.replicas,
-        variables=tuple(emitter.variables),
-        inputs=partitioned.inputs,
-        outputs=partitioned.outputs,
-        functions=with_bodies(emitter.functions.values()),
-        body=body,
-        io_tiles=options.io_tiles,
-        update_functions=_update_functions(groups, capture.training),
-    )
-    verify(program)
-    return program
+        emitter.call_parts()
+        variables = emitter.variables(options.replicas)
+        end: list[Instruction] = []
+        if capture.loss_scale is not None:
+            counters = {part.counter: part.ipu for part in partitioned.parts if part.counter}
+            scale = _LossScale(
+                capture.loss_scale, options, emitter.owners[capture.loss_scale.name], counters
+            )
+            variables = [v for v in variables if v.kind != "loss_scale"] + scale.variables()
+            end = scale.adjustment()
+        several = len(set(capture.ipus.values())) > 1 and not capture.alone
+        pipelined = several and options.strategy.kind == "pipelined"
+        loop = Repeat(
+            "micro_batch",
+            options.gradient_accumulation if capture.training else options.device_iterations,
+            tuple(emitter.micro_batch),
+            "pipelined" if pipelined else "sequential",
+        )
+        body: tuple[Instruction, ...] = (*emitter.before, loop, *end)
+        if capture.training:
+            body = (Repeat("device_iteration", options.device_iterations, body),)
+        return Program(
+            kind=capture.alone or ("training" if capture.training else "inference"),
+            num_ipus=max(capture.ipus.values()) + 1,
+            replicas=options.replicas,
+            variables=tuple(variables),
+            inputs=partitioned.inputs,
+            outputs=partitioned.outputs,
+            functions=with_bodies(emitter.functions.values()),
+            body=body,
+            io_tiles=options.io_tiles,
+        )
 
 
-def _update_functions(groups: Sequence[UpdateGroup], training: bool) -> tuple[Function, ...]:
-    """The functions of a traced update."""
-    trace = next((group.trace for group in groups), None)
-    if trace is None or not training:
-        return ()
-    return (trace.factors, *trace.pieces.values())
+def _held(partitioned: Partitioned, options: Options) -> Iterator[tuple[str, Variable]]:
+    """The tensors that parts read or write and that last, by name, as variables of IPU 0."""
+    parts, tensors = partitioned.parts, partitioned.capture.report.tensors
+    used = {name for part in parts for name in (*part.inputs, *part.gradients)}
+    used |= {write.target for part in parts for write in part.writes}
+    for node, role in partitioned.capture.roles().items():
+        if role.name not in used or role.kind in STREAMED:
+            continue
+        layout = Layout.of(node.meta["val"])
+        constant = role.kind == "constant"
+        yield (
+            role.name,
+            Variable(
+                role.name,
+                layout.type,
+                role.kind,  # type: ignore[arg-type]
+                0,
+                digest=digest(tensors[role.name].to(layout.type.dtype)) if constant else "",
+                groups=options.replica_groups.get(role.name),
+                strides=None
+                if layout.stride == dense_strides(layout.type.shape)
+                else layout.stride,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _LossScale:
+    """A loss scale that may change.
+
+    Args:
+        owner: IPU that begins the backward pass.
+        counters: the accumulators that count, and their IPUs.
+    """
+
+    scale: LossScale
+    options: Options
+    owner: int
+    counters: Mapping[str, int]
+
+    def adjustment(self) -> list[Instruction]:
+        """The instructions that compute the next loss scale."""
+        automatic = self.options.automatic_loss_scaling
+        if automatic is None:
+            return []
+        result: list[Instruction] = []
+        local = []
+        for name, ipu in self.counters.items():
+            local.append(name if ipu == self.owner else on_ipu(name, self.owner))
+            if ipu != self.owner:
+                result.append(Copy(name, local[-1], _COUNT, ipu, self.owner, "size of gradients"))
+        if self.options.replicas > 1:
+            result.append(AllReduce(tuple(local), self.owner))
+        limits = [torch.finfo(self.scale.dtype), torch.finfo(torch.float32)]
+        micro_batches = self.options.gradient_accumulation * self.options.replicas
+        several = automatic.period > 1
+        adjust = AdjustLossScale(
+            scale=self.scale.name,
+            within=tuple(local),
+            watched=self.scale.watched * micro_batches,
+            share=automatic.share,
+            smallest=max(limit.smallest_normal for limit in limits),
+            largest=min(limit.max for limit in limits),
+            ipu=self.owner,
+            period=automatic.period,
+            steps=_STEPS if several else None,
+            so_far=_SO_FAR if several else None,
+        )
+        return [*result, adjust]
+
+    def variables(self) -> list[Variable]:
+        """The loss scale, its counters, and its state from step to step."""
+        number = TensorType(torch.float32, ())
+        found = [Variable(self.scale.name, number, "loss_scale", self.owner)]
+        automatic = self.options.automatic_loss_scaling
+        if automatic is not None and automatic.period > 1:
+            found += [
+                Variable(name, _COUNT, "loss_scale", self.owner) for name in (_STEPS, _SO_FAR)
+            ]
+        one = self.options.replicas == 1
+        return found + [
+            Variable(name, _COUNT, "accumulator", ipu, one) for name, ipu in self.counters.items()
+        ]
 
 
 def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:
@@ -384,17 +411,11 @@ def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:
     return runs
 
 
-def _order(capture: Joint, options: Options) -> Order:
-    """How micro-batches follow each other; a lone forward or backward pass has only one."""
-    several = len(set(capture.ipus.values())) > 1 and not capture.alone
-    return "pipelined" if several and options.strategy.kind == "pipelined" else "sequential"
-
-
-def _refuse_shared_change(
-    name: str, groups: ReplicaGroups | None, changed: Collection[str]
-) -> None:
-    if groups is not None and groups.size > 1 and name in changed:
+def _refuse_shared_change(variable: Variable, changed: set[str]) -> None:
+    groups = variable.groups
+    if groups is not None and groups.size > 1 and variable.name in changed:
         raise CompileError(
-            f"forward changes {name}, which every {groups} shares: each would have its own",
+            f"forward changes {variable.name}, which every {groups} shares: each would have its "
+            "own",
             hint="make groups of 1 replica",
         )

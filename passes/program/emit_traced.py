@@ -1,26 +1,29 @@
 """Write the updates that were traced from an optimiser's Python.
 
-Before   an update for all parameters of a group on an IPU, by a rule that names its functions
-After    one for those that one function updates; before the micro-batches the numbers that they
-         take, and copies of these to the IPUs of their parameters
+Before   a program that leaves gradients in accumulators, and groups whose rule was traced
+After    the end of a step as `EmitUpdate` writes it, with an update for the parameters that one
+         function updates; before the micro-batches the numbers that they take, and after these
+         copies of them to the IPUs of their parameters
          Where parameters hang on each other, what they compute of each other, in rounds
 Keeps    the order of parameters. States are variables, named by their parameter; what a step counts
          is one variable for all that count alike.
+Source   design of this project: optimisers that PopTorch has no rule for run as they are written.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.program.offload_variables import Located, in_shards
+from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.program.emit_update import UpdateGroup, trained, with_updates
 from ipu_dynamo.program import (
     Copy,
-    Instruction,
     JointUpdate,
     ParameterPart,
+    Program,
     Round,
     TensorType,
     TracedStep,
@@ -29,8 +32,9 @@ from ipu_dynamo.program import (
     UpdatePart,
     Variable,
 )
+from ipu_dynamo.program.ir.instructions import Plain
 from ipu_dynamo.program.ir.made_names import on_ipu, state
-from ipu_dynamo.program.ir.update_rules import Rule
+from ipu_dynamo.program.schedule.sections import sections, with_sections
 
 
 class WithoutGradient(CompileError):
@@ -47,14 +51,43 @@ class WithoutGradient(CompileError):
         super().__init__(f"the loss does not depend on {', '.join(names)}")
 
 
-class _Group(Protocol):
-    @property
-    def rule(self) -> Rule: ...
+@dataclass(frozen=True)
+class EmitTracedUpdate:
+    """The pass. `groups` are of the optimiser; those of rules are left to `EmitUpdate`."""
+
+    name: ClassVar[str] = "EmitTracedUpdate"
+    level: ClassVar[Level] = "program"
+    needed: ClassVar[str] = "nothing would be trained"
+
+    options: Options
+    groups: Sequence[UpdateGroup] = ()
+
+    def __call__(self, program: Program) -> Program:
+        """Write the end of the step.
+
+        Raises:
+            WithoutGradient: the step takes the gradients of all parameters together, and some have
+                none.
+        """
+        trace = next((group.trace for group in self.groups), None)
+        if trace is None or program.kind != "training":
+            return program
+        functions = (trace.factors, *trace.pieces.values())
+        program = replace(program, update_functions=functions)
+        owners = {parameter.name: parameter.ipu for parameter in trained(program)}
+        if not owners:
+            return program
+        without = sorted(trace.functions.keys() - owners.keys())
+        if trace.rounds and without:
+            raise WithoutGradient(without)
+        form = TracedForm(trace, self.groups, owners, self.options)
+        program = with_sections(program, before=[form.factors(), *sections(program).before])
+        return with_updates(program, self.options, self.groups, form)
 
 
 @dataclass(frozen=True)
-class TracedEnd:
-    """The part of a step's end that a traced update needs.
+class TracedForm:
+    """The updates of a traced step, an `UpdateForm`.
 
     Args:
         groups: of the optimiser.
@@ -62,7 +95,7 @@ class TracedEnd:
     """
 
     trace: TracedStep
-    groups: Sequence[_Group]
+    groups: Sequence[UpdateGroup]
     owners: Mapping[str, int]
     options: Options
 
@@ -71,26 +104,20 @@ class TracedEnd:
         """Where the counters are, and numbers are computed."""
         return min(self.owners.values())
 
-    @property
-    def lasting(self) -> list[str]:
-        """What belongs to no parameter, and is on the chip: counters and states."""
-        trace = self.trace
-        return [*(counter.name for counter in trace.counters), *(name for name, _ in trace.shared)]
-
-    def variables(self, trained: Collection[str]) -> list[Variable]:
+    def variables(self) -> list[Variable]:
         """The states and the counters."""
         trace = self.trace
         states = [
             Variable(state(name, key), type_, "state", self.owners[name])
             for name, own in trace.states.items()
-            if name in trained
+            if name in self.owners
             for key, type_ in own
         ]
         free = [*((c.name, c.type) for c in trace.counters), *trace.shared]
         return states + [Variable(name, type_, "state", self.home) for name, type_ in free]
 
     def factors(self) -> UpdateFactors:
-        """What computes the numbers."""
+        """The instruction that computes the numbers."""
         trace = self.trace
         places = {
             (index, name): place
@@ -107,18 +134,18 @@ class TracedEnd:
             self.home,
         )
 
-    def split(self, update: Update, located: Located) -> list[Update]:
+    def split(self, update: Update) -> list[Update]:
         """An update by the functions of its parameters."""
         by_function: dict[str, list[int]] = {}
         for place, name in enumerate(update.parameters):
             self._check_groups(name)
             by_function.setdefault(self.trace.functions[name], []).append(place)
-        return [self._of(function, update, of, located) for function, of in by_function.items()]
+        return [self._of(function, update, of) for function, of in by_function.items()]
 
-    def _of(self, function: str, update: Update, places: Sequence[int], located: Located) -> Update:
+    def _of(self, function: str, update: Update, places: Sequence[int]) -> Update:
         names = tuple(update.parameters[place] for place in places)
         keys = [key for key, _ in self.trace.states[names[0]]]
-        part = replace(
+        return replace(
             update,
             parameters=names,
             gradients=tuple(update.gradients[place] for place in places),
@@ -130,15 +157,6 @@ class TracedEnd:
             ),
             once=self.trace.once,
         )
-        part = in_shards(part, located)
-        if part.sharded and function not in self.trace.elementwise:
-            raise CompileError(
-                f"the optimizer updates {part.sharded[0]} as a whole, and locations has it, or its "
-                "state, in shards",
-                hint="leave weights and optimizer_state whole, with sharded=False",
-                id="update",
-            )
-        return part
 
     def _known_as(self, number: str, ipu: int) -> str:
         return number if ipu == self._makers.get(number, self.home) else on_ipu(number, ipu)
@@ -153,7 +171,7 @@ class TracedEnd:
             for value in part.results
         }
 
-    def copies(self, updates: Sequence[Update]) -> list[Instruction]:
+    def copies(self, updates: Sequence[Update]) -> list[Plain]:
         """The copies to other IPUs of numbers that are known before the step."""
         types = dict(zip(self.trace.results, self.trace.factors.outputs, strict=False))
         readers = [(u.ipu, name) for u in updates if u.ipu != self.home for name in u.parameters]
@@ -169,16 +187,12 @@ class TracedEnd:
             for (number, ipu), type_ in copied.items()
         ]
 
-    def rounds(self, updates: Sequence[Update]) -> list[Instruction]:
-        """What parameters compute of each other, before their updates.
-
-        Raises:
-            CompileError: one of them is in shards.
-        """
+    def rounds(self, updates: Sequence[Update]) -> list[Plain]:
+        """The instructions by which parameters depend on each other."""
         if not self.trace.rounds:
             return []
         update_of = {name: (u, i) for u in updates for i, name in enumerate(u.parameters)}
-        made: list[Instruction] = []
+        made: list[Plain] = []
         for turn in self.trace.rounds:
             made += [self._part(part, *update_of[name]) for name, part in turn.parts.items()]
             for name, part in turn.parts.items():
@@ -194,13 +208,6 @@ class TracedEnd:
 
     def _part(self, part: ParameterPart, update: Update, place: int) -> UpdatePart:
         name = update.parameters[place]
-        if name in update.sharded:
-            raise CompileError(
-                f"the optimizer computes of the whole of {name} what it updates others by, and "
-                "locations has it, or its state, in shards",
-                hint="leave weights and optimizer_state whole, with sharded=False",
-                id="update",
-            )
         types = self.trace.pieces[part.function].outputs
         return UpdatePart(
             part.function,
@@ -234,7 +241,7 @@ class TracedEnd:
 
 def _copies(
     names: Sequence[str], types: Sequence[TensorType | None], src: int, dst: int
-) -> list[Instruction]:
+) -> list[Plain]:
     pairs = zip(names, types, strict=False)
     return [
         Copy(name, on_ipu(name, dst), type_, src, dst, "numbers of the update")
@@ -245,3 +252,30 @@ def _copies(
 
 def _present(types: Sequence[TensorType | None]) -> tuple[TensorType, ...]:
     return tuple(type_ for type_ in types if type_ is not None)
+
+
+def check_shards(end: Sequence[Plain], trace: TracedStep) -> None:
+    """Raise where functions of a trace cannot update a parameter in shards.
+
+    Args:
+        end: of a step.
+    """
+    hint = "leave weights and optimizer_state whole, with sharded=False"
+    updates = [step for step in end if isinstance(step, Update)]
+    for update in updates:
+        if update.sharded and update.function not in trace.elementwise:
+            raise CompileError(
+                f"the optimizer updates {update.sharded[0]} as a whole, and locations has it, or "
+                "its state, in shards",
+                hint=hint,
+                id="update",
+            )
+    sharded = {name for update in updates for name in update.sharded}
+    for part in end:
+        if isinstance(part, UpdatePart) and part.parameter in sharded:
+            raise CompileError(
+                f"the optimizer computes of the whole of {part.parameter} what it updates others "
+                "by, and locations has it, or its state, in shards",
+                hint=hint,
+                id="update",
+            )

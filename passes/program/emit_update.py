@@ -1,32 +1,28 @@
-"""Write what follows the micro-batches of a step, and the variables that only this needs.
+"""Write the end of a step: sums over replicas, updates, and the optimiser's states.
 
-Before   parts that write gradients to accumulators, and the optimiser's groups
-After    copies of gradients to the owners of their parameters, sums over replicas, in shards
-         where a parameter is updated in shards, clipping, updates;
-         accumulators and optimiser states as variables
-Keeps    the order of parameters in each group.
+Before   a program that leaves gradients in accumulators of their weights' types
+After    accumulators in the types in which the optimiser sums; behind the micro-batches copies of
+         gradients to the owners of their parameters, copies of a variable loss scale to the IPUs
+         that update, sums over replicas, and updates; states are variables
+Keeps    the order of parameters in each group. The updates of a traced step are written by
+         `EmitTracedUpdate`, in the same frame.
 Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 
+from ipu_dynamo.capture.capture import LOSS_SCALE
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Part
-from ipu_dynamo.passes.program.emit_clipping import clipping
-from ipu_dynamo.passes.program.emit_loss_scale import LossScaleEnd
-from ipu_dynamo.passes.program.emit_traced import TracedEnd, WithoutGradient
-from ipu_dynamo.passes.program.offload_variables import Located, in_shards
+from ipu_dynamo.passes.levels import Level
 from ipu_dynamo.program import (
     AllReduce,
     Clip,
     Copy,
-    Instruction,
-    ReduceScatter,
+    Program,
     ReplicaGroups,
     TensorType,
     TracedStep,
@@ -34,8 +30,10 @@ from ipu_dynamo.program import (
     Variable,
 )
 from ipu_dynamo.program.ir import made_names
+from ipu_dynamo.program.ir.instructions import Plain
 from ipu_dynamo.program.ir.made_names import accumulator, on_ipu
 from ipu_dynamo.program.ir.update_rules import Rule, StateSpec
+from ipu_dynamo.program.schedule.sections import sections, with_sections
 
 # Of sums of gradients: `weight` is that of each weight; None is float32 for weights in half
 # precision, and else as `weight`.
@@ -68,212 +66,198 @@ class UpdateGroup(Protocol):
         """Of a traced rule, the functions; the same for all groups."""
 
 
+class UpdateForm(Protocol):
+    """The updates of a step by rules, or by the functions of a trace."""
+
+    def variables(self) -> Sequence[Variable]:
+        """The states of trained parameters, and variables that belong to no parameter."""
+
+    def split(self, update: Update) -> Sequence[Update]:
+        """The updates of parameters that have a group and an IPU in common."""
+
+    def copies(self, updates: Sequence[Update]) -> Sequence[Plain]:
+        """Copies of numbers that are known before the step."""
+
+    def rounds(self, updates: Sequence[Update]) -> Sequence[Plain]:
+        """The instructions by which parameters depend on each other, after all sums."""
+
+
 @dataclass(frozen=True)
-class StepEnd:
-    """The end of a step.
+class EmitUpdate:
+    """The pass. `groups` are of the optimiser; one that is traced is left to another pass."""
+
+    name: ClassVar[str] = "EmitUpdate"
+    level: ClassVar[Level] = "program"
+    needed: ClassVar[str] = "nothing would be trained"
+
+    options: Options
+    groups: Sequence[UpdateGroup] = ()
+
+    def __call__(self, program: Program) -> Program:
+        if program.kind != "training" or any(group.trace for group in self.groups):
+            return program
+        return with_updates(
+            program, self.options, self.groups, _Rules(program, self.options, self.groups)
+        )
+
+
+def with_updates(
+    program: Program, options: Options, groups: Sequence[UpdateGroup], form: UpdateForm
+) -> Program:
+    """Write the end of a step, in which updates have this form."""
+    summed = _summed_as(program, options, groups)
+    variables = [
+        replace(v, type=summed.get(v.name, v.type)) if v.kind == "accumulator" else v
+        for v in program.variables
+    ]
+    known = {variable.name: variable for variable in variables}
+    local: dict[str, str] = {}  # the name of a parameter's gradient on its owner
+    copies: list[Plain] = []
+    for parameter in trained(program):
+        total, owner = known[accumulator(parameter.name)], parameter.ipu
+        local[parameter.name] = total.name
+        if total.ipu != owner:
+            local[parameter.name] = on_ipu(total.name, owner)
+            why = f"gradient of {parameter.name}"
+            copies.append(
+                Copy(total.name, local[parameter.name], total.type, total.ipu, owner, why)
+            )
+    named = {name for group in groups for name in group.parameters}
+    ipus = sorted({known[name].ipu for name in named & local.keys()})
+    scale = next((v for v in variables if v.name == LOSS_SCALE), None)
+    if scale is not None:
+        copies += [
+            Copy(scale.name, on_ipu(scale.name, ipu), scale.type, scale.ipu, ipu, "the loss scale")
+            for ipu in ipus
+            if ipu != scale.ipu
+        ]
+    updates = [
+        update
+        for bare in _bare_updates(known, options, groups, local, scale)
+        for update in form.split(bare)
+    ]
+    copies += form.copies(updates)
+    sums = [list(_sums(update, known, options.replicas)) for update in updates]
+    rounds = form.rounds(updates)
+    end: list[Plain] = []
+    if rounds:  # they need the gradients of all
+        end += (total for of in sums for total in of)
+        end += [*rounds, *updates]
+    else:
+        for of, update in zip(sums, updates, strict=True):
+            end += [*of, update]
+    made = replace(program, variables=(*variables, *form.variables()))
+    return with_sections(made, after=[*copies, *end, *sections(program).after])
+
+
+def trained(program: Program) -> list[Variable]:
+    """The parameters with a gradient, in the order of their accumulators."""
+    parameters = {accumulator(v.name): v for v in program.variables if v.kind == "parameter"}
+    return [parameters[v.name] for v in program.variables if v.name in parameters]
+
+
+def _summed_as(
+    program: Program, options: Options, groups: Sequence[UpdateGroup]
+) -> dict[str, TensorType]:
+    """The types of accumulators by name. Where nothing is summed, it is the weight's."""
+    wanted: dict[str, AccumulatorDtype] = {
+        name: group.accumulator_dtypes.get(name, group.accumulator_dtype)
+        for group in groups
+        for name in group.parameters
+    }
+    several = options.gradient_accumulation * options.replicas > 1
+    found = {}
+    for parameter in trained(program):
+        type_, dtype = parameter.type, wanted.get(parameter.name)
+        if dtype is None and type_.dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32
+        if several and isinstance(dtype, torch.dtype):
+            type_ = replace(type_, dtype=dtype)
+        found[accumulator(parameter.name)] = type_
+    return found
+
+
+def _bare_updates(
+    known: Mapping[str, Variable],
+    options: Options,
+    groups: Sequence[UpdateGroup],
+    local: Mapping[str, str],
+    scale: Variable | None,
+) -> Iterator[Update]:
+    """An update for each group and IPU, still without states.
 
     Args:
-        parts: of the graph; they say which parameters have gradients, and where these are made.
-        groups: of the optimiser.
-        owners, types, strides: IPU, type and layout of every parameter.
-        loss_scale: the factor on the loss, if it is a variable.
+        local: the name of each parameter's gradient on its owner.
+        scale: a variable loss scale.
     """
+    clear, divisor = options.gradient_accumulation > 1, _divisor(options)
+    for index, group in enumerate(groups):
+        names = [name for name in group.parameters if name in local]
+        for ipu in sorted({known[name].ipu for name in names}):
+            own = tuple(name for name in names if known[name].ipu == ipu)
+            gradients = tuple(local[name] for name in own)
+            update = Update(group.rule, index, ipu, own, gradients, (), divisor, clear)
+            if scale is not None:
+                local_scale = scale.name if ipu == scale.ipu else on_ipu(scale.name, ipu)
+                update = replace(update, loss_scale=local_scale)
+            halves = any(known[name].type.dtype == torch.float16 for name in own)
+            if options.stochastic_rounding and halves:
+                update = replace(update, rounding="stochastic")
+            yield update
 
-    parts: Sequence[Part]
-    options: Options
-    groups: Sequence[UpdateGroup]
-    owners: Mapping[str, int]
-    types: Mapping[str, TensorType]
-    strides: Mapping[str, tuple[int, ...] | None]
-    loss_scale: LossScaleEnd | None = None
 
-    def instructions(self, located: Located) -> list[Instruction]:
-        """All of it but loads, stores and gathers; `located` are the program's variables."""
-        result: list[Instruction] = []
-        local: dict[str, str] = {}  # what the owner of a parameter calls its gradient
-        for part in self.parts:
-            for name in part.gradients:
-                if name in local:
-                    continue  # several functions of a stage add to it
-                local[name], owner = accumulator(name), self.owners[name]
-                if part.ipu != owner:
-                    local[name] = on_ipu(accumulator(name), owner)
-                    why = f"gradient of {name}"
-                    type_ = self.summed_as[name]
-                    copy = Copy(accumulator(name), local[name], type_, part.ipu, owner, why)
-                    result.append(copy)
-        scale = self.loss_scale
-        if scale is not None:
-            updated = {name for group in self.groups for name in group.parameters}
-            result += scale.copies(sorted({self.owners[name] for name in updated & local.keys()}))
-        updates: list[Update] = []
-        end = _end_of_updates(self)
-        for index, group in enumerate(self.groups):
-            trained = [name for name in group.parameters if name in local]
-            for ipu in sorted({self.owners[name] for name in trained}):
-                names = tuple(name for name in trained if self.owners[name] == ipu)
-                gradients = tuple(local[name] for name in names)
-                update = self._update(index, group, names, gradients, ipu)
-                updates += end.split(update, located)
-        result += end.copies(updates)
-        result += self._summed_and_clipped(updates, located, end)
-        return result if scale is None else result + scale.adjustment()
-
-    def variables(self) -> list[Variable]:
-        """The accumulators and the optimiser's states."""
-        found = {}
-        for part in self.parts:
-            for name in part.gradients:
-                alone = self.options.replicas == 1
-                total = accumulator(name)
-                found[total] = Variable(
-                    total,
-                    self.summed_as[name],
-                    "accumulator",
-                    part.ipu,
-                    alone,
-                    strides=self.strides[name],
-                )
-        if self.loss_scale is not None:
-            found |= {variable.name: variable for variable in self.loss_scale.variables()}
-        trained = {name for part in self.parts for name in part.gradients}
-        return [*found.values(), *_end_of_updates(self).variables(trained)]
-
-    @cached_property
-    def summed_as(self) -> Mapping[str, TensorType]:
-        """The types of accumulators, by parameter. Where nothing is summed, it is the weight's."""
-        wanted: dict[str, AccumulatorDtype] = {
-            name: group.accumulator_dtypes.get(name, group.accumulator_dtype)
-            for group in self.groups
-            for name in group.parameters
-        }
-        several = self.options.gradient_accumulation * self.options.replicas > 1
-        found = {}
-        for name, type_ in self.types.items():
-            dtype = wanted.get(name)
-            if dtype is None and type_.dtype in (torch.float16, torch.bfloat16):
-                dtype = torch.float32
-            if several and isinstance(dtype, torch.dtype):
-                type_ = replace(type_, dtype=dtype)
-            found[name] = type_
-        return found
-
-    def _summed_and_clipped(
-        self, updates: Sequence[Update], located: Located, end: "TracedEnd | _RuleEnd"
-    ) -> list[Instruction]:
-        """Updates, each behind its sums over replicas; where a norm is clipped, or parameters are
-        updated by each other's gradients, behind all."""
-        gradients: dict[int, dict[str, str]] = {}
-        types: dict[str, TensorType] = {}
-        for update in updates:
-            own = dict(zip(update.parameters, update.gradients, strict=True))
-            gradients.setdefault(update.ipu, {}).update(own)
-            types |= {gradient: self.summed_as[name] for name, gradient in own.items()}
-        scales = {u.ipu: u.loss_scale for u in updates if u.loss_scale is not None}
-        rule = next((group.clip for group in self.groups), None)
-        clip = clipping(rule, gradients, types, _divisor(self.options), scales)
-        sums = [self._sums(update, located) for update in updates]
-        clipped = [replace(update, clip=clip.factor.get(update.ipu)) for update in updates]
-        rounds = end.rounds(clipped)
-        if not clip.instructions and not rounds:
-            return [i for of, update in zip(sums, updates, strict=True) for i in (*of, update)]
-        return [*(i for of in sums for i in of), *clip.instructions, *rounds, *clipped]
-
-    def _sums(self, update: Update, located: Located) -> list[Instruction]:
-        """The sums over the replicas that share a parameter, if several do: whole or in shards."""
-        sharing: dict[tuple[ReplicaGroups | None, bool], list[tuple[str, TensorType]]] = {}
-        for name, gradient in zip(update.parameters, update.gradients, strict=True):
-            key = located[name].groups, name in update.sharded
-            sharing.setdefault(key, []).append((gradient, self.summed_as[name]))
-        sums: list[Instruction] = []
-        for (groups, sharded), summed in sharing.items():
-            values, types = zip(*summed, strict=True)
-            count = self.options.replicas if groups is None else groups.size
-            if sharded:
-                sums.append(ReduceScatter(values, types, count, update.ipu, groups))
-            elif count > 1:
-                sums.append(AllReduce(values, update.ipu, groups=groups))
-        return sums
-
-    def _update(
-        self,
-        index: int,
-        group: UpdateGroup,
-        names: tuple[str, ...],
-        gradients: tuple[str, ...],
-        ipu: int,
-    ) -> Update:
-        clear, divisor = self.options.gradient_accumulation > 1, _divisor(self.options)
-        update = Update(group.rule, index, ipu, names, gradients, (), divisor, clear)
-        if self.loss_scale is not None:
-            update = replace(update, loss_scale=self.loss_scale.on(ipu))
-        halves = any(self.types[name].dtype == torch.float16 for name in names)
-        if self.options.stochastic_rounding and halves:
-            update = replace(update, rounding="stochastic")
-        return update
+def _sums(update: Update, known: Mapping[str, Variable], replicas: int) -> Iterator[AllReduce]:
+    """The sums over the replicas that share a parameter, if several do."""
+    sharing: dict[ReplicaGroups | None, list[str]] = {}
+    for name, gradient in zip(update.parameters, update.gradients, strict=True):
+        sharing.setdefault(known[name].groups, []).append(gradient)
+    for groups, gradients in sharing.items():
+        if (replicas if groups is None else groups.size) > 1:
+            yield AllReduce(tuple(gradients), update.ipu, groups=groups)
 
 
 @dataclass(frozen=True)
-class _RuleEnd:
-    """The part of a step's end that updates by rules need, with the methods of `TracedEnd`."""
+class _Rules:
+    """Updates by rules, an `UpdateForm`."""
 
-    end: StepEnd
+    program: Program
+    options: Options
+    groups: Sequence[UpdateGroup]
 
-    def variables(self, trained: Collection[str]) -> list[Variable]:
+    def variables(self) -> list[Variable]:
         """The states."""
         found: dict[str, Variable] = {}
-        for index, group in enumerate(self.end.groups):
+        parameters = {parameter.name: parameter for parameter in trained(self.program)}
+        for index, group in enumerate(self.groups):
             for name in group.parameters:
-                if name in trained:
+                if name in parameters:
                     for spec in group.rule.state_names():
-                        state = self._state(index, name, spec)
+                        state = _state(index, parameters[name], spec)
                         found.setdefault(state.name, state)
         return list(found.values())
 
-    def split(self, update: Update, located: Located) -> list[Update]:
+    def split(self, update: Update) -> list[Update]:
         """An update with its states."""
         names, group, ipu = update.parameters, update.group, update.ipu
         states = tuple(
             (spec.name, tuple(_state_name(group, ipu, name, spec) for name in names))
             for spec in update.rule.state_names()
         )
-        return [in_shards(replace(update, states=states), located)]
+        return [replace(update, states=states)]
 
-    def copies(self, updates: Sequence[Update]) -> list[Instruction]:
+    def copies(self, updates: Sequence[Update]) -> list[Plain]:
         """None: hyperparameters are on the host."""
         return []
 
-    def rounds(self, updates: Sequence[Update]) -> list[Instruction]:
+    def rounds(self, updates: Sequence[Update]) -> list[Plain]:
         """None: each parameter is by itself."""
         return []
 
-    def _state(self, index: int, parameter: str, spec: StateSpec) -> Variable:
-        end = self.end
-        ipu, type_ = end.owners[parameter], end.types[parameter]
-        groups = end.options.replica_groups.get(parameter) if spec.shape != "scalar" else None
-        name = _state_name(index, ipu, parameter, spec)
-        return Variable(name, spec.type_for(type_), "state", ipu, groups=groups)
 
-
-def _end_of_updates(end: StepEnd) -> TracedEnd | _RuleEnd:
-    """The part of a step's end that its updates need."""
-    return emit_traced(end) or _RuleEnd(end)
-
-
-def emit_traced(end: StepEnd) -> TracedEnd | None:
-    """What the end of a step has to do for a traced update, if it is one.
-
-    Raises:
-        WithoutGradient: it takes the gradients of all its parameters together, and some have none.
-    """
-    trace = next((group.trace for group in end.groups), None)
-    trained = [n for part in end.parts for n in part.gradients]
-    if trace is None or not trained:
-        return None
-    without = sorted(trace.functions.keys() - {*trained})
-    if trace.rounds and without:
-        raise WithoutGradient(without)
-    return TracedEnd(trace, end.groups, {n: end.owners[n] for n in trained}, end.options)
+def _state(group: int, parameter: Variable, spec: StateSpec) -> Variable:
+    groups = parameter.groups if spec.shape != "scalar" else None
+    name = _state_name(group, parameter.ipu, parameter.name, spec)
+    return Variable(name, spec.type_for(parameter.type), "state", parameter.ipu, groups=groups)
 
 
 def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
@@ -284,7 +268,7 @@ def _state_name(group: int, ipu: int, parameter: str, spec: StateSpec) -> str:
 
 
 def _divisor(options: Options) -> float:
-    """What the summed gradients are divided by before the update; an int without a loss scale."""
+    """The divisor of summed gradients; an int without a loss scale."""
     parts = {
         "post": options.gradient_accumulation * options.replicas,
         "running": options.replicas,

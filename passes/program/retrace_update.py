@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.levels import Level
-from ipu_dynamo.passes.program.emit_traced import TracedEnd
+from ipu_dynamo.passes.program.emit_traced import TracedForm, check_shards
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
-from ipu_dynamo.passes.program.offload_variables import move_around
+from ipu_dynamo.passes.program.offload_variables import in_shards, move_around
 from ipu_dynamo.program import (
     Instruction,
     JointUpdate,
@@ -27,7 +27,6 @@ from ipu_dynamo.program import (
     UpdatePart,
 )
 from ipu_dynamo.program.ir.base_instruction import How
-from ipu_dynamo.program.ir.verify.program import verify
 
 
 def _without_rounds(body: Iterable[Instruction]) -> list[Instruction]:
@@ -69,12 +68,16 @@ def _with_trace(
     assert isinstance(loop, Repeat)
     updates = [i for i in loop.body if isinstance(i, Update)]
     owners = {name: update.ipu for update in updates for name in update.parameters}
-    end = TracedEnd(trace, groups, owners, options)
+    form = TracedForm(trace, groups, owners, options)
     located = {variable.name: variable for variable in program.variables}
-    split = [part for update in updates for part in end.split(update, located)]
-    added: list[Instruction] = [*end.copies(updates)]
-    added += [step for i in end.rounds(split) for step in move_around(i, located)]
+    split = [[in_shards(part, located) for part in form.split(update)] for update in updates]
+    parts = [part for of in split for part in of]
+    rounds = form.rounds(parts)
+    check_shards([*rounds, *parts], trace)
+    added: list[Instruction] = [*form.copies(updates)]
+    added += [step for i in rounds for step in move_around(i, located)]
     body: list[Instruction] = []
+    following = iter(split)
     loop_body = _without_rounds(loop.body)
     first = next(i for i in range(len(loop_body)) if _begins_updates(loop_body[i:]))
     for number, instruction in enumerate(loop_body):
@@ -82,18 +85,16 @@ def _with_trace(
             body += added
         match instruction:
             case UpdateFactors():
-                body.append(end.factors())
+                body.append(form.factors())
             case Update():
-                body += end.split(instruction, located)
+                body += next(following)
             case _:
                 body.append(instruction)
-    made = replace(
+    return replace(
         program,
         body=(replace(loop, body=tuple(body)),),
         update_functions=(trace.factors, *trace.pieces.values()),
     )
-    verify(made)
-    return made
 
 
 @dataclass(frozen=True)

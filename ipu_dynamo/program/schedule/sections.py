@@ -1,6 +1,7 @@
 """Cut the body of a program at its loops, whose counts are what runs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.ir.instructions import Instruction, Plain, Repeat
@@ -47,6 +48,29 @@ def sections(program: "Program") -> Sections:
     position = body.index(loop)
     before, inside, after = map(_plain, (body[:position], loop.body, body[position + 1 :]))
     return Sections(before, inside, after, steps, loop.count)
+
+
+def with_sections(
+    program: "Program",
+    *,
+    before: Sequence[Plain] | None = None,
+    loop: Sequence[Plain] | None = None,
+    after: Sequence[Plain] | None = None,
+) -> "Program":
+    """A program in which other instructions stand before, in or after its micro-batches."""
+    cut = sections(program)
+    outer = program.body[0] if program.kind == "training" else None
+    body = outer.body if isinstance(outer, Repeat) else program.body
+    (micro_batches,) = (i for i in body if isinstance(i, Repeat))
+    inside = cut.loop if loop is None else tuple(loop)
+    step: tuple[Instruction, ...] = (
+        *(cut.before if before is None else before),
+        replace(micro_batches, body=inside),
+        *(cut.after if after is None else after),
+    )
+    if isinstance(outer, Repeat):
+        step = (replace(outer, body=step),)
+    return replace(program, body=step)
 
 
 def _plain(body: tuple[Instruction, ...]) -> tuple[Plain, ...]:
