@@ -3,6 +3,8 @@
 An executor follows the others that train the same tensors on devices of their own.
 """
 
+import os
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +16,15 @@ from ipu_dynamo.capture.private.own_tensors import own_slots
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.weights.dual_view import DualView, NoSync
 from poptorch.core_errors import core_errors
-from poptorch.devices import acquire, release
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError, require
 from poptorch.host_weights import ReplicaSlices
 from poptorch.options import Options
 from poptorch.wrapping import WrappedTensor, Wrapping
+
+_POLL_SECONDS = 15.0
+_WAIT = "POPTORCH_WAIT_FOR_IPU"  # environment variable: 1 waits where IPUs are busy
+_holders: "weakref.WeakValueDictionary[int, object]" = weakref.WeakValueDictionary()
 
 
 def _deadlock() -> Error:
@@ -152,7 +157,7 @@ class DeviceWeights:
         """Copy the optimizer's state to the host if it has changed."""
 
     def _attach(self) -> None:
-        acquire(self._ipu_id, self)
+        _acquire(self._ipu_id, self)
         self.copyWeightsToHostIfNeeded()
         self._upload()
         self._attached = True
@@ -163,17 +168,17 @@ class DeviceWeights:
         if self._options.connection_type != ConnectionType.Always:
             yield
             return
-        acquire(self._ipu_id, self)
+        _acquire(self._ipu_id, self)
         try:
             yield
             self._attached = True
         finally:
             if not self._attached:
-                release(self._ipu_id, self)
+                _release(self._ipu_id, self)
 
     def _detach(self) -> None:
         self._attached = False
-        release(self._ipu_id, self)
+        _release(self._ipu_id, self)
 
     @property
     def _ipu_id(self) -> int | None:
@@ -297,3 +302,29 @@ def trainers_of(model: Any) -> list[DualView]:
     kinds_of = map(type, tensors)
     wrapped = [kind for kind in kinds_of if issubclass(kind, WrappedTensor)]
     return list(dict.fromkeys(layer._device for kind in wrapped for layer in kind._layers))
+
+
+def _acquire(ipu_id: int | None, holder: object) -> None:
+    """Reserve IPUs for `holder`, as executors that ask for IPUs by number have them only in turn.
+
+    Without a number any will do, and there are always enough.
+
+    Raises:
+        poptorch.Error: somebody else has them, and POPTORCH_WAIT_FOR_IPU is not set.
+    """
+    if ipu_id is None:
+        return
+    while _holders.setdefault(ipu_id, holder) is not holder:
+        if os.environ.get(_WAIT, "0") in ("", "0"):
+            raise createPoptorchError(
+                f"Failed to acquire the IPUs with id {ipu_id}: another executor has them. Call "
+                f"detachFromDevice() on it, or set {_WAIT}=1",
+                id="device",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _release(ipu_id: int | None, holder: object) -> None:
+    """Give the IPUs back; no-op for who does not have them."""
+    if ipu_id is not None and _holders.get(ipu_id) is holder:
+        del _holders[ipu_id]

@@ -32,8 +32,8 @@ from ipu_dynamo.capture.private.tracing import (
     unrecorded,
 )
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
-from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
+from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 
 aten = torch.ops.aten
 

@@ -17,7 +17,6 @@ from ipu_dynamo.capture.custom.host_functions import HostCalls, host_calls
 from ipu_dynamo.capture.custom.inner_gradients import RequiredGradients, remove_unread_marks
 from ipu_dynamo.capture.host_changes import known_values
 from ipu_dynamo.capture.layers.checked_losses import CheckedLosses
-from ipu_dynamo.capture.layers.composed_losses import ComposedLosses
 from ipu_dynamo.capture.layers.ctc_losses import CtcLosses
 from ipu_dynamo.capture.layers.dynamic_slices import DynamicSlices, refuse_written_windows
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
@@ -183,12 +182,11 @@ def trace(
                 host_calls(HostCalls(training, own_tensors, host_functions)),
                 RecurrentLayers() as layers,
                 MixedPrecision() if mixed_precision else nullcontext(),
-                CheckedLosses(),
+                CheckedLosses(training=training),
                 CtcLosses(),
                 FilledIndices(),
                 DynamicSlices(),
                 RequiredGradients(),
-                ComposedLosses() if training else nullcontext(),
                 module_scopes(model) if module_names else nullcontext(),
                 draws_reported(),
                 reads[-1],

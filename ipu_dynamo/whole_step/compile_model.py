@@ -28,6 +28,7 @@ from ipu_dynamo.passes.pipeline import (
     writing_passes,
 )
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
+from ipu_dynamo.passes.traced.stages.placement import pipeline_stages
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.progress import begin
@@ -36,7 +37,6 @@ from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
 from ipu_dynamo.whole_step.cache.program_key import program_key
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade, check_fit
 from ipu_dynamo.whole_step.measured_costs import with_costs
-from ipu_dynamo.whole_step.short_pipelines import sharded_if_short
 from ipu_dynamo.whole_step.weights.grouped_weights import with_known_groups
 
 log = logging.getLogger("ipu_dynamo.program")
@@ -137,7 +137,7 @@ def compile_model(
         if ready is not None:
             check_fit(ready, capture, groups)
             return _of_ready(ready, capture, options, machine, host_changes)
-        options = sharded_if_short(capture, options)
+        options = _sharded_if_short(capture, options)
         options = with_costs(capture, options, loss=loss)
         wanted = Wanted(groups, machine, training, loss, may_train_nothing)
         cache = ProgramCache.of(options)
@@ -281,3 +281,28 @@ def batching(options: Options, *, training: bool) -> Batching:
         replicas=options.replicas,
         group_of=options.input_replica_groups.of(options.replicas),
     )
+
+
+def _sharded_if_short(capture: Traced, options: Options) -> Options:
+    """`options`, sharded where the strategy permits it and device iterations are too few.
+
+    Args:
+        capture: fresh from tracing; left as it is.
+    """
+    strategy, iterations = options.strategy, options.device_iterations
+    if capture.training or not strategy.sharded_if_short:
+        return options
+    stages = pipeline_stages(capture.graph.graph, strategy)
+    if iterations >= stages:
+        return options
+    log.warning(
+        "a pipeline of %d stages cannot be filled with device_iterations=%d: the stages run one "
+        "after the other (sharded), with the same results; inference_device_iterations=%d of an "
+        "IPUConfig, or device_iterations=%d of options, makes a pipeline",
+        stages,
+        iterations,
+        stages,
+        stages,
+    )
+    changed = replace(strategy, kind="sharded", schedule="grouped", sharded_if_short=False)
+    return replace(options, strategy=changed)

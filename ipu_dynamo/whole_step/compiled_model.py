@@ -12,8 +12,8 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
-from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe
@@ -30,7 +30,6 @@ from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.calls.call_inputs import CallInputs, first_micro_batch
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
-from ipu_dynamo.whole_step.calls.recorded_casts import recorded_casts_only
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again

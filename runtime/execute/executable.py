@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.private.grad_mode import KeptGradMode
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
+from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan

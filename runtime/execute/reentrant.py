@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.grad_mode import KeptGradMode
+from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program import HostProgram, Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
 from ipu_dynamo.program.schedule.actions import RunPass

@@ -5,6 +5,7 @@ A trace records operators before autograd, so it would inline the forward of a
 `ipu::autograd_function`, which calls the real `apply` when the graph is differentiated.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from ipu_dynamo.capture.custom.checkpoints import checkpointed
 from ipu_dynamo.capture.custom.host_functions import on_host
 from ipu_dynamo.capture.custom.inner_gradients import record_gradients, record_hook
 from ipu_dynamo.capture.private.function_apply import apply_replaced
 from ipu_dynamo.capture.private.tracing import flatten, is_fake, pytree, run_backward
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.marks.markers import CustomCall, register_function
 from ipu_dynamo.ops.private.hooks import has_gradient_hooks
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
@@ -38,7 +38,7 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:
-            return checkpointed(*args)
+            return _checkpointed(*args)
         leaves, spec = flatten((args, kwargs))
         positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         structure: list[tuple[list[Any], Any]] = []
@@ -85,6 +85,27 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
         replaced(torch.autograd, run_backward.__name__, gradient),
     ):
         yield kept
+
+
+def _checkpointed(run_function: Callable[..., Any], _preserves: bool, *given: Any) -> Any:
+    """The results of `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)` in a trace.
+
+    Where no argument needs a gradient, plain PyTorch trains nothing within such a checkpoint. A
+    program does, as PopTorch and `torch.compile` do; a warning says so, with the line.
+    """
+    results = run_function(*given)
+    if _needs_gradient(flatten(results)[0]) and not _needs_gradient(given):
+        warnings.warn(
+            f"no argument of this checkpoint needs a gradient, so that plain PyTorch would train "
+            f"nothing within it ({called_from()}); the program trains it, as with "
+            f"use_reentrant=False, which says the same to both",
+            stacklevel=2,
+        )
+    return results
+
+
+def _needs_gradient(values: Any) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -1,7 +1,11 @@
-"""Let a traced model compute what torch decides by values first.
+"""Let a traced model compute what torch decides by values first, and mark losses.
 
 `gaussian_nll_loss` raises for negative variances, and the largest value decides how long the result
 of `bincount` is. In a program that is a check, which raises when the program runs.
+
+Training minimises the value of the loss. Most losses of torch are an operator, which the pass
+`IdentityLoss` knows. Others end in several operators: `kl_div` with `batchmean` is a sum and a
+division, `mse_loss` with weights a product and a sum. Their results are marked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +24,15 @@ aten = torch.ops.aten
 
 
 class CheckedLosses(TorchFunctionMode):
-    """While entered, such values are checked by the program; losses are marked as torch's others
-    are."""
+    """While entered, such values are checked by the program, and such losses are marked.
+
+    Args:
+        training: whether losses of several operators are marked.
+    """
+
+    def __init__(self, *, training: bool) -> None:
+        super().__init__()
+        self._training = training
 
     def __torch_function__(
         self,
@@ -30,14 +41,26 @@ class CheckedLosses(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
         if func in (torch.bincount, Tensor.bincount):
-            return _counted(*args, **(kwargs or {}))
+            return _counted(*args, **kwargs)
         if func is not F.gaussian_nll_loss:
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
+            marked = self._training and _is_composed(func, kwargs)
+            return identity_loss(result, "none") if marked else result
         check = in_this_thread(_checked, torch.any)
         with replaced(torch, "any", check):
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
         return identity_loss(result, "none")
+
+
+def _is_composed(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a loss is more than one operator.
+
+    Torch gives all arguments but the tensors by name, in whichever way the user called it.
+    """
+    batch_mean = func is F.kl_div and kwargs.get("reduction") == "batchmean"
+    return batch_mean or (func is F.mse_loss and kwargs.get("weight") is not None)
 
 
 def _checked(is_negative: Tensor) -> bool:

@@ -55,8 +55,6 @@ def set_decomposition(
     _aten.impl(name, decomposition, "Meta", allow_override=True)
 
 
-any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
-
 fused_sgd_: Callable[..., None] = torch._fused_sgd_
 fused_adam_: Callable[..., None] = torch._fused_adam_
 fused_adamw_: Callable[..., None] = torch._fused_adamw_
@@ -149,3 +147,11 @@ def cpp_compiler_names() -> tuple[str, ...]:
     configured = torch._inductor.config.cpp.cxx
     names = configured if isinstance(configured, list | tuple) else (configured,)
     return tuple(name for name in names if name) or ("g++",)
+
+
+def in_memory(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """`tensor` with these strides; compiled code has it in memory, and computes it only once."""
+    from torch._inductor.inductor_prims import force_stride_order  # takes a second
+
+    laid_out: torch.Tensor = force_stride_order(tensor, strides)
+    return laid_out

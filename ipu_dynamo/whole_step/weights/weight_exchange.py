@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.errors import InputError, IpuError, UpdateError
-from ipu_dynamo.ops.private.grad_mode import KeptGradMode
+from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program.ir.writes import WriteBuffer
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState

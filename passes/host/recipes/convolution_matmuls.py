@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipu_dynamo.ops.patches import by_channel, patches
-from ipu_dynamo.ops.private.inductor_layouts import in_memory
+from ipu_dynamo.ops.private.native import in_memory
 from ipu_dynamo.program.ir.layout import dense_strides
 from ipu_dynamo.tune.convolution_shape import result_size
 

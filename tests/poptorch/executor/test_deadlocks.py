@@ -15,7 +15,7 @@ from torch import nn
 import poptorch
 from ipu_dynamo.ops.private.locks import QueueLock
 from ipu_dynamo.whole_step import compiled_model
-from poptorch import devices, host_weights
+from poptorch import host_weights, weights
 from poptorch.executor import compilation
 from poptorch.unwrapping import is_wrapped
 from tests.poptorch.executor.models import Layer
@@ -202,7 +202,7 @@ def test_operators_that_read_each_others_weights_are_refused_where_they_would_wa
 
 def test_waiting_for_an_ipu_lets_its_holder_give_it_back(monkeypatch):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    monkeypatch.setattr(devices, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(weights, "_POLL_SECONDS", 0.02)
     layer, executors, x = Layer(), [], torch.ones(2, 4)
     for _ in range(2):  # on the same tensors
         net = Layer(layer)
