@@ -6,6 +6,7 @@ a model is traced.
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from poptorch.enums import (
 from poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.options import ConfigFileError, Options, TensorLocationSettings
+from poptorch.options.text import NAMES as _NAMES
 from poptorch.printing import module_repr, print
 from poptorch.profiling import poptorchAtExit
 from poptorch.stages import BlockId, Phase, Stage
@@ -231,5 +233,6 @@ def __dir__() -> list[str]:
 
 refuse_foreign_distribution()
 os.environ.setdefault("RDMAV_FORK_SAFE", "1")
+_NAMES[__name__] = sys.modules[__name__]
 _torch_ops.offer()
 registerGeometricCustomArgParsers()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.private.dynamo import set_source, source_name
+from ipu_dynamo.capture.private.dynamo import reset_with_dynamo, set_source, source_name
 from ipu_dynamo.capture.private.saved_aot import (
     SerializableCallable,
     dump_graph,
@@ -21,8 +21,8 @@ from ipu_dynamo.capture.private.saved_aot import (
 )
 from ipu_dynamo.ops.private.graphs import pytree
 from ipu_dynamo.ops.private.node_meta import CUSTOM, EXAMPLE_VALUE
+from ipu_dynamo.torch_compile.compile_graph import compile_readably
 
-Compile = Callable[[fx.GraphModule, Sequence[Any], Any], Callable[..., Any]]
 _KEPT = ("stack_trace", CUSTOM, EXAMPLE_VALUE)  # keys of node.meta that are saved
 
 
@@ -58,26 +58,23 @@ class SavableRegion(SerializableCallable):
         return self._run(*args, **kwargs)
 
     def _compile(self, args: Sequence[Any]) -> Callable[..., Any]:
-        from ipu_dynamo.torch_compile.backend import ipu
-
         graph, sources, options = pickle.loads(self._data)  # as PyTorch loads what is around it
         gm = load_graph(graph)
         for node, source in zip(gm.graph.find_nodes(op="placeholder"), sources, strict=True):
             set_source(node, _Source(source))
-        return ipu(gm, args, options=options)
+        reset_with_dynamo(compile_readably)
+        return compile_readably(gm, args, options)
 
 
-def savable(
-    gm: fx.GraphModule, examples: Sequence[Any], options: Any, compile_now: Compile
-) -> SavableRegion:
+def savable(gm: fx.GraphModule, examples: Sequence[Any], options: Any) -> SavableRegion:
     """Compile a graph and keep what it takes to compile it again elsewhere.
 
     Args:
-        compile_now: the backend, for this process; it may change `gm`.
+        gm: the compiler may change it.
     """
     data = _saved(gm, options)
     with own_cache_off():
-        return SavableRegion(data, compile_now(gm, examples, options))
+        return SavableRegion(data, compile_readably(gm, examples, options))
 
 
 def _saved(gm: fx.GraphModule, options: Any) -> bytes:

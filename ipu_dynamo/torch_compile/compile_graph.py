@@ -1,6 +1,8 @@
 """Compile a graph that Dynamo captured: place its blocks, differentiate it, make its programs."""
 
+import inspect
 import logging
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from typing import Any, Literal
 
 from torch import fx
 
+from ipu_dynamo import program_history
 from ipu_dynamo.capture.capture import STAGE, Placeholder
 from ipu_dynamo.capture.dynamo import describe_call, describe_graph, open_pass, specialise
 from ipu_dynamo.capture.private.aot import (
@@ -20,6 +23,7 @@ from ipu_dynamo.capture.private.aot import (
     outside_tracing,
     taking_list,
 )
+from ipu_dynamo.capture.private.dynamo import RestartAnalysis
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block
@@ -44,12 +48,13 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
 from ipu_dynamo.program import HostProgram, Program
-from ipu_dynamo.program_history import remember
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
+from ipu_dynamo.torch_compile import notices
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, places_of_changed
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
+from ipu_dynamo.torch_compile.dynamo_errors import readable
 from ipu_dynamo.torch_compile.late_results import LateResults, late_results, making_results
 from ipu_dynamo.torch_compile.notices import (
     break_reason,
@@ -79,16 +84,47 @@ class Record:
         return self.passes.setdefault(kind, [])
 
 
-def compile_graph(
+def compile_readably(
+    gm: fx.GraphModule,
+    examples: Sequence[Any],
+    options: object,
+    mode: str | None = None,
+    record: Record | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph; whatever goes wrong is raised as an error that Dynamo shows as it is.
+
+    Args:
+        options: as users give them.
+        record: gets what is decided, to be explained.
+    """
+    try:
+        return _compile_graph(gm, examples, BackendOptions.read(options, mode), record)
+    except RestartAnalysis:
+        raise  # how Dynamo is asked to capture the frame once more
+    except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
+        raise readable(error, inspect.currentframe()) from error
+
+
+def forget_compiled() -> None:
+    """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
+    program_history.forget()
+    notices.forget()
+    if stages := sys.modules.get(
+        "ipu_dynamo.runtime.engines.compiled_stages"
+    ):  # not without Inductor
+        stages.forget()
+
+
+compile_readably.reset = forget_compiled  # type: ignore[attr-defined]
+
+
+def _compile_graph(
     gm: fx.GraphModule,
     examples: Sequence[Any],
     options: BackendOptions,
     record: Record | None = None,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph; blocks in it become stages.
-
-    Args:
-        record: gets what is decided, to be explained.
 
     Returns:
         A callable on the graph's inputs that autograd can differentiate.
@@ -268,7 +304,7 @@ class _GraphPrograms:
                 program = host.program
                 self.owners |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
-                remember(host)
+                program_history.remember(host)
                 log.debug("%s", program)
         if self.late and kind != "backward":
             boxed = making_results(boxed, self.late)

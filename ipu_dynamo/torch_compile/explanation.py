@@ -18,9 +18,8 @@ from ipu_dynamo.errors import OptionError, source_line
 from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program import Decision, HostProgram, Program, Repeat
 from ipu_dynamo.runtime.engines.engines import ENGINE
-from ipu_dynamo.torch_compile.backend import compile_readably
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
-from ipu_dynamo.torch_compile.compile_graph import Record
+from ipu_dynamo.torch_compile.compile_graph import Record, compile_readably
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 

@@ -8,6 +8,8 @@ from typing import Any
 from poptorch import enums
 from poptorch.errors import createPoptorchError
 
+NAMES: dict[str, Any] = {}  # that a file of options may use: the package puts itself here
+
 
 class ConfigFileError(Exception):
     """A line of a file of options is no Python expression."""
@@ -50,13 +52,11 @@ def apply_file(options: object, filepath: str) -> None:
 
     All lines are compiled before the first one runs.
     """
-    import poptorch
-
     path = Path(filepath)
     stripped = (line.strip() for line in path.read_text().splitlines())
     lines = [line for line in stripped if line and not line.startswith("#")]
     compiled = [_compile(line, number, path) for number, line in enumerate(lines, start=1)]
-    names = {"options": options, "poptorch": poptorch}
+    names = {"options": options, **NAMES}
     for code in compiled:
         exec(code, names)
 

@@ -51,9 +51,9 @@ def test_code_comes_from_memory_then_disk_and_after_damage_from_the_compiler(fol
     assert origin() == "compiler"
     assert origin() == "memory"
     torch._dynamo.reset()
-    from ipu_dynamo.torch_compile.backend import ipu
+    from ipu_dynamo.torch_compile.compile_graph import forget_compiled
 
-    ipu.reset()  # what torch._dynamo.reset() calls for compiled models
+    forget_compiled()  # what torch._dynamo.reset() calls for compiled models
     assert origin() == "disk"
     (library,) = (folder / "kernels").iterdir()
     part = library.read_bytes()[:-100]
