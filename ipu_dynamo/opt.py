@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.level_text import parse_level, write_level
-from ipu_dynamo.passes.levels import Model, Pass
+from ipu_dynamo.passes.levels import Model
 from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import all_passes
 from ipu_dynamo.passes.program.emit_update import UpdateGroup

@@ -22,7 +22,8 @@ from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.private.structured_trace import is_tracing, write_artifact
 from ipu_dynamo.passes.host.recipes.figures import figures_of
-from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned, Pass, SplitCapture
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned, SplitCapture
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram
 from ipu_dynamo.program.text.operator_text import operator_label

@@ -41,6 +41,7 @@ from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, hold_bodies, regi
 from ipu_dynamo.ops.marks.inner_gradients import HOOK
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.passes import levels
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.level_records import (
     DirectionGraphs,
     Graph,
@@ -53,7 +54,7 @@ from ipu_dynamo.passes.level_records import (
     StageParts,
     TracedGraph,
 )
-from ipu_dynamo.passes.levels import Model, Moves, Partitioned, Pass
+from ipu_dynamo.passes.levels import Model, Moves, Partitioned
 from ipu_dynamo.passes.listing import host_lines, listing
 from ipu_dynamo.passes.micro_batch.placements import Piece
 from ipu_dynamo.passes.node_marks import graph_form

@@ -1,4 +1,4 @@
-"""Define the levels that a model goes down, and what a pass is.
+"""Define the levels that a model goes down.
 
     traced    the user's operators, before autograd
     joint     forward and backward in one functional graph, or one of the two
@@ -23,7 +23,7 @@ An optimiser's step that was traced goes down a stair of its own, up to a part o
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from torch import fx
 
@@ -57,28 +57,6 @@ Level = Literal[
     "functions",
     "function",
 ]
-
-
-class Pass(Protocol):
-    """One step: a frozen dataclass, whose fields are its options.
-
-    A class attribute `needed` says why the step cannot be left out; without it, it can. A step that
-    takes a decision has `choices`, and a field `forced` for that of the user, or None.
-    """
-
-    @property
-    def name(self) -> str:
-        """The one spelling: on the page, in dumps, explanations, errors and `without`."""
-        ...
-
-    @property
-    def level(self) -> Level:
-        """The level of the model that the step takes."""
-        ...
-
-    def __call__(self, model: Any, /) -> Any:
-        """Rewrite `model` in place and say whether anything changed, or return the new model."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from time import perf_counter
 from ipu_dynamo.options import Choice, OptionError
 from ipu_dynamo.passes.dump import Dump, operators_in
 from ipu_dynamo.passes.invariants import ESTABLISHING, check
-from ipu_dynamo.passes.levels import Level, Model, Pass, level_of
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Level, Model, level_of
 from ipu_dynamo.progress import begin
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def without(passes: Sequence[Pass], names: Collection[str], known: Collection[Pa
     wanted = {*names, *filter(None, listed)}
     if not wanted:
         return list(passes)
-    reasons = {step.name: getattr(step, "needed", "") for step in known}
+    reasons = {step.name: step.needed for step in known}
     for name in sorted(wanted):
         if name not in reasons:
             near = get_close_matches(name, reasons, n=3) or sorted(reasons)
@@ -151,7 +152,7 @@ def forced(
     """
     if not choices:
         return list(passes)
-    open_ = {step.name: step.choices for step in known if hasattr(step, "choices")}
+    open_ = {step.name: step.choices for step in known if step.choices}
     for name, choice in choices.items():
         if name not in open_:
             near = get_close_matches(name, open_, n=3) or sorted(open_)

@@ -84,7 +84,7 @@ from ipu_dynamo.passes.joint.separate_anchors import SeparateAnchors
 from ipu_dynamo.passes.joint.serialize_loss import SerializeLoss
 from ipu_dynamo.passes.joint.serialize_matmul import SerializeMatmul
 from ipu_dynamo.passes.joint.sort_by_stage import SortByStage
-from ipu_dynamo.passes.levels import Pass
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.manager import PassManager, forced, without
 from ipu_dynamo.passes.micro_batch.cut_batch import CutBatch
 from ipu_dynamo.passes.micro_batch.placements import Piece

@@ -31,7 +31,8 @@ from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
-from ipu_dynamo.passes.levels import Directions, Pass
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Directions
 from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import (
     aot_passes,

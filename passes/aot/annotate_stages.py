@@ -7,15 +7,13 @@ Source   PyTorch's `torch.fx.traceback.annotate`, which uses the same key.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
 from ipu_dynamo.ops.private.node_meta import CUSTOM
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
 
@@ -26,13 +24,11 @@ def annotated_stage(node: fx.Node) -> int | None:
     return stage
 
 
-@dataclass(frozen=True)
-class AnnotateStages:
+class AnnotateStages(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "AnnotateStages"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "stages would be lost in differentiation"
+    level = "traced"
+    needed = "stages would be lost in differentiation"
 
     def __call__(self, capture: Traced) -> bool:
         changed = False

@@ -26,8 +26,7 @@ gradients of one value that `x[mask] = value` or `index_fill` writes to many pla
 """
 
 import operator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,19 +41,17 @@ from ipu_dynamo.passes.aot.select_by_indices import (
     returned_cut,
     start_of_cut,
 )
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class AvoidReadingValues:
+class AvoidReadingValues(GraphPass):
     """The pass. What stays is refused later."""
 
-    name: ClassVar[str] = "AvoidReadingValues"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         changed = False
         for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
@@ -63,8 +60,6 @@ class AvoidReadingValues:
             for node in graph.find_nodes(op="call_function", target=target):
                 changed |= _sum_under_mask(node)
         changed |= _return_tensors(graph)
-        if changed:
-            capture.graph.recompile()
         return changed
 
 

@@ -12,29 +12,24 @@ Source   PyTorch's AOTAutograd orders operators that have an effect by tokens: i
          through them to outputs. Checks commute, so they need none.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 _CHECKS = (torch.ops.aten._linalg_check_errors.default,)
 
 
-@dataclass(frozen=True)
-class CallChecks:
+class CallChecks(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "CallChecks"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "programs have no tokens"
+    level = "joint"
+    needed = "programs have no tokens"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         checks = plan(graph)
         tokens = {apply(graph, node): None for node in checks}
@@ -42,8 +37,6 @@ class CallChecks:
         for node, role in capture.roles().items():
             if role.kind == "token":
                 raise CompileError("an input that orders effects has no meaning here", node=node)
-        if checks:
-            capture.graph.recompile()
         return bool(checks)
 
 

@@ -8,21 +8,16 @@ Keeps    the graph.
 Source   PyTorch's functionalisation.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
-@dataclass(frozen=True)
-class CopySourceLines:
+class CopySourceLines(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "CopySourceLines"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     def __call__(self, capture: Joint) -> bool:
         changed = False

@@ -8,27 +8,21 @@ Keeps    every operator. `describe_call` says which result each returned value i
 Source   AOTAutograd, whose graphs return arguments for backward, and a value for each use.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from ipu_dynamo.capture.capture import Joint, OutputRole
 from ipu_dynamo.capture.dynamo import computed_results
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
-@dataclass(frozen=True)
-class DropRepeatedResults:
+class DropRepeatedResults(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "DropRepeatedResults"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "programs return each value once, and no argument"
+    level = "joint"
+    needed = "programs return each value once, and no argument"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         computed = computed_results(capture)
         roles = tuple(OutputRole("value", str(place)) for place in range(len(computed)))
         if (computed, roles) == (capture.returned, capture.outputs):
             return False
         capture.set_returned(computed, roles)
-        capture.graph.recompile()
         return True

@@ -7,9 +7,8 @@ Keeps    values, source lines, inputs. A size that depends on the values of a te
 Source   programs have static shapes.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, fx
 from torch.fx.node import map_arg
@@ -17,22 +16,17 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.dynamo import static, unbacked_symbols
 from ipu_dynamo.capture.unplaceable import refuse_sizes_from_values
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
-@dataclass(frozen=True)
-class FixSizes:
+class FixSizes(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "FixSizes"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "programs have static shapes"
+    level = "joint"
+    needed = "programs have static shapes"
 
-    def __call__(self, capture: Joint) -> bool:
-        changed = _fix(capture.graph.graph)
-        if changed:
-            capture.graph.recompile()
-        return changed
+    def rewrite(self, capture: Joint) -> bool:
+        return _fix(capture.graph.graph)
 
 
 def _fix(graph: fx.Graph) -> bool:

@@ -18,8 +18,6 @@ Source   `torch.utils.checkpoint`. Batch normalisation in training is the common
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -30,20 +28,18 @@ from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInp
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.private.node_meta import DESC, POLICY
 from ipu_dynamo.passes.aot.keep_draws import AGAIN
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class KeepChanged:
+class KeepChanged(GraphPass):
     """The pass, on a joint graph that is to be cut in two."""
 
-    name: ClassVar[str] = "KeepChanged"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "the backward pass would read what the model has changed"
+    level = "joint"
+    needed = "the backward pass would read what the model has changed"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         inputs = changed_inputs(graph)
         readers, kept_values = plan(graph, inputs), unrepeatable(graph, inputs)
@@ -58,8 +54,6 @@ class KeepChanged:
             }
             for user in again:
                 user.replace_input_with(node, kept)
-        if readers:
-            capture.graph.recompile()
         return bool(readers or kept_values)
 
 

@@ -17,9 +17,8 @@ Source   `torch.utils.checkpoint`. PyTorch draws again from the generator's save
          operators that hold another operator.
 """
 
-from dataclasses import dataclass
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,29 +27,25 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.capture.private.aot import budget_of_memory
 from ipu_dynamo.ops.private.node_meta import POLICY
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-@dataclass(frozen=True)
-class KeepDraws:
+class KeepDraws(GraphPass):
     """The pass, on a joint graph that is to be cut in two."""
 
-    name: ClassVar[str] = "KeepDraws"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "the backward pass would draw other numbers"
+    level = "joint"
+    needed = "the backward pass would draw other numbers"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         drawn = plan(capture.graph.graph)
         for node in drawn:
             if node.target is aten.native_dropout.default:
                 _apply_mask(node)
             for value in (node, *_parts(node)):
                 value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
-        if drawn:
-            capture.graph.recompile()
         return bool(drawn)
 
 

@@ -7,25 +7,20 @@ Keeps    the graph.
 Source   `torch.utils.checkpoint`, CheckpointPolicy.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.ops.private.node_meta import POLICY
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
-@dataclass(frozen=True)
-class KeepPrinted:
+class KeepPrinted(Pass):
     """The pass, on a joint graph that is to be cut in two."""
 
-    name: ClassVar[str] = "KeepPrinted"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "the backward pass would print again"
+    level = "joint"
+    needed = "the backward pass would print again"
 
     def __call__(self, capture: Joint) -> bool:
         prints = plan(capture.graph.graph)

@@ -8,8 +8,7 @@ Keeps    the graph. Sums of gradients get no stage: `AssignGradientStages` puts 
 Source   PyTorch's AOTAutograd, which tags the nodes of its joint graph.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import fx
 
@@ -17,16 +16,14 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.private.node_meta import BACKWARD_TAG, GRADIENT_SUM, IS_GRADIENT_SUM, TAG
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
-@dataclass(frozen=True)
-class ReadStages:
+class ReadStages(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "ReadStages"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "every operator has to have a direction and a stage"
+    level = "joint"
+    needed = "every operator has to have a direction and a stage"
 
     def __call__(self, capture: Joint) -> bool:
         backward = after_tangents(capture.graph.graph)  # a user's own backward has no tags

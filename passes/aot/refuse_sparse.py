@@ -6,23 +6,18 @@ Keeps    the graph.
 Source   programs have dense tensors only.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
-@dataclass(frozen=True)
-class RefuseSparse:
+class RefuseSparse(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "RefuseSparse"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     def __call__(self, capture: Joint) -> bool:
         for node in capture.graph.graph.nodes:

@@ -10,32 +10,24 @@ Keeps    what has an effect. An operator that only draws random numbers has none
 Source   `torch.fx.Graph.eliminate_dead_code`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
-@dataclass(frozen=True)
-class RemoveDeadCode:
+class RemoveDeadCode(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "RemoveDeadCode"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         marks = idle_marks(graph)
         for mark in marks:
             graph.erase_node(mark)
-        changed = graph.eliminate_dead_code(_has_effects) or bool(marks)
-        if changed:
-            capture.graph.recompile()
-        return changed
+        return graph.eliminate_dead_code(_has_effects) or bool(marks)
 
 
 def idle_marks(graph: fx.Graph) -> list[fx.Node]:

@@ -8,25 +8,20 @@ Keeps    values. Where the caller wants aliases, returned values stay: a detache
 Source   `torch.Tensor.detach`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from ipu_dynamo.capture.capture import Joint
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class RemoveDetach:
+class RemoveDetach(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "RemoveDetach"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         changed = False
         for node in graph.find_nodes(op="call_function", target=aten.detach.default):
@@ -36,6 +31,4 @@ class RemoveDetach:
             if not node.users:
                 graph.erase_node(node)
             changed |= bool(replaced) or not node.users
-        if changed:
-            capture.graph.recompile()
         return changed

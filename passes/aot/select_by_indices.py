@@ -22,7 +22,7 @@ where it begins, and its caller cuts.
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -33,7 +33,7 @@ from ipu_dynamo.capture.private.dynamo import static
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.passes.graph.builder import evaluate
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, then the place
@@ -279,18 +279,14 @@ def erase_unused(node: fx.Node) -> None:
         erase_unused(source)
 
 
-@dataclass(frozen=True)
-class SelectByIndices:
+class SelectByIndices(GraphPass):
     """The pass. Other cuts at values are refused later."""
 
-    name: ClassVar[str] = "SelectByIndices"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         cuts = _cuts_at_values(capture.graph.graph)
         for node in cuts:
             _select(node)
             erase_unused(node)
-        if cuts:
-            capture.graph.recompile()
         return bool(cuts)

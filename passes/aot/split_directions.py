@@ -17,19 +17,16 @@ Keeps    values, stages and source lines. Forward operators that backward repeat
 Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_partition`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.capture.private.aot import Cutting, cut_directions
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.private.node_meta import TAG, direction_tag
 from ipu_dynamo.passes.aot.keep_draws import draws
-from ipu_dynamo.passes.levels import Directions, Level
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Directions
 
 
-@dataclass(frozen=True)
-class SplitDirections:
+class SplitDirections(Pass):
     """The pass.
 
     Args:
@@ -39,9 +36,8 @@ class SplitDirections:
         lasting: which inputs are the same tensors in every call.
     """
 
-    name: ClassVar[str] = "SplitDirections"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "autograd calls forward and backward one by one"
+    level = "joint"
+    needed = "autograd calls forward and backward one by one"
 
     cutting: Cutting = "minimum"
     results: int = 0

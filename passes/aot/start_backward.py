@@ -11,30 +11,25 @@ Source   PyTorch's autograd: the gradient of the loss with respect to itself is 
          scale.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Joint
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class StartBackward:
+class StartBackward(GraphPass):
     """The pass. `start` is the constant."""
 
-    name: ClassVar[str] = "StartBackward"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "nobody else gives the gradient of the loss"
+    level = "joint"
+    needed = "nobody else gives the gradient of the loss"
 
     start: float = 1.0
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         tangents = [n for n, role in capture.roles().items() if role.kind == "tangent"]
         for node in tangents:
@@ -55,6 +50,4 @@ class StartBackward:
                     begin.meta[STAGE] = stage
             node.replace_all_uses_with(begin)
         capture.remove_inputs(tangents)
-        if tangents:
-            capture.graph.recompile()
         return bool(tangents)

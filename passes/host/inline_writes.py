@@ -9,7 +9,6 @@ Source   design of this project: a gradient is read while it is in the cache, an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -19,7 +18,7 @@ from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes, drop_own_memory
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     Accumulate,
     Call,
@@ -203,13 +202,11 @@ def _built(function: Function, joined: Joined, further: Mapping[str, Tensor]) ->
     return make_function(function.name, module)
 
 
-@dataclass(frozen=True)
-class InlineWrites:
+class InlineWrites(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "InlineWrites"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "only functions that write are run"
+    level = "program"
+    needed = "only functions that write are run"
 
     def __call__(self, program: Program) -> HostProgram:
         return HostProgram(program, inline(program))

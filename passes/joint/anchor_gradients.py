@@ -11,29 +11,26 @@ Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.options import Anchor
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.anchor_values import anchor_value
 
 
-@dataclass(frozen=True)
-class AnchorGradients:
+class AnchorGradients(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "AnchorGradients"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "marks of gradients are no operators"
+    level = "joint"
+    needed = "marks of gradients are no operators"
 
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         marks = capture.graph.graph.find_nodes(op="call_function", target=gradient_op)
         anchored = plan(capture, list(marks), self.anchors)
         for short, node in anchored.items():
@@ -41,8 +38,6 @@ class AnchorGradients:
         for mark in marks:
             mark.replace_all_uses_with(mark.args[0])
             capture.graph.graph.erase_node(mark)
-        if marks or anchored:
-            capture.graph.recompile()
         return bool(marks or anchored)
 
 

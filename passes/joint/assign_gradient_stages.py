@@ -13,13 +13,11 @@ Source   PopTorch user guide, "Annotation tools": a gradient runs where its forw
 """
 
 import operator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
 def slot(stage: int, backward: bool, stages: int, *, joined: bool = True) -> int:
@@ -59,13 +57,11 @@ def plan(capture: Joint) -> dict[fx.Node, int]:
     return slots
 
 
-@dataclass(frozen=True)
-class AssignGradientStages:
+class AssignGradientStages(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "AssignGradientStages"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "every operator has to have a stage"
+    level = "joint"
+    needed = "every operator has to have a stage"
 
     def __call__(self, capture: Joint) -> bool:
         stages = max(capture.ipus) + 1

@@ -9,15 +9,12 @@ Keeps    values, types, strides and memory; what is returned is still no input.
 Source   a tensor is its memory, type, sizes, strides and offset.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import is_view
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
 def plan(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -40,19 +37,16 @@ def _shown(node: fx.Node) -> object:
     return x.dtype, x.shape, x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
 
 
-@dataclass(frozen=True)
-class DropSameViews:
+class DropSameViews(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "DropSameViews"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         same = plan(capture.graph.graph)
         for node, source in same.items():
             node.replace_all_uses_with(source)
         for node in filter(is_view, reversed(capture.graph.graph.nodes) if same else ()):
             if not node.users:
                 capture.graph.graph.erase_node(node)
-        capture.graph.recompile()
         return bool(same)

@@ -31,9 +31,6 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backwar
          stage are one.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -48,7 +45,8 @@ from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.private.graphs import rename_node
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
-from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned, PartWrite
 from ipu_dynamo.program import RECOMPUTED, Accumulation, Direction
 from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.made_names import accumulator, alone, is_made, made_of
@@ -172,8 +170,7 @@ class _Cutter(Extraction):
         self.write(PartWrite(counter(stage), node.name, "+="), node, index)
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Pass):
     """The pass.
 
     Args:
@@ -181,9 +178,8 @@ class Partition:
             for one micro-batch per step.
     """
 
-    name: ClassVar[str] = "Partition"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "a program is written from the graphs of its stages"
+    level = "joint"
+    needed = "a program is written from the graphs of its stages"
 
     accumulation: Accumulation
 

@@ -13,29 +13,24 @@ Keeps    every other operator. Streams have the order in which one micro-batch p
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import Printing, print_tensor_op
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class PrintTensors:
+class PrintTensors(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "PrintTensors"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "workers would print in any order"
+    level = "joint"
+    needed = "workers would print in any order"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         prints = plan(capture.graph.graph)
         for node in prints:
             stream = capture.return_value(_printed(node))
@@ -43,8 +38,6 @@ class PrintTensors:
         for node in prints:
             node.replace_all_uses_with(node.all_input_nodes[0])
             capture.graph.graph.erase_node(node)
-        if prints:
-            capture.graph.recompile()
         return bool(prints)
 
 

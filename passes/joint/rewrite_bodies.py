@@ -14,9 +14,6 @@ Keeps    what the passes keep of a graph; types of inputs and results.
 Source   a body is a graph like the model's own.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Joint
@@ -26,12 +23,11 @@ from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.joint.precision.stochastic_rounding import computing_in_half, rounding
-from ipu_dynamo.passes.levels import Level, Pass
+from ipu_dynamo.passes.kit import GraphPass, Pass
 from ipu_dynamo.program.ir.function import body_of
 
 
-@dataclass(frozen=True)
-class RewriteBodies:
+class RewriteBodies(GraphPass):
     """The pass.
 
     Args:
@@ -39,18 +35,14 @@ class RewriteBodies:
         stochastic_rounding: is wanted, which no body has.
     """
 
-    name: ClassVar[str] = "RewriteBodies"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "bodies would keep what their model has lost"
+    level = "joint"
+    needed = "bodies would keep what their model has lost"
 
     passes: tuple[Pass, ...]
     stochastic_rounding: bool = False
 
-    def __call__(self, capture: Joint) -> bool:
-        changed = self._rewrite(capture.graph.graph, {})
-        if changed:
-            capture.graph.recompile()
-        return changed
+    def rewrite(self, capture: Joint) -> bool:
+        return self._rewrite(capture.graph.graph, {})
 
     def _rewrite(self, graph: fx.Graph, done: dict[str, Body]) -> bool:
         """Let the loops and branches of a graph have rewritten bodies; `done` has these by name."""

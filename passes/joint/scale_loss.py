@@ -13,9 +13,7 @@ Keeps    all values, with the same loss scale; stages and source lines. A nan is
 Source   PopTorch user guide, "poptorch.options._TrainingOptions.setAutomaticLossScaling".
 """
 
-from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -35,7 +33,7 @@ from ipu_dynamo.options import AutomaticLossScaling
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 LARGEST_HALF = 65504.0
@@ -52,8 +50,7 @@ class NothingToWatch(CompileError):
     """Automatic loss scaling is on, and no gradient is in half precision."""
 
 
-@dataclass(frozen=True)
-class ScaleLoss:
+class ScaleLoss(GraphPass):
     """The pass.
 
     Args:
@@ -62,15 +59,14 @@ class ScaleLoss:
         automatic: what to count for the next loss scale; None: nothing.
     """
 
-    name: ClassVar[str] = "ScaleLoss"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "the factor on the loss would not be in force"
+    level = "joint"
+    needed = "the factor on the loss would not be in force"
 
     variable: bool
     start: float
     automatic: AutomaticLossScaling | None = None
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         begins = [node for node in graph.nodes if node.meta.get(START, False)]
         if not (self.variable and begins):
@@ -89,7 +85,6 @@ class ScaleLoss:
             with graph.inserting_before(begin):
                 wide = call(graph, aten.mul.Tensor, scale, self.start, origin=begin)
             become(begin, aten._to_copy.default, wide, dtype=dtype)
-        capture.graph.recompile()
         return True
 
 

@@ -19,15 +19,13 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.errors import CompileError, source_line
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member, member
 from ipu_dynamo.program import GROUP
 
@@ -98,17 +96,13 @@ def _check(node: fx.Node, first: fx.Node, *, depends: bool) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ScheduleConvolutionGroups:
+class ScheduleConvolutionGroups(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "ScheduleConvolutionGroups"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         groups = plan(capture.graph.graph)
         for group in groups:
             apply(group)
-        if groups:
-            capture.graph.recompile()
         return bool(groups)

@@ -13,9 +13,6 @@ Keeps    every value, to the bit. What later passes recognise stays as it is, so
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -23,19 +20,17 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import only_looks, writes
 from ipu_dynamo.ops.operator_costs import ANCHORED
 from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class SeparateAnchors:
+class SeparateAnchors(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "SeparateAnchors"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         anchored = {*capture.report.anchors.values(), *capture.report.prints}
         if not anchored:
             return False
@@ -51,7 +46,6 @@ class SeparateAnchors:
         for node in before:
             if node is not None and not node.users and node.op == "call_function":
                 capture.graph.graph.erase_node(node)
-        capture.graph.recompile()
         return True
 
 

@@ -25,7 +25,6 @@ Source   PopTorch user guide, "poptorch.serializedMatMul"; the loop is our own.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -35,7 +34,7 @@ from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS, serialized_loss, serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.joint.serialize_matmul import split_size
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -161,19 +160,16 @@ def apply(graph: fx.Graph, head: Head) -> None:
                 replace(gradient, new)
 
 
-@dataclass(frozen=True)
-class SerializeLoss:
+class SerializeLoss(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "SerializeLoss"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         heads = plan(graph)
         for head in heads:
             apply(graph, head)
         if heads:
             graph.eliminate_dead_code()
-            capture.graph.recompile()
         return bool(heads)

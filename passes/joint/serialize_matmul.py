@@ -9,7 +9,7 @@ Source   PopTorch user guide, "poptorch.serializedMatMul".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -19,7 +19,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.passes.graph.builder import call, replace
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -123,16 +123,13 @@ def _joined(
     return call(graph, aten.cat.default, list(products), dim, origin=origin)
 
 
-@dataclass(frozen=True)
-class SerializeMatmul:
+class SerializeMatmul(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "SerializeMatmul"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         splits = plan(capture.graph.graph)
         for split in splits:
             apply(capture.graph.graph, split)
-        capture.graph.recompile()
         return bool(splits)

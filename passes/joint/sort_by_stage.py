@@ -12,14 +12,11 @@ Keeps    the operators, and their order within a stage and direction.
 Source   design of this project: branches whose stages were given by name mix in the graph's order.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
 def plan(capture: Joint) -> list[fx.Node]:
@@ -32,14 +29,12 @@ def plan(capture: Joint) -> list[fx.Node]:
     )
 
 
-@dataclass(frozen=True)
-class SortByStage:
+class SortByStage(GraphPass):
     """The pass. No operator reads the result of a later stage: `AssignGradientStages` saw to it."""
 
-    name: ClassVar[str] = "SortByStage"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         before = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         operators = plan(capture)
@@ -47,5 +42,4 @@ class SortByStage:
             return False
         for node in operators:
             capture.output_node.prepend(node)
-        capture.graph.recompile()
         return True

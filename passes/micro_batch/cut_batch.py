@@ -7,8 +7,7 @@ Keeps    stages, source lines and, but for rows, shapes; constants and views are
 Source   PopTorch user guide, "poptorch.PipelinedExecution".
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
@@ -20,7 +19,8 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
-from ipu_dynamo.passes.levels import BatchPieces, Level, SplitCapture
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import BatchPieces, SplitCapture
 from ipu_dynamo.passes.micro_batch.placements import (
     Join,
     Kind,
@@ -213,13 +213,11 @@ def _repeats(node: fx.Node, home: int, index: int) -> bool:
     return home == BEFORE and (makes_constant(node) or looks)
 
 
-@dataclass(frozen=True)
-class CutBatch:
+class CutBatch(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "CutBatch"
-    level: ClassVar[Level] = "split"
-    needed: ClassVar[str] = "micro-batches run a graph of their own"
+    level = "split"
+    needed = "micro-batches run a graph of their own"
 
     def __call__(self, model: SplitCapture) -> BatchPieces:
         pieces, names = cut(model.capture, model.split)

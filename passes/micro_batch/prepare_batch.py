@@ -15,15 +15,14 @@ Source   PyTorch, `nll_loss`: a mean is the sum, divided by the weight of the ta
 """
 
 import operator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
 
 aten = torch.ops.aten
@@ -44,15 +43,13 @@ _EXTREMES = {
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
-@dataclass(frozen=True)
-class PrepareBatch:
+class PrepareBatch(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "PrepareBatch"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "these operators have no micro-batch form of their own"
+    level = "joint"
+    needed = "these operators have no micro-batch form of their own"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         filled = [n for n in graph.nodes if n.target in _FILLED and n.meta["val"].is_contiguous()]
         losses = [node for node in graph.nodes if node.target in _LOSSES and node.args[3] == MEAN]
@@ -63,7 +60,6 @@ class PrepareBatch:
             _reduce_rows_first(graph, node)
         for node in losses:
             _sum_up(graph, node)
-        capture.graph.recompile()
         return bool(filled or extremes or losses)
 
 

@@ -14,15 +14,16 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution"; batch norm as in GP
 
 import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from dataclasses import field
+from typing import Any, NoReturn
 
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import is_view, root
-from ipu_dynamo.passes.levels import Level, SplitCapture
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import SplitCapture
 from ipu_dynamo.passes.micro_batch.batch_table import (
     REPLICATED,
     RULES,
@@ -258,8 +259,7 @@ def _refuse(n: int, cause: fx.Node, node: fx.Node, who: str) -> NoReturn:
     )
 
 
-@dataclass(frozen=True)
-class SplitBatch:
+class SplitBatch(Pass):
     """The pass.
 
     Args:
@@ -268,9 +268,8 @@ class SplitBatch:
         deferred: see `plan`.
     """
 
-    name: ClassVar[str] = "SplitBatch"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "it says what a micro-batch computes"
+    level = "joint"
+    needed = "it says what a micro-batch computes"
 
     n: int = 1
     seeds: Mapping[str, Placement] = field(default_factory=dict)

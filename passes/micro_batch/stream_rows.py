@@ -7,16 +7,14 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import field, replace
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.micro_batch.placements import Joining, Shard
 from ipu_dynamo.program import Program
 
 
-@dataclass(frozen=True)
-class StreamRows:
+class StreamRows(Pass):
     """The pass.
 
     Args:
@@ -24,9 +22,8 @@ class StreamRows:
         joins: how the values of each output become one, and its blocks.
     """
 
-    name: ClassVar[str] = "StreamRows"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "each micro-batch would read the first rows"
+    level = "program"
+    needed = "each micro-batch would read the first rows"
 
     slices: Mapping[str, Shard] = field(default_factory=dict)
     joins: tuple[tuple[Joining, Shard], ...] = ()

@@ -7,20 +7,16 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": stages work on diff
          at once; results are those of one micro-batch after the other.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Partitioned
 
 
-@dataclass(frozen=True)
-class CheckPipelineHazards:
+class CheckPipelineHazards(Pass):
     """The pass, where micro-batches overlap."""
 
-    name: ClassVar[str] = "CheckPipelineHazards"
-    level: ClassVar[Level] = "parts"
-    needed: ClassVar[str] = "a stage would read what another micro-batch has changed"
+    level = "parts"
+    needed = "a stage would read what another micro-batch has changed"
 
     def __call__(self, partitioned: Partitioned) -> bool:
         capture = partitioned.capture

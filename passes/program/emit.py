@@ -13,7 +13,6 @@ Source   PopTorch user guide, "Parallel execution strategies" and
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
-from typing import ClassVar
 
 import torch
 
@@ -25,7 +24,8 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level, Move, Moves, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Move, Moves, Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.offload_activations import ActivationRule
 from ipu_dynamo.program import (
     Accumulate,
@@ -257,13 +257,11 @@ class _Emitter:
         return list(found.values())
 
 
-@dataclass(frozen=True)
-class Emit:
+class Emit(Pass):
     """The pass. `placed` has the IPUs of variables that another program has placed."""
 
-    name: ClassVar[str] = "Emit"
-    level: ClassVar[Level] = "parts"
-    needed: ClassVar[str] = "it writes the program"
+    level = "parts"
+    needed = "it writes the program"
 
     options: Options
     placed: Mapping[str, int] = field(default_factory=dict)

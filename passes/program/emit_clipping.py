@@ -10,12 +10,11 @@ Source   torch.nn.utils.clip_grad; PopTorch user guide, `max_grad_norm`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     AllReduce,
     Clip,
@@ -37,13 +36,11 @@ from ipu_dynamo.program.schedule.sections import sections, with_sections
 _FACTOR = alone("clip.factor")
 
 
-@dataclass(frozen=True)
-class ClipGradients:
+class ClipGradients(Pass):
     """The pass. `clip` is the optimiser's rule; None: nothing is clipped."""
 
-    name: ClassVar[str] = "ClipGradients"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "the optimiser says so"
+    level = "program"
+    needed = "the optimiser says so"
 
     clip: Clip | None = None
 

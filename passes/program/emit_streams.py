@@ -9,8 +9,7 @@ Source   PopTorch user guide, "Output mode".
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -18,7 +17,8 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Joint, Placeholder
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
-from ipu_dynamo.passes.levels import Level, Partitioned
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.program import Input, Output, Returns, TensorType
 
 aten = torch.ops.aten
@@ -110,13 +110,11 @@ def _varies(role: Placeholder, node: fx.Node) -> bool:
     return role.kind in STREAMED or bool(node.meta["val"].is_floating_point())
 
 
-@dataclass(frozen=True)
-class EmitStreams:
+class EmitStreams(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "EmitStreams"
-    level: ClassVar[Level] = "parts"
-    needed: ClassVar[str] = "a program says what the host brings and gets"
+    level = "parts"
+    needed = "a program says what the host brings and gets"
 
     options: Options
 

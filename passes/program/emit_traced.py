@@ -13,11 +13,10 @@ Source   design of this project: optimisers that PopTorch has no rule for run as
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.program.emit_update import UpdateGroup, trained, with_updates
 from ipu_dynamo.program import (
     Copy,
@@ -51,13 +50,11 @@ class WithoutGradient(CompileError):
         super().__init__(f"the loss does not depend on {', '.join(names)}")
 
 
-@dataclass(frozen=True)
-class EmitTracedUpdate:
+class EmitTracedUpdate(Pass):
     """The pass. `groups` are of the optimiser; those of rules are left to `EmitUpdate`."""
 
-    name: ClassVar[str] = "EmitTracedUpdate"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "nothing would be trained"
+    level = "program"
+    needed = "nothing would be trained"
 
     options: Options
     groups: Sequence[UpdateGroup] = ()

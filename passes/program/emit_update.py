@@ -11,13 +11,13 @@ Source   PopTorch user guide, "Gradient accumulation" and the reduction options.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from ipu_dynamo.capture.capture import LOSS_SCALE
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     AllReduce,
     Clip,
@@ -82,13 +82,11 @@ class UpdateForm(Protocol):
         """The instructions by which parameters depend on each other, after all sums."""
 
 
-@dataclass(frozen=True)
-class EmitUpdate:
+class EmitUpdate(Pass):
     """The pass. `groups` are of the optimiser; one that is traced is left to another pass."""
 
-    name: ClassVar[str] = "EmitUpdate"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "nothing would be trained"
+    level = "program"
+    needed = "nothing would be trained"
 
     options: Options
     groups: Sequence[UpdateGroup] = ()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,7 +22,8 @@ from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, WORDS, offset
 from ipu_dynamo.passes.joint.random_numbers.counter_random import key_input
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import RECOMPUTED
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.made_names import alone
@@ -102,12 +103,10 @@ def plan(parts: Sequence[Part]) -> dict[int, Lifted]:
     }
 
 
-@dataclass(frozen=True)
-class LiftStreams:
+class LiftStreams(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "LiftStreams"
-    level: ClassVar[Level] = "parts"
+    level = "parts"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         planned = plan(partitioned.parts)

@@ -9,13 +9,13 @@ Source   PopTorch user guide, "poptorch.Liveness".
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
 
 import torch
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED
 from ipu_dynamo.options import Liveness, Location
-from ipu_dynamo.passes.levels import Level, Move, Moves, Part, Partitioned
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Move, Moves, Part, Partitioned
 from ipu_dynamo.program import TensorType
 
 
@@ -101,13 +101,11 @@ def _number(part: Part) -> int:
     return part.phase
 
 
-@dataclass(frozen=True)
-class OffloadActivations:
+class OffloadActivations(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "OffloadActivations"
-    level: ClassVar[Level] = "parts"
-    needed: ClassVar[str] = "the values that it moves are not copied otherwise"
+    level = "parts"
+    needed = "the values that it moves are not copied otherwise"
 
     rule: ActivationRule
 

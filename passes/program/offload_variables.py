@@ -11,13 +11,12 @@ Source   PopTorch user guide, "poptorch.TensorLocationSettings".
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from math import prod
-from typing import ClassVar
 
 from ipu_dynamo.options import Location, Options
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.program.emit_traced import check_shards
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program import (
@@ -41,13 +40,11 @@ from ipu_dynamo.program.schedule.sections import sections, with_sections
 Located = Mapping[str, Variable]
 
 
-@dataclass(frozen=True)
-class OffloadVariables:
+class OffloadVariables(Pass):
     """The pass. `groups` are of the optimiser; a trace says what it can update in shards."""
 
-    name: ClassVar[str] = "OffloadVariables"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "the options say where variables live"
+    level = "program"
+    needed = "the options say where variables live"
 
     options: Options
     groups: Sequence[UpdateGroup] = ()

@@ -18,7 +18,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -33,7 +32,8 @@ from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
 from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
-from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned, PartWrite
 from ipu_dynamo.passes.program.lift_streams import lift
 from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.layout import Layout
@@ -306,8 +306,7 @@ def _part(part: Part, piece: Piece, order: Mapping[str, int], writes: Sequence[P
     )
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(Pass):
     """The pass.
 
     Args:
@@ -315,8 +314,7 @@ class Outline:
             True makes all blocks of which there are three; False makes none.
     """
 
-    name: ClassVar[str] = "Outline"
-    level: ClassVar[Level] = "parts"
+    level = "parts"
 
     mode: Outlining = "auto"
 

@@ -7,27 +7,24 @@ Source   design of this project: functions are pure, and share no memory between
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.ops.graph_queries import root
-from ipu_dynamo.passes.levels import Level, Part, Partitioned
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import OWN_MEMORY, graph_outputs
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class OwnResults:
+class OwnResults(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "OwnResults"
-    level: ClassVar[Level] = "parts"
-    needed: ClassVar[str] = "a function would write to what another value lies in"
+    level = "parts"
+    needed = "a function would write to what another value lies in"
 
     def __call__(self, partitioned: Partitioned) -> bool:
         read = {*partitioned.returned, *partitioned.changed.values()}

@@ -7,11 +7,10 @@ Source   optimisers that decide by their numbers in Python, as RAdam does after 
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.program.emit_traced import TracedForm, check_shards
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.program.offload_variables import in_shards, move_around
@@ -97,8 +96,7 @@ def _with_trace(
     )
 
 
-@dataclass(frozen=True)
-class RetraceUpdate:
+class RetraceUpdate(Pass):
     """The pass.
 
     Args:
@@ -106,9 +104,8 @@ class RetraceUpdate:
         groups: of the optimiser, as in the program.
     """
 
-    name: ClassVar[str] = "RetraceUpdate"
-    level: ClassVar[Level] = "program"
-    needed: ClassVar[str] = "the program's updates hold for other numbers"
+    level = "program"
+    needed = "the program's updates hold for other numbers"
 
     options: Options
     trace: TracedStep | None = None

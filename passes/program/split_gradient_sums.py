@@ -12,7 +12,6 @@ Source   the `beta` of BLAS's `gemm`: see `accumulate_matmuls` and `accumulate_i
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor, fx
 
@@ -25,7 +24,8 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     rows_are_few,
     sum_of,
 )
-from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned, PartWrite
 from ipu_dynamo.program import graph_outputs
 
 
@@ -90,12 +90,10 @@ def _ordered(
     return [*first, *(term for term in terms if term not in first)]
 
 
-@dataclass(frozen=True)
-class SplitGradientSums:
+class SplitGradientSums(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "SplitGradientSums"
-    level: ClassVar[Level] = "parts"
+    level = "parts"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         capture = partitioned.capture

@@ -9,27 +9,25 @@ Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from torch import fx
 
 from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
 from ipu_dynamo.passes.graph.gradient_sums import loop_of
 from ipu_dynamo.passes.joint.partition import repeated
-from ipu_dynamo.passes.levels import Level, Part, Partitioned, PartWrite
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.levels import Part, Partitioned, PartWrite
 from ipu_dynamo.program import Direction, graph_outputs
 from ipu_dynamo.program.ir.made_names import made_of
 
 EARLY, LATE = range(2)  # the two pieces
 
 
-@dataclass(frozen=True)
-class SplitWeightGradients:
+class SplitWeightGradients(Pass):
     """The pass, for a zero-bubble schedule."""
 
-    name: ClassVar[str] = "SplitWeightGradients"
-    level: ClassVar[Level] = "parts"
+    level = "parts"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         read = {*partitioned.returned, *partitioned.changed.values()}

@@ -15,8 +15,7 @@ Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import field
 
 import torch
 from torch import fx
@@ -31,18 +30,16 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class AnchorValues:
+class AnchorValues(Pass):
     """The pass. Gradients are marked only; variables that no operator makes are left alone."""
 
-    name: ClassVar[str] = "AnchorValues"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "anchors are part of the program"
+    level = "traced"
+    needed = "anchors are part of the program"
 
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
 

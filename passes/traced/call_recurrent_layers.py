@@ -7,23 +7,18 @@ Keeps    values and random numbers as eager PyTorch computes and draws them; sou
 Source   `capture/layers/recurrent_layers.py`, which does the same while a module is traced.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.layers.recurrent_layers import call_recurrent_layers
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 
-@dataclass(frozen=True)
-class CallRecurrentLayers:
+class CallRecurrentLayers(Pass):
     """The pass, on a graph and those of its checkpoints."""
 
-    name: ClassVar[str] = "CallRecurrentLayers"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "PyTorch would take layers apart, and forget the dropout between them"
+    level = "traced"
+    needed = "PyTorch would take layers apart, and forget the dropout between them"
 
     def __call__(self, capture: Traced) -> bool:
         modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]

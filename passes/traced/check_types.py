@@ -9,7 +9,7 @@ Source   PyTorch: fake tensors have shapes and types, but do not know which kern
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -19,7 +19,7 @@ from ipu_dynamo.capture.capture import Placeholder, Traced
 from ipu_dynamo.capture.private.tracing import autocast_again, autocasts, outside_modes
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 _MOST = 2**20  # elements of a trial, which takes a millisecond then
 _FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
@@ -56,12 +56,10 @@ def plan(graph: fx.Graph) -> Iterator[WrongTypes]:
                 yield wrong
 
 
-@dataclass(frozen=True)
-class CheckTypes:
+class CheckTypes(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "CheckTypes"
-    level: ClassVar[Level] = "traced"
+    level = "traced"
 
     def __call__(self, capture: Traced) -> bool:
         roles = capture.roles()

@@ -20,9 +20,8 @@ Source   PyTorch's AOTAutograd, whose joint graph is the result.
 import logging
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,7 +42,7 @@ from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
 from ipu_dynamo.passes.traced.describe_joint import describe
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
@@ -121,17 +120,15 @@ def _names(node: fx.Node) -> list[str]:
     return [node.meta[key] for key in (NAME, MATMUL_NAME) if key in node.meta]
 
 
-@dataclass(frozen=True)
-class Differentiate:
+class Differentiate(Pass):
     """The pass. Its graph has an input for the gradient of the loss, the `tangent`.
 
     Args:
         may_train_nothing: accept a loss that depends on no parameter, which then has no gradient.
     """
 
-    name: ClassVar[str] = "Differentiate"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "a program is made of the functional graph"
+    level = "traced"
+    needed = "a program is made of the functional graph"
 
     may_train_nothing: bool = False
 

@@ -8,19 +8,16 @@ Keeps    values; a tensor that is held once is one input, however often it is re
 Source   design of programs: what lasts is a variable.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Capture, Placeholder, unused
 from ipu_dynamo.capture.outside import outside_of_graph, warn
 from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.levels import Level
 
 
-@dataclass(frozen=True)
-class LiftConstants:
+class LiftConstants(GraphPass):
     """The pass.
 
     Args:
@@ -28,20 +25,17 @@ class LiftConstants:
         warn: say so for tensors that forward takes from outside the model.
     """
 
-    name: ClassVar[str] = "LiftConstants"
-    needed: ClassVar[str] = "a program holds no tensors but its variables"
+    needed = "a program holds no tensors but its variables"
 
     level: Level = "traced"
     warn: bool = True
 
-    def __call__(self, capture: Capture) -> bool:
+    def rewrite(self, capture: Capture) -> bool:
         if self.warn:
             warn(capture.report.outside)
         held = plan(capture)
         for target, nodes in held.items():
             self._lift(capture, target, nodes)
-        if held:
-            capture.graph.recompile()
         return bool(held)
 
     def _lift(self, capture: Capture, target: str, nodes: list[fx.Node]) -> None:
@@ -60,11 +54,8 @@ class LiftConstants:
         capture.report.tensors = {**capture.report.tensors, name: tensor.detach().clone()}
 
 
-@dataclass(frozen=True)
 class LiftJointConstants(LiftConstants):
     """The same on the joint graph, where functions that a model has of its own are written out."""
-
-    name: ClassVar[str] = "LiftJointConstants"
 
     level: Level = "joint"
 

@@ -10,16 +10,14 @@ Source   PopTorch user guide, "poptorch.Options.anchorTensor" and "poptorch.Name
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import MATMUL_NAME, NAME, Traced
 from ipu_dynamo.capture.scopes import SCOPE
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 aten = torch.ops.aten
 _ONNX = {  # names that are not the operator's own in capitals
@@ -51,13 +49,11 @@ _ONNX = {  # names that are not the operator's own in capitals
 }
 
 
-@dataclass(frozen=True)
-class NameValues:
+class NameValues(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "NameValues"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "values are found by name"
+    level = "traced"
+    needed = "values are found by name"
 
     def __call__(self, capture: Traced) -> bool:
         names = plan(capture.graph.graph)

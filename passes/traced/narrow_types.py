@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -29,7 +29,7 @@ from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_argu
 from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import call, evaluate
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
@@ -115,16 +115,14 @@ class _Narrowing:
         return call(self.graph, aten.to.dtype, source, dtype, origin=origin)
 
 
-@dataclass(frozen=True)
-class NarrowTypes:
+class NarrowTypes(GraphPass):
     """The pass. `narrow`: whether to carry types as PopTorch did; otherwise nothing is done."""
 
-    name: ClassVar[str] = "NarrowTypes"
-    level: ClassVar[Level] = "traced"
+    level = "traced"
 
     narrow: bool
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         if not self.narrow:
             return False
         graph = capture.graph.graph
@@ -136,7 +134,6 @@ class NarrowTypes:
             if node.op == "call_function":
                 narrowing.rewrite(node)
         capture.loss = loss
-        capture.graph.recompile()
         return True
 
 

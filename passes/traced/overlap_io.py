@@ -13,7 +13,7 @@ Source   PopTorch user guide, "Overlapping host IO".
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from torch import fx
 
@@ -21,7 +21,7 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program import Overlap
 
 OverlapRule = Literal[
@@ -110,17 +110,15 @@ class Mark:
         return places[0]
 
 
-@dataclass(frozen=True)
-class OverlapIO:
+class OverlapIO(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "OverlapIO"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "its markers compute nothing that a stage could run"
+    level = "traced"
+    needed = "its markers compute nothing that a stage could run"
 
     options: Options
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         kinds = (overlap_input_op, overlap_output_op)
         marks = [Mark(node) for node in graph.nodes if node.target in kinds]
@@ -132,7 +130,6 @@ class OverlapIO:
             graph.erase_node(mark.node)
         if marks:
             capture.report.overlaps = modes
-            capture.graph.recompile()
         return bool(marks)
 
     def _check(self, mark: fx.Node, *, training: bool) -> None:

@@ -6,20 +6,15 @@ Keeps    the graph.
 Source   functions of programs are flat: what loops and branches run is another function, by name.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Level
 
 
-@dataclass(frozen=True)
-class RefuseNestedGraphs:
+class RefuseNestedGraphs(Pass):
     """The pass, before or after autograd."""
-
-    name: ClassVar[str] = "RefuseNestedGraphs"
 
     level: Level = "traced"
 

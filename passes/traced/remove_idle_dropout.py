@@ -7,26 +7,23 @@ Keeps    what PyTorch does: it returns `x` itself. AOTAutograd would make a copy
 Source   `torch.nn.functional.dropout`.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 aten = torch.ops.aten
 _DROPOUTS = (F.dropout, torch.dropout, aten.dropout.default)
 
 
-@dataclass(frozen=True)
-class RemoveIdleDropout:
+class RemoveIdleDropout(Pass):
     """The pass, on a graph of Dynamo's or of ATen's operators and the graphs in it."""
 
-    name: ClassVar[str] = "RemoveIdleDropout"
-    level: ClassVar[Level] = "traced"
+    level = "traced"
 
     def __call__(self, capture: Traced) -> bool:
         modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]

@@ -14,7 +14,6 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -23,7 +22,7 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.private.node_meta import CUSTOM
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
@@ -128,15 +127,13 @@ def plan(graph: fx.Graph) -> list[_Group]:
     return groups
 
 
-@dataclass(frozen=True)
-class TagConvolutionGroups:
+class TagConvolutionGroups(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "TagConvolutionGroups"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "its markers compute nothing that a stage could run"
+    level = "traced"
+    needed = "its markers compute nothing that a stage could run"
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         groups = plan(graph)
         for number, group in enumerate(groups):
@@ -145,6 +142,4 @@ class TagConvolutionGroups:
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
                 graph.erase_node(node)
-        if groups:
-            capture.graph.recompile()
         return bool(groups)

@@ -8,29 +8,22 @@ Keeps    every other operator, and titles that users give.
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import NAME, Traced
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
-@dataclass(frozen=True)
-class TitlePrints:
+class TitlePrints(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "TitlePrints"
-    level: ClassVar[Level] = "traced"
+    level = "traced"
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         titles = plan(capture)
         for node, title in titles.items():
             node.args = (node.args[0], title, *node.args[2:])
-        if titles:
-            capture.graph.recompile()
         return bool(titles)
 
 

@@ -10,14 +10,12 @@ Source   LAMB and gradient centralisation, whose updates need norms.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
 
 from ipu_dynamo.passes.graph.builder import call_on
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step, is_number
 from ipu_dynamo.passes.update_levels import JOINT, UpdateGraphs, UpdatePlace, UpdatePlan, UpdateStep
 from ipu_dynamo.program import graph_outputs
@@ -84,13 +82,11 @@ def _assign(step: UpdateStep, plan: UpdatePlan) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class AssignOwners:
+class AssignOwners(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "AssignOwners"
-    level: ClassVar[Level] = "update"
-    needed: ClassVar[str] = "a parameter is updated on its own IPU"
+    level = "update"
+    needed = "a parameter is updated on its own IPU"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         plan = update.plan

@@ -10,15 +10,14 @@ Source   a program's update: one function for all parameters of a shape, and num
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.assign_owners import owners_of
 from ipu_dynamo.passes.update.cut_factors import Factors, counters_of
 from ipu_dynamo.passes.update.step_graphs import (
@@ -316,13 +315,11 @@ def _values_between(
     ]
 
 
-@dataclass(frozen=True)
-class CutUpdate:
+class CutUpdate(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "CutUpdate"
-    level: ClassVar[Level] = "update"
-    needed: ClassVar[str] = "programs call functions"
+    level = "update"
+    needed = "programs call functions"
 
     def __call__(self, update: UpdateGraphs) -> UpdateFunctions:
         plan = update.plan

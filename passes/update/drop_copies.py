@@ -6,12 +6,9 @@ Keeps    every result. A copy to another dtype, shape or device stays.
 Source   the copies that functionalisation writes for `copy_`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
@@ -36,12 +33,10 @@ def _drop(step: UpdateStep) -> bool:
     return changed
 
 
-@dataclass(frozen=True)
-class DropCopies:
+class DropCopies(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "DropCopies"
-    level: ClassVar[Level] = "update"
+    level = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         return each_step(update, _drop)

@@ -8,12 +8,11 @@ Source   models with hundreds of parameters of few shapes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from ipu_dynamo.capture.update.representatives import places
 from ipu_dynamo.capture.update.world import World
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program.ir.traced_update import TracedStep
 
@@ -52,13 +51,11 @@ def _step_for_all(step: TracedStep, world: World, stands: Sequence[int]) -> Trac
     )
 
 
-@dataclass(frozen=True)
-class ExpandRepresentatives:
+class ExpandRepresentatives(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "ExpandRepresentatives"
-    level: ClassVar[Level] = "functions"
-    needed: ClassVar[str] = "parameters that were not traced would stay as they are"
+    level = "functions"
+    needed = "parameters that were not traced would stay as they are"
 
     def __call__(self, update: UpdateFunctions) -> UpdateFunctions | bool:
         last, stands = update.worlds[-1], update.stands

@@ -6,14 +6,11 @@ Keeps    every result.
 Source   functions of programs, which are pure and are saved as text.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
@@ -42,17 +39,15 @@ def _fill(step: UpdateStep) -> bool:
     return bool(held)
 
 
-@dataclass(frozen=True)
-class FillConstants:
+class FillConstants(Pass):
     """The pass.
 
     Raises:
         UntraceableUpdate: the elements of a tensor differ.
     """
 
-    name: ClassVar[str] = "FillConstants"
-    level: ClassVar[Level] = "update"
-    needed: ClassVar[str] = "functions of a program hold no tensors"
+    level = "update"
+    needed = "functions of a program hold no tensors"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         return each_step(update, _fill)

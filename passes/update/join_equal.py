@@ -6,13 +6,10 @@ Keeps    every result. Operators that draw random numbers are not joined.
 Source   common-subexpression elimination.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
@@ -33,12 +30,10 @@ def _join(step: UpdateStep) -> bool:
     return changed
 
 
-@dataclass(frozen=True)
-class JoinEqual:
+class JoinEqual(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "JoinEqual"
-    level: ClassVar[Level] = "update"
+    level = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         return each_step(update, _join)

@@ -7,14 +7,14 @@ Source   a program's variables: what lasts from step to step, and where it is.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.update.world import Leaf, World
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.expand_representatives import plan_of
 from ipu_dynamo.passes.update.share_counters import alike_counters
 from ipu_dynamo.passes.update.step_graphs import is_number, numbers_without_tensors
@@ -133,8 +133,7 @@ def _beginning(counter: Counter, leaf: Leaf | None) -> Counter:
     return replace(counter, initial=leaf.value.item() if leaf.is_tensor else leaf.value)
 
 
-@dataclass(frozen=True)
-class PlanUpdate:
+class PlanUpdate(Pass):
     """The pass.
 
     Args:
@@ -142,9 +141,8 @@ class PlanUpdate:
     """
 
     known: UpdatePlan | None = None
-    name: ClassVar[str] = "PlanUpdate"
-    level: ClassVar[Level] = "update"
-    needed: ClassVar[str] = "it says what the program keeps from step to step"
+    level = "update"
+    needed = "it says what the program keeps from step to step"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         if update.plan is not None:

@@ -6,16 +6,13 @@ Keeps    what every result is. Views stay views: copies of them would take time.
 Source   torch.func.functionalize.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from ipu_dynamo.capture.private.update_symbols import recording, without_writes
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep, explained
 from ipu_dynamo.ops.graph_queries import writes
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 
 
@@ -34,13 +31,11 @@ def _remove(step: RecordedStep) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class RemoveWrites:
+class RemoveWrites(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "RemoveWrites"
-    level: ClassVar[Level] = "recorded"
-    needed: ClassVar[str] = "functions of a program write nothing"
+    level = "recorded"
+    needed = "functions of a program write nothing"
 
     def __call__(self, update: RecordedUpdate) -> bool:
         return each_step(update, _remove)

@@ -7,11 +7,10 @@ Keeps    every result while the counts are equal. `TracedOptimizer` checks a sta
 Source   torch.optim, which counts the steps of each parameter by itself.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ipu_dynamo.capture.update.world import World
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step, numbers_without_tensors
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 
@@ -39,12 +38,10 @@ def alike_counters(world: World) -> list[list[str]]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class ShareCounters:
+class ShareCounters(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "ShareCounters"
-    level: ClassVar[Level] = "update"
+    level = "update"
 
     def __call__(self, update: UpdateGraphs) -> bool:
         return each_step(update, _share)

@@ -11,7 +11,7 @@ Source   torch.compile's own pass of this name, which does it for models.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -27,7 +27,7 @@ from ipu_dynamo.capture.update.trace_step import (
 )
 from ipu_dynamo.capture.update.world import Leaf
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 from ipu_dynamo.program import graph_outputs
 
@@ -399,8 +399,7 @@ def _conditions(step: RecordedStep, given: Sequence[Any], items: Sequence[Tensor
     return made
 
 
-@dataclass(frozen=True)
-class TensorifyScalars:
+class TensorifyScalars(Pass):
     """The pass.
 
     Raises:
@@ -408,9 +407,8 @@ class TensorifyScalars:
         UnknownNumberUse: a number is used in a way that is not known.
     """
 
-    name: ClassVar[str] = "TensorifyScalars"
-    level: ClassVar[Level] = "recorded"
-    needed: ClassVar[str] = "functions take tensors only"
+    level = "recorded"
+    needed = "functions take tensors only"
 
     def __call__(self, update: RecordedUpdate) -> UpdateGraphs:
         steps = tuple(map(_tensorified, update.steps))

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.level_text import write_level
-from ipu_dynamo.passes.levels import Model, Pass
+from ipu_dynamo.passes.levels import Model
 from ipu_dynamo.passes.manager import PassManager
 from tests.passes.example_graphs import ExampleGraph
 from tests.passes.example_text import letters, parse_line

@@ -277,7 +277,7 @@ def result_of(run):
 @pytest.mark.parametrize("step", STEPS, ids=NAMES)
 def test_a_step_can_be_left_out_or_says_why_not(step):
     options = {"without": (step.name,)}
-    if reason := getattr(step, "needed", ""):
+    if reason := step.needed:
         for run in (trained, through_dynamo):
             with pytest.raises(OptionError, match=f"{step.name} cannot be left out: {reason}"):
                 run(options)

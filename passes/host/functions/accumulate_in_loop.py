@@ -10,7 +10,6 @@ Source   PopTorch user guide, "poptorch.serializedMatMul": weights are updated p
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -26,7 +25,7 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     untransposed,
 )
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 
 aten = torch.ops.aten
@@ -102,13 +101,11 @@ def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
         erase_unread(node)
 
 
-@dataclass(frozen=True)
-class AccumulateInLoop:
+class AccumulateInLoop(Pass):
     """The pass. `forced`: whether to, where it can be."""
 
-    name: ClassVar[str] = "AccumulateInLoop"
-    level: ClassVar[Level] = "host"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    level = "host"
+    choices = (True, False)
 
     forced: bool | None = None
 

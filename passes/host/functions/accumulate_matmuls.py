@@ -12,7 +12,6 @@ Source   the `beta` of BLAS's `gemm`, which adds to a matrix what it computes.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -32,7 +31,7 @@ from ipu_dynamo.passes.graph.gradient_sums import (
     untransposed,
 )
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 
 aten = torch.ops.aten
@@ -124,13 +123,11 @@ def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
     erase_unread(term)
 
 
-@dataclass(frozen=True)
-class AccumulateMatmuls:
+class AccumulateMatmuls(Pass):
     """The pass. `forced`: whether to, whatever the size."""
 
-    name: ClassVar[str] = "AccumulateMatmuls"
-    level: ClassVar[Level] = "host"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    level = "host"
+    choices = (True, False)
 
     forced: bool | None = None
 

@@ -12,7 +12,6 @@ Source   PyTorch's own LSTM on the CPU; `python -m benchmarks recurrent_lstm` co
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -28,7 +27,7 @@ from ipu_dynamo.ops.recurrent.pairs import SAVED
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.joint.recomputation.repeat_lstms import has_onednn_layer
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 
 _STATES = 1, 2  # results hy and cy of a forward operator
@@ -43,12 +42,10 @@ class Layer:
     backward: fx.Node | None
 
 
-@dataclass(frozen=True)
-class CallOnednnLstms:
+class CallOnednnLstms(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "CallOnednnLstms"
-    level: ClassVar[Level] = "host"
+    level = "host"
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         decision = Decision(self.name, "onednn", of="LSTM layers")

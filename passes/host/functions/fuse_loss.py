@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
-from typing import ClassVar
 
 from torch import fx
 
@@ -25,7 +24,7 @@ from ipu_dynamo.ops.serialized_loss import (
 )
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.tune.costs import FEWEST_BLOCKS, ROWS_OF_A_BLOCK
 
@@ -135,13 +134,11 @@ def apply(graph: fx.Graph, sweep: Sweep) -> None:
         graph.erase_node(of_x)
 
 
-@dataclass(frozen=True)
-class FuseLoss:
+class FuseLoss(Pass):
     """The pass. `forced`: whether to, however few rows a block has."""
 
-    name: ClassVar[str] = "FuseLoss"
-    level: ClassVar[Level] = "host"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    level = "host"
+    choices = (True, False)
 
     forced: bool | None = None
 

@@ -8,14 +8,11 @@ Keeps    what each element becomes, up to the rounding of other vector instructi
 Source   torch.optim, which updates lists of tensors (`foreach`).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import is_elementwise
 from ipu_dynamo.program import Function, graph_outputs, make_function
 
@@ -58,17 +55,15 @@ def _joined(function: Function, elements: int) -> Function:
     return make_function(f"{function.name}_joined", fx.GraphModule(torch.nn.Module(), graph))
 
 
-@dataclass(frozen=True)
-class JoinUpdates:
+class JoinUpdates(Pass):
     """The pass.
 
     Args:
         elements: of parameters that are updated together, in a row.
     """
 
-    name: ClassVar[str] = "JoinUpdates"
-    level: ClassVar[Level] = "function"
-    needed: ClassVar[str] = "parameters in a row have another shape"
+    level = "function"
+    needed = "parameters in a row have another shape"
 
     elements: int
 

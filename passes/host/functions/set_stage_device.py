@@ -7,8 +7,8 @@ Keeps    operators, shapes, layouts, source lines. A copy to another device stay
 Source   PyTorch: an operator's tensors, and those it makes, are on one device.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -18,18 +18,16 @@ from ipu_dynamo.ops.bodies import Body, all_bodies, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.options.devices import devices_of_ipus
 from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Function, HostProgram, make_function
 from ipu_dynamo.program.ir.function import body_of
 
 
-@dataclass(frozen=True)
-class SetStageDevice:
+class SetStageDevice(Pass):
     """The pass. `devices`: one for all IPUs, or one for each."""
 
-    name: ClassVar[str] = "SetStageDevice"
-    level: ClassVar[Level] = "host"
-    needed: ClassVar[str] = "stages would make tensors on another device than their IPU's"
+    level = "host"
+    needed = "stages would make tensors on another device than their IPU's"
 
     devices: tuple[torch.device, ...]
 

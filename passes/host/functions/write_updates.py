@@ -7,13 +7,10 @@ Keeps    what both hold afterwards. The compiler stores results over its inputs:
 Source   the updates of torch.optim, which are in place.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Function, graph_outputs, make_function
 
 aten = torch.ops.aten
@@ -44,17 +41,15 @@ def _direct(result: fx.Node, target: fx.Node) -> fx.Node:
     return result
 
 
-@dataclass(frozen=True)
-class WriteUpdates:
+class WriteUpdates(Pass):
     """The pass.
 
     Args:
         keep_weight: return the new weight, and do not write it.
     """
 
-    name: ClassVar[str] = "WriteUpdates"
-    level: ClassVar[Level] = "function"
-    needed: ClassVar[str] = "the results of an update would be lost"
+    level = "function"
+    needed = "the results of an update would be lost"
 
     keep_weight: bool = False
 

@@ -18,8 +18,7 @@ Source   PyTorch 2.13.0 writes the result of `x.index_add(dim, index, f(x))` ove
 """
 
 import logging
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -235,12 +234,10 @@ def _base(node: object) -> object:
     return node
 
 
-@dataclass(frozen=True)
 class AvoidInductorFaults(RecipePass):
     """The pass."""
 
-    name: ClassVar[str] = "AvoidInductorFaults"
-    needed: ClassVar[str] = "results would be wrong"
+    needed = "results would be wrong"
 
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
         fault = miscompiled(recipe.lowered.graph.graph)

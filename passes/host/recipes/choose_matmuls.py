@@ -11,7 +11,7 @@ Only gelu moves into the matmul: oneDNN's relu makes 0 of nan.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import fx
@@ -118,7 +118,6 @@ def decisions_of(
     ]
 
 
-@dataclass(frozen=True)
 class ChooseMatmuls(RecipePass):
     """The pass.
 
@@ -127,8 +126,7 @@ class ChooseMatmuls(RecipePass):
         forced: the library of all matmuls.
     """
 
-    name: ClassVar[str] = "ChooseMatmuls"
-    choices: ClassVar[tuple[str, ...]] = get_args(Library)
+    choices = get_args(Library)
 
     figures: Figures | None = None
     forced: Library | None = None

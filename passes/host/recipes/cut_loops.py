@@ -12,7 +12,6 @@ Source   our own: a compiler that wants a functional graph would copy the memory
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -121,11 +120,8 @@ def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], R
     return Parts(tuple(parts), tuple(returned))
 
 
-@dataclass(frozen=True)
 class CutLoops(RecipePass):
     """The pass."""
-
-    name: ClassVar[str] = "CutLoops"
 
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
         if not has_loop(recipe.lowered.graph.graph):

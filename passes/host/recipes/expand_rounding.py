@@ -6,8 +6,7 @@ Keeps    bits, layouts, source lines.
 Source   it is one operator until here: passes take time for each, and there are 40 of them.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from torch import Tensor, fx
 
@@ -38,11 +37,8 @@ def _round(x: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
     return [round_stochastically(x, first, second)]
 
 
-@dataclass(frozen=True)
 class ExpandRounding(RecipePass):
     """The pass."""
-
-    name: ClassVar[str] = "ExpandRounding"
 
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
         graph = recipe.lowered.graph.graph

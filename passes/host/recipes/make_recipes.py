@@ -6,22 +6,20 @@ Keeps    everything else; later passes change what is `lowered` of a recipe.
 Source   the split of deciding and running of this project's design.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 from ipu_dynamo.ops.bodies import bodies_of
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import RECOMPUTED, Function, HostProgram, make_function
 from ipu_dynamo.program.recipe import Recipe
 
 
-@dataclass(frozen=True)
-class MakeRecipes:
+class MakeRecipes(Pass):
     """The pass. `compiles`: functions are compiled, and not run operator by operator."""
 
-    name: ClassVar[str] = "MakeRecipes"
-    level: ClassVar[Level] = "host"
-    needed: ClassVar[str] = "engines run recipes"
+    level = "host"
+    needed = "engines run recipes"
 
     compiles: bool = False
 

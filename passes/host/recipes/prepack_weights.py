@@ -7,8 +7,7 @@ Source   oneDNN developer guide, "Inner matmul": weights in a format that the li
 """
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from ipu_dynamo.passes.host.recipes.choose_matmuls import apply, choice_by, decisions_of, plan
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
@@ -18,7 +17,6 @@ from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.tune.figures import Figures
 
 
-@dataclass(frozen=True)
 class PrepackWeights(RecipePass):
     """The pass.
 
@@ -29,8 +27,7 @@ class PrepackWeights(RecipePass):
         forced: whether to pack all that can be, whatever it is worth.
     """
 
-    name: ClassVar[str] = "PrepackWeights"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    choices = (True, False)
 
     own_tensors: bool = False
     figures: Figures | None = None

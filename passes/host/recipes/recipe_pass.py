@@ -3,20 +3,18 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.recipe import Recipe
 
 Rewritten = tuple[Recipe, Sequence[Decision]]
 
 
-class RecipePass:
+class RecipePass(Pass):
     """A pass that looks at each recipe of a function that is compiled by itself."""
 
-    name: ClassVar[str]
-    level: ClassVar[Level] = "host"
+    level = "host"
 
     @abstractmethod
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:

@@ -9,8 +9,7 @@ Keeps    values but for the order of sums in matmuls. Where the code calls somet
 Source   our own; CUDA graphs do this for devices.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from torch import fx
 
@@ -27,12 +26,10 @@ def largest_matmul(graph: fx.Graph) -> int:
     return max((operations(node) for node in graph.nodes if node.target in MATMULS), default=0)
 
 
-@dataclass(frozen=True)
 class ReplaySteps(RecipePass):
     """The pass. `forced`: False, if steps are not to be repeated whatever that gains."""
 
-    name: ClassVar[str] = "ReplaySteps"
-    choices: ClassVar[tuple[bool, ...]] = (False,)
+    choices = (False,)
 
     forced: bool | None = None
 

@@ -6,8 +6,7 @@ Keeps    the function.
 Source   Inductor calls libraries for matmuls; compiling such a call takes seconds and gains none.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -33,12 +32,10 @@ _MATMULS = {
 }
 
 
-@dataclass(frozen=True)
 class SkipCompiling(RecipePass):
     """The pass. `forced`: whether to run all functions so, or none."""
 
-    name: ClassVar[str] = "SkipCompiling"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    choices = (True, False)
 
     forced: bool | None = None
 

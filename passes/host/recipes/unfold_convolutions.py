@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -182,7 +182,6 @@ def _backward(
     return written(graph, node, compute, [gradient, x, weight], of)
 
 
-@dataclass(frozen=True)
 class UnfoldConvolutions(RecipePass):
     """The pass.
 
@@ -191,8 +190,7 @@ class UnfoldConvolutions(RecipePass):
         forced: whether to unfold all that can be, whatever it is worth.
     """
 
-    name: ClassVar[str] = "UnfoldConvolutions"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    choices = (True, False)
 
     figures: Figures | None = None
     forced: bool | None = None

@@ -7,23 +7,20 @@ Keeps    programs and functions. The number decides the order of some sums, so i
 Source   our own: several teams of threads on the same cores collapse when the machine is busy.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.schedule.planning import is_spread
 from ipu_dynamo.program.schedule.sections import sections
 
 
-@dataclass(frozen=True)
-class ChooseThreads:
+class ChooseThreads(Pass):
     """The pass. `several_at_once`: stages of several IPUs run at the same time."""
 
-    name: ClassVar[str] = "ChooseThreads"
-    level: ClassVar[Level] = "host"
+    level = "host"
 
     several_at_once: bool
 

@@ -8,8 +8,8 @@ Source   our own; data parallelism over the micro-batches of one replica.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     Call,
     Decision,
@@ -179,13 +179,11 @@ def _with(body: tuple[Instruction, ...], calls: Mapping[int, Call]) -> tuple[Ins
     )
 
 
-@dataclass(frozen=True)
-class DeferAccumulation:
+class DeferAccumulation(Pass):
     """The pass. `forced`: whether to, whatever it is worth."""
 
-    name: ClassVar[str] = "DeferAccumulation"
-    level: ClassVar[Level] = "host"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    level = "host"
+    choices = (True, False)
 
     forced: bool | None = None
 

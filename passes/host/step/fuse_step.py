@@ -8,8 +8,8 @@ Source   our own; the whole step under one `jit`, as in JAX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,7 +28,7 @@ from ipu_dynamo.passes.host.step.fuse_updates import (
     written_by,
 )
 from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     Call,
     Decision,
@@ -255,8 +255,7 @@ def _states_of(update: Update) -> list[str]:
     return [name for _, names in update.states for name in names]
 
 
-@dataclass(frozen=True)
-class FuseStep:
+class FuseStep(Pass):
     """The pass.
 
     Args:
@@ -265,9 +264,8 @@ class FuseStep:
         forced: whether to, whatever it is worth.
     """
 
-    name: ClassVar[str] = "FuseStep"
-    level: ClassVar[Level] = "host"
-    choices: ClassVar[tuple[bool, ...]] = (True, False)
+    level = "host"
+    choices = (True, False)
 
     compiles: bool = True
     hyperparameters: Hyperparameters = ()

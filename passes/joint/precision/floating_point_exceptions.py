@@ -11,7 +11,7 @@ Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloating
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +21,7 @@ from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _DIVISIONS: dict[object, Kind] = {
@@ -74,16 +74,14 @@ def plan(graph: fx.Graph) -> list[_Check]:
     return checks
 
 
-@dataclass(frozen=True)
-class FloatingPointExceptions:
+class FloatingPointExceptions(GraphPass):
     """The pass. `enabled`: whether to check at all."""
 
-    name: ClassVar[str] = "FloatingPointExceptions"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     enabled: bool
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         checks = plan(graph) if self.enabled else []
         for planned in checks:
@@ -96,8 +94,6 @@ class FloatingPointExceptions:
                     planned.operator,
                 )
                 call(graph, check, *arguments, origin=planned.value)
-        if checks:
-            capture.graph.recompile()
         return bool(checks)
 
 

@@ -14,7 +14,7 @@ Source   PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsTyp
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,13 +23,12 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class HalfPartials:
+class HalfPartials(GraphPass):
     """The pass.
 
     Args:
@@ -38,14 +37,13 @@ class HalfPartials:
             partials of its own.
     """
 
-    name: ClassVar[str] = "HalfPartials"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     chunk: int
     matmuls: bool
     convolutions: bool
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         products = plan(graph, matmuls=self.matmuls, convolutions=self.convolutions)
         for node in products:
@@ -53,7 +51,6 @@ class HalfPartials:
                 _REWRITES[node.target](_Product(graph, node, self.chunk))
         if products:
             graph.eliminate_dead_code()
-            capture.graph.recompile()
         return bool(products)
 
 

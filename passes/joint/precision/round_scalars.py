@@ -6,14 +6,13 @@ Keeps    the graph; eager results, bit for bit. Inductor would compute with the 
 Source   PyTorch 2.13: these kernels convert their scalar to the tensor's type before they compute.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Joint
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -41,19 +40,15 @@ def plan(graph: fx.Graph) -> dict[fx.Node, tuple[Any, ...]]:
     return changes
 
 
-@dataclass(frozen=True)
-class RoundScalars:
+class RoundScalars(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "RoundScalars"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         changes = plan(capture.graph.graph)
         for node, arguments in changes.items():
             node.args = arguments
-        if changes:
-            capture.graph.recompile()
         return bool(changes)
 
 

@@ -20,9 +20,7 @@ Keeps    stages and source lines; values that a half holds exactly, but that -0.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
 """
 
-from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -36,7 +34,7 @@ from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
 from ipu_dynamo.passes.joint.random_numbers.counter_random import key_input
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _FIRST_STREAM = 1 << 20  # apart from the random operators of the model
@@ -67,16 +65,14 @@ _COPIES = frozenset(  # give elements that they were given, perhaps with another
 )
 
 
-@dataclass(frozen=True)
-class StochasticRounding:
+class StochasticRounding(GraphPass):
     """The pass. `enabled`: whether to do it at all."""
 
-    name: ClassVar[str] = "StochasticRounding"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     enabled: bool
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         narrow = computing_in_half(graph) if self.enabled else []
         rewrite = InFloat.of(capture)
@@ -90,7 +86,6 @@ class StochasticRounding:
                 _round(Drawing(graph, key, node, _FIRST_STREAM + number))
         if narrow or conversions:
             graph.eliminate_dead_code()
-            capture.graph.recompile()
         return bool(narrow or conversions)
 
 

@@ -10,15 +10,12 @@ Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies ha
          tenth of the speed of float32, in the shapes of the backward pass at a thirtieth.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 PRODUCTS = frozenset(
@@ -47,18 +44,14 @@ def plan(graph: fx.Graph) -> list[fx.Node]:
     ]
 
 
-@dataclass(frozen=True)
-class UpcastHalfMatmuls:
+class UpcastHalfMatmuls(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "UpcastHalfMatmuls"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         products = plan(capture.graph.graph)
         rewrite = InFloat.of(capture)
         for product in products:
             rewrite.rewrite(product)
-        if products:
-            capture.graph.recompile()
         return bool(products)

@@ -23,15 +23,12 @@ Keeps    stages and source lines; results, but for what the rounded mean has cos
 Source   PopTorch user guide, "poptorch.Options.enableStableNorm".
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 _FORWARD = frozenset(
@@ -51,16 +48,14 @@ _BACKWARD = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class UpcastNorms:
+class UpcastNorms(GraphPass):
     """The pass. `enabled`: whether to do so."""
 
-    name: ClassVar[str] = "UpcastNorms"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     enabled: bool
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         norms = plan(capture.graph.graph) if self.enabled else []
         rewrite = InFloat.of(capture)
         for norm in norms:
@@ -70,7 +65,6 @@ class UpcastNorms:
                 _let_read_unrounded(part, rewrite)
         if norms:
             capture.graph.graph.eliminate_dead_code()  # statistics that nobody reads rounded
-            capture.graph.recompile()
         return bool(norms)
 
 

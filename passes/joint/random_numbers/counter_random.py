@@ -28,7 +28,7 @@ with the key that it takes.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -47,7 +47,7 @@ from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
     offset,
 )
 from ipu_dynamo.passes.joint.random_numbers.random_operators import DRAW
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.ir.function import body_of
 
 aten = torch.ops.aten
@@ -76,22 +76,19 @@ def draws(node: fx.Node) -> bool:
     return bool(probability != 0.0)
 
 
-@dataclass(frozen=True)
-class CounterRandom:
+class CounterRandom(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "CounterRandom"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "stages, workers and recomputation would draw other numbers"
+    level = "joint"
+    needed = "stages, workers and recomputation would draw other numbers"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         nodes = plan(capture.graph.graph)
         if not nodes:
             return False
         graph = capture.graph.graph
         draw_all(graph, key_input(capture), 0)
         graph.eliminate_dead_code()
-        capture.graph.recompile()
         return True
 
 

@@ -12,8 +12,6 @@ Source   design of this project: a program is the same for every replica, and wh
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -30,7 +28,7 @@ from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 _INPUTS: tuple[tuple[OpOverload, str, PlaceholderKind], ...] = (
     (torch.ops.ipu.replica_index.default, REPLICA_INDEX, "replica"),
@@ -38,15 +36,13 @@ _INPUTS: tuple[tuple[OpOverload, str, PlaceholderKind], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class NumberReplicas:
+class NumberReplicas(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "NumberReplicas"
-    level: ClassVar[Level] = "joint"
-    needed: ClassVar[str] = "every replica would be number 0"
+    level = "joint"
+    needed = "every replica would be number 0"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         for node in capture.graph.graph.nodes:
             if any(_within(node)):
                 raise CompileError(
@@ -56,8 +52,6 @@ class NumberReplicas:
                     id="operator",
                 )
         inputs = [_as_input(capture, *rule) for rule in _INPUTS]
-        if any(inputs):
-            capture.graph.recompile()
         return any(inputs)
 
 

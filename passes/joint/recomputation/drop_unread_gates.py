@@ -12,25 +12,20 @@ A layer saves its gates where gradients are on when it is called. Nobody reads t
 the layer depends on is trained, or if all of it is computed again in the backward pass.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.recurrent.pairs import SAVED
 from ipu_dynamo.passes.graph.builder import evaluate
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 
-@dataclass(frozen=True)
-class DropUnreadGates:
+class DropUnreadGates(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "DropUnreadGates"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         layers = plan(graph)
         for node in layers:
@@ -39,8 +34,6 @@ class DropUnreadGates:
                     graph.erase_node(part)
             node.args = (*node.args[:-1], False)
             node.meta["val"] = evaluate(node)
-        if layers:
-            capture.graph.recompile()
         return bool(layers)
 
 

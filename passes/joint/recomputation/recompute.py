@@ -19,8 +19,7 @@ Source   PopTorch user guide, "poptorch.recomputationCheckpoint" and pipelined e
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import fx
 
@@ -30,7 +29,7 @@ from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.graph.liveness import Again, peak_bytes
 from ipu_dynamo.passes.joint.recomputation.minimum_cut import most, repeatable
 from ipu_dynamo.passes.joint.recomputation.recompute_cuts import evenly, forward_of, narrow_places
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program import RECOMPUTED
 
 Mode = Literal["off", "stages", "all"]
@@ -86,8 +85,7 @@ def apply(graph: fx.Graph, again: Again) -> None:
                 user.replace_input_with(node, copy)
 
 
-@dataclass(frozen=True)
-class Recompute:
+class Recompute(GraphPass):
     """The pass.
 
     Args:
@@ -99,13 +97,12 @@ class Recompute:
             raise that peak.
     """
 
-    name: ClassVar[str] = "Recompute"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     mode: Mode = "off"
     budget: int | None = None
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         marked = _take_marks(graph)
         last = max(capture.ipus)
@@ -115,7 +112,6 @@ class Recompute:
         if capture.training and not repeated:
             again = self._choose(capture, stages, {owner(node) for node in marked})
         apply(graph, again)
-        capture.graph.recompile()
         return bool(marked) or bool(again)
 
     def _choose(self, capture: Joint, stages: range, marked: set[fx.Node]) -> Again:

@@ -33,7 +33,6 @@ beside their matrix products, and it stays.
 
 from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -41,7 +40,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.private.node_meta import ONLY_BACKWARD_TAG, TAG
 from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program import RECOMPUTED
 
 # Multiplications of a time step up to which a layer runs again. Measured on one core, forward and
@@ -59,26 +58,22 @@ class Layer:
     backward: fx.Node
 
 
-@dataclass(frozen=True)
-class RepeatLstms:
+class RepeatLstms(GraphPass):
     """The pass.
 
     Args:
         apart: forward and backward are functions of their own in every stage.
     """
 
-    name: ClassVar[str] = "RepeatLstms"
-    level: ClassVar[Level] = "joint"
+    level = "joint"
 
     apart: bool = False
 
-    def __call__(self, capture: Joint) -> bool:
+    def rewrite(self, capture: Joint) -> bool:
         joined = None if self.apart or not capture.joined else max(capture.ipus)
         layers = plan(capture.graph.graph, joined)
         for layer in layers:
             apply(capture.graph.graph, layer)
-        if layers:
-            capture.graph.recompile()
         return bool(layers)
 
 

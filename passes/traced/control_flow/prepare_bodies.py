@@ -14,9 +14,6 @@ Keeps    the graph; what the passes keep of a body.
 Source   a body is a graph like the model's own.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
@@ -30,7 +27,7 @@ from ipu_dynamo.ops.marks.markers import (
     recomputation_checkpoint_op,
 )
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
-from ipu_dynamo.passes.levels import Level, Pass
+from ipu_dynamo.passes.kit import Pass
 
 _OUTSIDE = {
     begin_block: "a block",
@@ -42,13 +39,11 @@ _OUTSIDE = {
 }
 
 
-@dataclass(frozen=True)
-class PrepareBodies:
+class PrepareBodies(Pass):
     """The pass. `passes` run on each body, inner ones first."""
 
-    name: ClassVar[str] = "PrepareBodies"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "bodies would keep what their model has lost, types among it"
+    level = "traced"
+    needed = "bodies would keep what their model has lost, types among it"
 
     passes: tuple[Pass, ...]
 

@@ -17,8 +17,7 @@ Keeps    results and lines; inner ones of bodies are turned, too.
 Source   PyTorch: the gradient of its scan is wrong when Inductor compiles it.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -35,17 +34,15 @@ from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, whi
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
 
-@dataclass(frozen=True)
-class ReadHigherOrder:
+class ReadHigherOrder(Pass):
     """The pass, on what Dynamo captured."""
 
-    name: ClassVar[str] = "ReadHigherOrder"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "programs have no operators that hold graphs as modules"
+    level = "traced"
+    needed = "programs have no operators that hold graphs as modules"
 
     def __call__(self, capture: Traced) -> bool:
         return _read(capture.graph)

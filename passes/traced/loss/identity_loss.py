@@ -10,8 +10,6 @@ Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these tor
 """
 
 import warnings
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -20,7 +18,7 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.marks.markers import identity_loss_op
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.loss.results_past_the_loss import past_the_loss
 
 aten = torch.ops.aten
@@ -59,13 +57,11 @@ def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(n for n in graph.nodes if n.target in LOSSES and n not in feeds)
 
 
-@dataclass(frozen=True)
-class IdentityLoss:
+class IdentityLoss(Pass):
     """The pass. `output` names the returned tensor to minimise; None: the marked value."""
 
-    name: ClassVar[str] = "IdentityLoss"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "training has to know what it minimises"
+    level = "traced"
+    needed = "training has to know what it minimises"
 
     output: int | None = None
 

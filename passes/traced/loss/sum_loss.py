@@ -9,32 +9,26 @@ Keeps    the graph's other operators. A loss that is a number stays.
 Source   PopTorch user guide, "poptorch.identity_loss", with the reduction "none".
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class SumLoss:
+class SumLoss(GraphPass):
     """The pass."""
 
-    name: ClassVar[str] = "SumLoss"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "autograd differentiates one number"
+    level = "traced"
+    needed = "autograd differentiates one number"
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         loss = capture.loss
         if loss is None or loss.meta["val"].dim() == 0:
             return False
         graph = capture.graph.graph
         with graph.inserting_before(graph.output_node()):
             capture.loss = call(graph, aten.sum.default, loss, origin=loss)
-        capture.graph.recompile()
         return True

@@ -16,10 +16,9 @@ Source   PopTorch user guide, "Parallel execution strategies": a pipeline is as 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import getitem
-from typing import ClassVar
 
 from torch import Tensor, fx
 
@@ -28,7 +27,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import nbytes
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
 from ipu_dynamo.passes.traced.stages.placement import check_size, computes
 
@@ -74,8 +73,7 @@ def _values(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user.target is getitem]
 
 
-@dataclass(frozen=True)
-class AutoPartition:
+class AutoPartition(Pass):
     """The pass, for a strategy with `ipus`.
 
     Args:
@@ -83,8 +81,7 @@ class AutoPartition:
         again: stages but the last compute their forward pass again.
     """
 
-    name: ClassVar[str] = "AutoPartition"
-    level: ClassVar[Level] = "traced"
+    level = "traced"
 
     strategy: Strategy
     micro_batches: int

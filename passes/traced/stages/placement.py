@@ -26,7 +26,6 @@ Source   PopTorch user guide, "Annotation tools" and "Parallel execution strateg
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import getitem
-from typing import ClassVar
 
 import torch
 from torch import fx
@@ -38,7 +37,7 @@ from ipu_dynamo.ops.marks.step_end import write_at_step_end_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.options import Strategy
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.stages.block_places import Blocks
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
@@ -190,8 +189,7 @@ def apply(capture: Traced, placed: Placed, strategy: Strategy) -> None:
         }
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(GraphPass):
     """The pass.
 
     Args:
@@ -199,14 +197,13 @@ class Placement:
             one of Dynamo's; what it becomes is checked when it is split.
     """
 
-    name: ClassVar[str] = "Placement"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "every operator has to have a stage, and block markers compute nothing"
+    level = "traced"
+    needed = "every operator has to have a stage, and block markers compute nothing"
 
     strategy: Strategy
     micro_batches: int | None
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         if any(STAGE in node.meta for node in capture.graph.graph.nodes):
             return False
         one_ipu = self.strategy.kind == "pipelined" and self.strategy.weights_on_one_ipu
@@ -218,7 +215,6 @@ class Placement:
         apply(capture, placed, self.strategy)
         if one_ipu:
             _check_weights(capture)
-        capture.graph.recompile()
         return True
 
 

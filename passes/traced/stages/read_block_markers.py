@@ -11,16 +11,13 @@ Keeps    every operator and its order. A marker inside a checkpoint, or alone in
 Source   PyTorch's Dynamo, which records the calls of the user's Python.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.markers import begin_block, end_block
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import Pass
 
 _MARKERS = {torch.ops.ipu.begin_block: begin_block, torch.ops.ipu.end_block: end_block}
 
@@ -30,13 +27,11 @@ def markers_of(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target in _MARKERS.values()]
 
 
-@dataclass(frozen=True)
-class ReadBlockMarkers:
+class ReadBlockMarkers(Pass):
     """The pass."""
 
-    name: ClassVar[str] = "ReadBlockMarkers"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "blocks would not be seen"
+    level = "traced"
+    needed = "blocks would not be seen"
 
     def __call__(self, capture: Traced) -> bool:
         gm = capture.graph

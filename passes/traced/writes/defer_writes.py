@@ -14,9 +14,6 @@ Source   the operator ExpMovAvg of published programs for PopTorch: a teacher fo
          from update to update, and not from micro-batch to micro-batch.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -25,33 +22,29 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op, write_at_step_end_op
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.levels import Level
+from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class DeferWrites:
+class DeferWrites(GraphPass):
     """The pass, behind Placement: a write stays on the stage where the model asks for it.
 
     Args:
         accumulation: micro-batches of a step.
     """
 
-    name: ClassVar[str] = "DeferWrites"
-    level: ClassVar[Level] = "traced"
-    needed: ClassVar[str] = "the program has no operator that waits for the end of a step"
+    level = "traced"
+    needed = "the program has no operator that waits for the end of a step"
 
     accumulation: int = 1
 
-    def __call__(self, capture: Traced) -> bool:
+    def rewrite(self, capture: Traced) -> bool:
         graph = capture.graph.graph
         writes = list(graph.find_nodes(op="call_function", target=write_at_step_end_op))
         (output,) = graph.find_nodes(op="output")
         for write in writes:
             self._defer(graph, write, output)
-        if writes:
-            capture.graph.recompile()
         return bool(writes)
 
     def _defer(self, graph: fx.Graph, write: fx.Node, output: fx.Node) -> None:

@@ -16,7 +16,7 @@ the write stays: `refuse_rows` names it where its gradient is asked for.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,6 +24,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.levels import Level
 
 aten = torch.ops.aten
@@ -148,23 +149,18 @@ def apply(graph: fx.Graph, choice: Choice) -> None:
     graph.erase_node(node)
 
 
-@dataclass(frozen=True)
-class WriteUnderMask:
+class WriteUnderMask(GraphPass):
     """The pass.
 
     Args:
         level: of the graph; in that of torch.compile nothing is written in place any more.
     """
 
-    name: ClassVar[str] = "WriteUnderMask"
-
     level: Level = "traced"
 
-    def __call__(self, capture: Capture) -> bool:
+    def rewrite(self, capture: Capture) -> bool:
         graph = capture.graph.graph
         choices = list(plan(graph))
         for choice in choices:
             apply(graph, choice)
-        if choices:
-            capture.graph.recompile()
         return bool(choices)

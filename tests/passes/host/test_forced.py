@@ -19,7 +19,7 @@ from ipu_dynamo.passes.pipeline import ANY_MACHINE, host_passes
 CHOICES = {
     step.name: step.choices
     for step in host_passes(Options(), ANY_MACHINE)
-    if hasattr(step, "choices")
+    if step.choices
 }
 ONE_MICRO_BATCH = {"FuseStep"}  # what is refused with several
 SEVERAL = {"DeferAccumulation"}  # what has nothing to decide with one

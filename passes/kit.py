@@ -1,0 +1,64 @@
+"""Hold once what passes share: the name, the options, planning and applying, what has changed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, dataclass_transform
+
+from torch import fx
+
+from ipu_dynamo.options import Choice
+from ipu_dynamo.passes.levels import Level
+
+
+@dataclass_transform(frozen_default=True)
+class Pass:
+    """One step. A subclass is a frozen dataclass without a decorator; its fields are the options.
+
+    Attributes:
+        name: the class's own, on the page, in dumps, explanations, errors and `without`.
+        level: of the model that the step takes.
+        needed: why the step cannot be left out; empty: it can.
+        choices: of a step that takes a decision; its field `forced` is that of the user, or None.
+    """
+
+    name: ClassVar[str]
+    level: Level
+    needed: ClassVar[str] = ""
+    choices: ClassVar[tuple[Choice, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__
+        dataclass(frozen=True)(cls)
+
+    def __call__(self, model: Any, /) -> Any:
+        """Rewrite `model` in place and say whether anything changed, or return the new model."""
+        raise NotImplementedError
+
+
+class GraphPass(Pass):
+    """A pass that changes the graph of a `Traced` or `Joint` model.
+
+    A subclass has `plan` and `apply`. If these need more than the graph, it has `rewrite`.
+    """
+
+    def plan(self, graph: fx.Graph, /) -> Iterable[Any]:
+        """What to change, in order. It reads the graph and changes nothing."""
+        raise NotImplementedError
+
+    def apply(self, graph: fx.Graph, planned: Any, /) -> None:
+        """Make one change of the plan."""
+        raise NotImplementedError
+
+    def rewrite(self, capture: Any, /) -> bool:
+        """Change the graph of `capture` and say whether anything changed."""
+        graph = capture.graph.graph
+        changes = list(self.plan(graph))
+        for planned in changes:
+            self.apply(graph, planned)
+        return bool(changes)
+
+    def __call__(self, capture: Any, /) -> bool:
+        changed = self.rewrite(capture)
+        if changed:
+            capture.graph.recompile()
+        return changed
