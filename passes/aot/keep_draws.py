@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import BACKWARD, Joint
+from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.capture.private.aot import budget_of_memory
 from ipu_dynamo.ops.private.node_meta import POLICY
 from ipu_dynamo.passes.kit import GraphPass
@@ -39,26 +39,22 @@ class KeepDraws(GraphPass):
     level = "joint"
     needed = "the backward pass would draw other numbers"
 
-    def rewrite(self, capture: Joint) -> bool:
-        drawn = plan(capture.graph.graph)
-        for node in drawn:
-            if node.target is aten.native_dropout.default:
-                _apply_mask(node)
-            for value in (node, *_parts(node)):
-                value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
-        return bool(drawn)
+    def plan(self, graph: fx.Graph) -> list[fx.Node]:
+        """What backward would draw again. Reads the graph only."""
+        any_of_them = budget_of_memory(graph)
+        return [
+            node
+            for node in graph.nodes
+            if draws(node)
+            and (policy := node.meta.get(POLICY)) != CheckpointPolicy.MUST_SAVE
+            and (policy in AGAIN or (any_of_them and not node.meta.get(BACKWARD)))
+        ]
 
-
-def plan(graph: fx.Graph) -> list[fx.Node]:
-    """What backward would draw again. Reads the graph only."""
-    any_of_them = budget_of_memory(graph)
-    return [
-        node
-        for node in graph.nodes
-        if draws(node)
-        and (policy := node.meta.get(POLICY)) != CheckpointPolicy.MUST_SAVE
-        and (policy in AGAIN or (any_of_them and not node.meta.get(BACKWARD)))
-    ]
+    def apply(self, graph: fx.Graph, node: fx.Node) -> None:
+        if node.target is aten.native_dropout.default:
+            _apply_mask(node)
+        for value in (node, *_parts(node)):
+            value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
 
 
 def draws(node: fx.Node) -> bool:

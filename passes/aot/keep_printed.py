@@ -10,26 +10,21 @@ Source   `torch.utils.checkpoint`, CheckpointPolicy.
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.ops.private.node_meta import POLICY
-from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.kit import GraphPass
 
 
-class KeepPrinted(Pass):
+class KeepPrinted(GraphPass):
     """The pass, on a joint graph that is to be cut in two."""
 
     level = "joint"
     needed = "the backward pass would print again"
 
-    def __call__(self, capture: Joint) -> bool:
-        prints = plan(capture.graph.graph)
-        for node in prints:
-            node.meta[POLICY] = CheckpointPolicy.MUST_SAVE
-        return bool(prints)
+    def plan(self, graph: fx.Graph) -> list[fx.Node]:
+        """What might be printed again. Reads the graph only."""
+        prints = graph.find_nodes(op="call_function", target=print_tensor_op)
+        return [node for node in prints if node.meta.get(POLICY) is not CheckpointPolicy.MUST_SAVE]
 
-
-def plan(graph: fx.Graph) -> list[fx.Node]:
-    """What might be printed again. Reads the graph only."""
-    prints = graph.find_nodes(op="call_function", target=print_tensor_op)
-    return [node for node in prints if node.meta.get(POLICY) is not CheckpointPolicy.MUST_SAVE]
+    def apply(self, graph: fx.Graph, node: fx.Node) -> None:
+        node.meta[POLICY] = CheckpointPolicy.MUST_SAVE

@@ -23,7 +23,7 @@ from collections import defaultdict
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
+from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member, member
@@ -33,51 +33,6 @@ aten = torch.ops.aten
 PARTIALS = "ipu.partials"  # key of node.meta: precision of a convolution's partial sums
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _Group = list[tuple[fx.Node, Member]]
-
-
-def plan(graph: fx.Graph) -> list[_Group]:
-    """The convolutions of each group and direction that are not side by side yet. Reads the graph
-    only."""
-    groups: dict[tuple[int, bool], _Group] = defaultdict(list)
-    for node in graph.nodes:
-        place = member(node) if node.target in _CONVOLUTIONS else None
-        if place is not None and GROUP not in node.meta:
-            groups[place.group, bool(node.meta.get(BACKWARD))].append((node, place))
-    return list(groups.values())
-
-
-def apply(group: _Group) -> None:
-    """Move what depends on a convolution behind the last one, all else before the first one.
-
-    Raises:
-        CompileError: one convolution depends on another, or is on another stage.
-    """
-    order = {node: index for index, node in enumerate(group[0][0].graph.nodes)}
-    nodes = sorted((node for node, _ in group), key=order.__getitem__)  # others may have moved them
-    first, last = nodes[0], nodes[-1]
-    behind: set[fx.Node] = set()
-    between: list[fx.Node] = []
-    node = first
-    while node is not last.next:
-        depends = bool(behind.intersection(node.all_input_nodes))
-        if node in nodes:
-            _check(node, first, depends=depends)
-        else:
-            between.append(node)
-        if depends or node in nodes:
-            behind.add(node)
-        node = node.next
-    end = last
-    for node in between:
-        if node in behind:
-            end.append(node)
-            end = node
-        else:
-            first.prepend(node)
-    for node, place in group:
-        node.meta[GROUP] = f"{place.plan} {place.place}/{place.count}"
-        if place.partials:
-            node.meta[PARTIALS] = place.partials
 
 
 def _check(node: fx.Node, first: fx.Node, *, depends: bool) -> None:
@@ -101,8 +56,45 @@ class ScheduleConvolutionGroups(GraphPass):
 
     level = "joint"
 
-    def rewrite(self, capture: Joint) -> bool:
-        groups = plan(capture.graph.graph)
-        for group in groups:
-            apply(group)
-        return bool(groups)
+    def plan(self, graph: fx.Graph) -> list[_Group]:
+        """The convolutions of each group and direction that are not side by side yet."""
+        groups: dict[tuple[int, bool], _Group] = defaultdict(list)
+        for node in graph.nodes:
+            place = member(node) if node.target in _CONVOLUTIONS else None
+            if place is not None and GROUP not in node.meta:
+                groups[place.group, bool(node.meta.get(BACKWARD))].append((node, place))
+        return list(groups.values())
+
+    def apply(self, graph: fx.Graph, group: _Group) -> None:
+        """Move what depends on a convolution behind the last one, all else before the first one.
+
+        Raises:
+            CompileError: one convolution depends on another, or is on another stage.
+        """
+        order = {node: index for index, node in enumerate(graph.nodes)}
+        # Groups before this one may have moved its nodes.
+        nodes = sorted((node for node, _ in group), key=order.__getitem__)
+        first, last = nodes[0], nodes[-1]
+        behind: set[fx.Node] = set()
+        between: list[fx.Node] = []
+        node = first
+        while node is not last.next:
+            depends = bool(behind.intersection(node.all_input_nodes))
+            if node in nodes:
+                _check(node, first, depends=depends)
+            else:
+                between.append(node)
+            if depends or node in nodes:
+                behind.add(node)
+            node = node.next
+        end = last
+        for node in between:
+            if node in behind:
+                end.append(node)
+                end = node
+            else:
+                first.prepend(node)
+        for node, place in group:
+            node.meta[GROUP] = f"{place.plan} {place.place}/{place.count}"
+            if place.partials:
+                node.meta[PARTIALS] = place.partials

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
@@ -36,15 +35,6 @@ class Split:
 
     node: fx.Node
     bounds: tuple[tuple[int, int], ...]
-
-
-def plan(graph: fx.Graph) -> tuple[Split, ...]:
-    """Decide how to split each marked product. Reads the graph, changes nothing."""
-    splits = []
-    for node in graph.find_nodes(op="call_function", target=serialized_matmul_op):
-        *_, factor, _ = arguments(node)
-        splits.append(Split(node, parts(split_size(node), factor)))
-    return tuple(splits)
 
 
 def arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, str, int, bool]:
@@ -69,30 +59,6 @@ def split_size(node: fx.Node) -> int:
             hint=f"choose a factor from 1 to {size}, or another mode",
         )
     return int(size)
-
-
-def apply(graph: fx.Graph, split: Split) -> None:
-    """Replace `split.node` by a product for each part, and their concatenation or sum."""
-    node = split.node
-    lhs, rhs, mode, _, keep_precision = arguments(node)
-    left, right, joined = _SPLIT[mode]
-    wide = keep_precision and joined is None and node.meta["val"].dtype in HALF
-    products: list[fx.Node] = []
-    with graph.inserting_before(node):
-        for start, stop in split.bounds:
-            a = _slice(graph, lhs, left, start, stop, wide=wide, origin=node)
-            b = _slice(graph, rhs, right, start, stop, wide=wide, origin=node)
-            kind = aten.mm.default if node.meta["val"].dim() == 2 else aten.bmm.default
-            product = call(graph, kind, a, b, origin=node)
-            if joined is None and products:
-                product = call(graph, aten.add.Tensor, products.pop(), product, origin=node)
-            products.append(product)
-        whole = _joined(graph, products, joined, origin=node)
-        if wide:
-            dtype = node.meta["val"].dtype
-            whole = call(graph, aten._to_copy.default, whole, dtype=dtype, origin=node)
-    replace(node, whole)
-    graph.erase_node(node)
 
 
 def _slice(
@@ -128,8 +94,33 @@ class SerializeMatmul(GraphPass):
 
     level = "joint"
 
-    def rewrite(self, capture: Joint) -> bool:
-        splits = plan(capture.graph.graph)
-        for split in splits:
-            apply(capture.graph.graph, split)
-        return bool(splits)
+    def plan(self, graph: fx.Graph) -> tuple[Split, ...]:
+        """Decide how to split each marked product. Reads the graph, changes nothing."""
+        splits = []
+        for node in graph.find_nodes(op="call_function", target=serialized_matmul_op):
+            *_, factor, _ = arguments(node)
+            splits.append(Split(node, parts(split_size(node), factor)))
+        return tuple(splits)
+
+    def apply(self, graph: fx.Graph, split: Split) -> None:
+        """Replace `split.node` by a product for each part, and their concatenation or sum."""
+        node = split.node
+        lhs, rhs, mode, _, keep_precision = arguments(node)
+        left, right, joined = _SPLIT[mode]
+        wide = keep_precision and joined is None and node.meta["val"].dtype in HALF
+        products: list[fx.Node] = []
+        with graph.inserting_before(node):
+            for start, stop in split.bounds:
+                a = _slice(graph, lhs, left, start, stop, wide=wide, origin=node)
+                b = _slice(graph, rhs, right, start, stop, wide=wide, origin=node)
+                kind = aten.mm.default if node.meta["val"].dim() == 2 else aten.bmm.default
+                product = call(graph, kind, a, b, origin=node)
+                if joined is None and products:
+                    product = call(graph, aten.add.Tensor, products.pop(), product, origin=node)
+                products.append(product)
+            whole = _joined(graph, products, joined, origin=node)
+            if wide:
+                dtype = node.meta["val"].dtype
+                whole = call(graph, aten._to_copy.default, whole, dtype=dtype, origin=node)
+        replace(node, whole)
+        graph.erase_node(node)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
@@ -56,24 +55,6 @@ class _Check:
         return f"%{self.value.name} = {getattr(source, 'target', source)}"
 
 
-def plan(graph: fx.Graph) -> list[_Check]:
-    """A check for every floating-point value that is computed. Reads the graph only."""
-    checked = {node.args[0] for node in graph.nodes if node.target is check}
-    checks = []
-    for node in graph.nodes:
-        source = node.args[0] if node.target is getitem else node
-        if not isinstance(source.target, OpOverload) or node in checked:
-            continue
-        if is_view(node) or source.target in _TESTS | UNFILLED or source.target is check:
-            continue
-        kind = _kind(source)
-        read = source.args[:2] if kind in _DIVISIONS.values() else source.all_input_nodes
-        operands = tuple(n for n in read if isinstance(n, fx.Node) and _floats(n))
-        if operands and (_floats(node) or kind == "comparison"):
-            checks.append(_Check(node, operands, _numbers(source), kind))
-    return checks
-
-
 class FloatingPointExceptions(GraphPass):
     """The pass. `enabled`: whether to check at all."""
 
@@ -81,20 +62,29 @@ class FloatingPointExceptions(GraphPass):
 
     enabled: bool
 
-    def rewrite(self, capture: Joint) -> bool:
-        graph = capture.graph.graph
-        checks = plan(graph) if self.enabled else []
-        for planned in checks:
-            with graph.inserting_after(planned.value):
-                arguments = (
-                    planned.value,
-                    list(planned.operands),
-                    list(planned.numbers),
-                    planned.kind,
-                    planned.operator,
-                )
-                call(graph, check, *arguments, origin=planned.value)
-        return bool(checks)
+    def plan(self, graph: fx.Graph) -> list[_Check]:
+        """A check for every floating-point value that is computed. Reads the graph only."""
+        if not self.enabled:
+            return []
+        checked = {node.args[0] for node in graph.nodes if node.target is check}
+        checks = []
+        for node in graph.nodes:
+            source = node.args[0] if node.target is getitem else node
+            if not isinstance(source.target, OpOverload) or node in checked:
+                continue
+            if is_view(node) or source.target in _TESTS | UNFILLED or source.target is check:
+                continue
+            kind = _kind(source)
+            read = source.args[:2] if kind in _DIVISIONS.values() else source.all_input_nodes
+            operands = tuple(n for n in read if isinstance(n, fx.Node) and _floats(n))
+            if operands and (_floats(node) or kind == "comparison"):
+                checks.append(_Check(node, operands, _numbers(source), kind))
+        return checks
+
+    def apply(self, graph: fx.Graph, planned: _Check) -> None:
+        arguments = (list(planned.operands), list(planned.numbers), planned.kind, planned.operator)
+        with graph.inserting_after(planned.value):
+            call(graph, check, planned.value, *arguments, origin=planned.value)
 
 
 def _kind(node: fx.Node) -> Kind:

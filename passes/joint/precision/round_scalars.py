@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.passes.kit import GraphPass
 
 aten = torch.ops.aten
@@ -28,28 +27,24 @@ _ROUNDING = frozenset(
 )
 
 
-def plan(graph: fx.Graph) -> dict[fx.Node, tuple[Any, ...]]:
-    """New arguments for every operator that has a number to round. Reads the graph only."""
-    changes = {}
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if node.target in _ROUNDING and isinstance(value, Tensor) and value.dtype in _HALVES:
-            rounded = tuple(_rounded(argument, value.dtype) for argument in node.args)
-            if rounded != tuple(node.args):
-                changes[node] = rounded
-    return changes
-
-
 class RoundScalars(GraphPass):
     """The pass."""
 
     level = "joint"
 
-    def rewrite(self, capture: Joint) -> bool:
-        changes = plan(capture.graph.graph)
-        for node, arguments in changes.items():
-            node.args = arguments
-        return bool(changes)
+    def plan(self, graph: fx.Graph) -> list[tuple[fx.Node, tuple[Any, ...]]]:
+        """New arguments for every operator that has a number to round. Reads the graph only."""
+        changes = []
+        for node in graph.nodes:
+            value = node.meta.get("val")
+            if node.target in _ROUNDING and isinstance(value, Tensor) and value.dtype in _HALVES:
+                rounded = tuple(_rounded(argument, value.dtype) for argument in node.args)
+                if rounded != tuple(node.args):
+                    changes.append((node, rounded))
+        return changes
+
+    def apply(self, graph: fx.Graph, change: tuple[fx.Node, tuple[Any, ...]]) -> None:
+        node, node.args = change
 
 
 def _rounded(argument: Any, dtype: torch.dtype) -> Any:

@@ -14,7 +14,6 @@ the layer depends on is trained, or if all of it is computed again in the backwa
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.recurrent.pairs import SAVED
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.kit import GraphPass
@@ -25,24 +24,19 @@ class DropUnreadGates(GraphPass):
 
     level = "joint"
 
-    def rewrite(self, capture: Joint) -> bool:
-        graph = capture.graph.graph
-        layers = plan(graph)
-        for node in layers:
-            for part in list(node.users):
-                if part.args[1] in SAVED[node.target]:
-                    graph.erase_node(part)
-            node.args = (*node.args[:-1], False)
-            node.meta["val"] = evaluate(node)
-        return bool(layers)
+    def plan(self, graph: fx.Graph) -> list[fx.Node]:
+        """The layers that save what nobody reads. Reads the graph only."""
+        return [
+            node
+            for node in graph.nodes
+            if node.target in SAVED
+            and node.args[-1] is True
+            and not any(part.users for part in node.users if part.args[1] in SAVED[node.target])
+        ]
 
-
-def plan(graph: fx.Graph) -> list[fx.Node]:
-    """The layers that save what nobody reads. Reads the graph only."""
-    return [
-        node
-        for node in graph.nodes
-        if node.target in SAVED
-        and node.args[-1] is True
-        and not any(part.users for part in node.users if part.args[1] in SAVED[node.target])
-    ]
+    def apply(self, graph: fx.Graph, node: fx.Node) -> None:
+        for part in list(node.users):
+            if part.args[1] in SAVED[node.target]:
+                graph.erase_node(part)
+        node.args = (*node.args[:-1], False)
+        node.meta["val"] = evaluate(node)

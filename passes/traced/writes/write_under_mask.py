@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
@@ -44,13 +43,6 @@ class Choice:
     node: fx.Node
     dim: int
     size: tuple[int, ...]
-
-
-def plan(graph: fx.Graph) -> Iterator[Choice]:
-    """The writes that need no count of what their mask selects. Reads the graph only."""
-    for target in _WRITES:
-        for node in graph.find_nodes(op="call_function", target=target):
-            yield from _choice(node)
 
 
 def only_mask(node: fx.Node) -> fx.Node | None:
@@ -121,34 +113,6 @@ def _broadcasts(size: Sequence[int], shape: Sequence[int]) -> bool:
     return len(size) <= len(shape) and all(a in (1, b) for a, b in zip(size, last, strict=True))
 
 
-def apply(graph: fx.Graph, choice: Choice) -> None:
-    """Replace a write by a choice, copied into the tensor where that was changed in place."""
-    node, mask = choice.node, only_mask(choice.node)
-    written, _, value, *rest = node.args
-    assert isinstance(written, fx.Node)
-    assert isinstance(value, fx.Node)
-    assert mask is not None
-    rank = written.meta["val"].dim()
-
-    def insert(target: Any, *args: Any) -> fx.Node:
-        return call(graph, target, *args, origin=node)
-
-    with graph.inserting_before(node):
-        if mask.meta["val"].dtype != torch.bool:
-            mask = insert(aten.ne.Scalar, mask, 0)
-        for _ in range(rank - choice.dim - mask.meta["val"].dim()):
-            mask = insert(aten.unsqueeze.default, mask, -1)
-        if choice.size != value.meta["val"].shape:
-            value = insert(aten.view.default, value, list(choice.size))
-        if any(rest) or node.kwargs.get("accumulate"):
-            value = insert(aten.add.Tensor, written, value)
-        result = insert(aten.where.self, mask, value, written)
-        if node.target is aten.index_put_.default:
-            result = insert(aten.copy_.default, written, result)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
-
-
 class WriteUnderMask(GraphPass):
     """The pass.
 
@@ -158,9 +122,35 @@ class WriteUnderMask(GraphPass):
 
     level: Level = "traced"
 
-    def rewrite(self, capture: Capture) -> bool:
-        graph = capture.graph.graph
-        choices = list(plan(graph))
-        for choice in choices:
-            apply(graph, choice)
-        return bool(choices)
+    def plan(self, graph: fx.Graph) -> Iterator[Choice]:
+        """The writes that need no count of what their mask selects. Reads the graph only."""
+        for target in _WRITES:
+            for node in graph.find_nodes(op="call_function", target=target):
+                yield from _choice(node)
+
+    def apply(self, graph: fx.Graph, choice: Choice) -> None:
+        """Replace a write by a choice, copied into the tensor where that was changed in place."""
+        node, mask = choice.node, only_mask(choice.node)
+        written, _, value, *rest = node.args
+        assert isinstance(written, fx.Node)
+        assert isinstance(value, fx.Node)
+        assert mask is not None
+        rank = written.meta["val"].dim()
+
+        def insert(target: Any, *args: Any) -> fx.Node:
+            return call(graph, target, *args, origin=node)
+
+        with graph.inserting_before(node):
+            if mask.meta["val"].dtype != torch.bool:
+                mask = insert(aten.ne.Scalar, mask, 0)
+            for _ in range(rank - choice.dim - mask.meta["val"].dim()):
+                mask = insert(aten.unsqueeze.default, mask, -1)
+            if choice.size != value.meta["val"].shape:
+                value = insert(aten.view.default, value, list(choice.size))
+            if any(rest) or node.kwargs.get("accumulate"):
+                value = insert(aten.add.Tensor, written, value)
+            result = insert(aten.where.self, mask, value, written)
+            if node.target is aten.index_put_.default:
+                result = insert(aten.copy_.default, written, result)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
