@@ -44,7 +44,8 @@ class RoundScalars(GraphPass):
         return changes
 
     def apply(self, graph: fx.Graph, change: tuple[fx.Node, tuple[Any, ...]]) -> None:
-        node, node.args = change
+        node, arguments = change
+        node.args = arguments
 
 
 def _rounded(argument: Any, dtype: torch.dtype) -> Any:
