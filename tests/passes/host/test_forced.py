@@ -16,11 +16,7 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss_step_
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.pipeline import ANY_MACHINE, host_passes
 
-CHOICES = {
-    step.name: step.choices
-    for step in host_passes(Options(), ANY_MACHINE)
-    if step.choices
-}
+CHOICES = {step.name: step.choices for step in host_passes(Options(), ANY_MACHINE) if step.choices}
 ONE_MICRO_BATCH = {"FuseStep"}  # what is refused with several
 SEVERAL = {"DeferAccumulation"}  # what has nothing to decide with one
 X = torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
