@@ -7,7 +7,7 @@ Keeps    what every variable holds after each stage pass of a micro-batch, to th
 Source   design of this project: a gradient is read while it is in the cache, and not kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,6 @@ from ipu_dynamo.program import (
     Call,
     Function,
     HostProgram,
-    Instruction,
     Program,
     Variable,
     Write,
@@ -32,7 +31,6 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
-from ipu_dynamo.program.schedule.sections import sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,53 +38,54 @@ class Joined:
     """A call and what follows it.
 
     Args:
+        number: of the call in the program.
         writes: what its function is to write.
         kept: its results that something else reads than a write, or nothing at all.
         separate: writes for a call of their own, behind it.
-        instructions: those that say all this.
+        instructions: those that say all this, by number.
     """
 
+    number: int
     call: Call
     writes: tuple[Write, ...]
     kept: tuple[int, ...]
     separate: tuple[Write, ...]
-    instructions: tuple[Accumulate | WriteBuffer, ...]
+    instructions: Mapping[int, Accumulate | WriteBuffer]
 
 
 def plan(program: Program) -> list[Joined]:
     """Decide what becomes one with which call. Reads the program only."""
-    loop = sections(program).loop
-    behind: dict[int, list[Accumulate | WriteBuffer]] = {}
+    calls = program.numbered_calls()
+    behind: dict[int, dict[int, Accumulate | WriteBuffer]] = {number: {} for number in calls}
     read: set[str | None] = set()
-    calls: list[Call] = []
-    for instruction in loop:
-        if isinstance(instruction, Call):
-            calls.append(instruction)
-            behind[id(instruction)] = []
+    last = 0
+    for number, instruction in enumerate(program.walk()):
+        if number in calls:
+            last = number
         if isinstance(instruction, Accumulate | WriteBuffer):
-            behind[id(calls[-1])].append(instruction)
+            behind[last][number] = instruction
         else:
             read.update(instruction.read_names)
     # A block that several calls share stays one: buffers, which only its last call writes, are
     # written by a call of their own.
-    without = {call.function for call in calls if not _has_buffers(behind[id(call)])}
+    without = {call.function for n, call in calls.items() if not _has_buffers(behind[n].values())}
     split = []
-    for call in calls:
-        writes = [write for instruction in behind[id(call)] for write in instruction.written]
+    for number, call in calls.items():
+        writes = [write for one in behind[number].values() for write in one.written]
         separate = [w for w in writes if w.rule == "buffer" and call.function in without]
-        split.append((call, tuple(w for w in writes if w not in separate), tuple(separate)))
+        split.append((tuple(w for w in writes if w not in separate), tuple(separate)))
         results = set(call.results)
         read.update(write.value for write in separate)
         read.update(write.value for write in writes if write.value not in results)
     joined = []
-    for call, inside, later in split:
+    for (number, call), (inside, later) in zip(calls.items(), split, strict=True):
         taken = {write.value for write in inside}
         kept = [i for i, name in enumerate(call.results) if name in read or name not in taken]
-        joined.append(Joined(call, inside, tuple(kept), later, tuple(behind[id(call)])))
+        joined.append(Joined(number, call, inside, tuple(kept), later, behind[number]))
     return joined
 
 
-def _has_buffers(instructions: Sequence[Accumulate | WriteBuffer]) -> bool:
+def _has_buffers(instructions: Iterable[Accumulate | WriteBuffer]) -> bool:
     return any(isinstance(instruction, WriteBuffer) for instruction in instructions)
 
 
@@ -129,7 +128,7 @@ class _Writer:
         empty = fx.Graph()
         empty.output(()).meta["val"] = None
         function = make_function(f"{joined.call.function}_writes", module_of(empty))
-        (write,) = (i for i in joined.instructions if isinstance(i, WriteBuffer))
+        (write,) = (i for i in joined.instructions.values() if isinstance(i, WriteBuffer))
         call = replace(
             joined.call, function=function.name, arguments=(), results=(), source=write.source
         )
@@ -218,15 +217,9 @@ def inline(program: Program) -> Program:
     if not any(one.instructions for one in joined):
         return program
     writer = _Writer(program)
-    functions: dict[int, Function] = {}
-    replaced: dict[int, tuple[Instruction, ...]] = {}
-    alive: list[Call] = []  # calls by whose id functions are found: no other gets it
+    calls: dict[int, list[tuple[Call, Function]]] = {}
     for one in joined:
-        calls = [writer.call(one)]
+        calls[one.number] = [writer.call(one)]
         if one.separate:
-            calls.append(writer.call_that_writes(one))
-        functions |= {id(call): function for call, function in calls}
-        alive += [call for call, _ in calls]
-        replaced[id(one.call)] = tuple(call for call, _ in calls)
-        replaced |= {id(instruction): () for instruction in one.instructions}
-    return with_functions(program, functions, replaced)
+            calls[one.number].append(writer.call_that_writes(one))
+    return with_functions(program, calls, [n for one in joined for n in one.instructions])

@@ -57,6 +57,21 @@ def test_programs_cannot_be_changed():
         program().body = ()
 
 
+def test_one_of_two_equal_instructions_is_replaced_by_its_number():
+    whole = program()
+    number, call = list(whole.numbered_calls().items())[-1]
+    twice = whole.with_instructions({number: [call, call]})
+    assert twice.numbered_calls() == whole.numbered_calls() | {number + 1: call}
+    other = dataclasses.replace(call, function="another")
+    changed = twice.with_instructions({number + 1: [other]})
+    assert changed.calls == (*twice.calls[:-1], other)
+    assert twice.with_instructions({number: []}) == whole
+    loops = [i for i in changed.walk() if isinstance(i, Repeat)]
+    assert [loop.count for loop in loops] == [
+        i.count for i in whole.walk() if isinstance(i, Repeat)
+    ]
+
+
 def test_walk_gives_every_instruction_once_loops_first():
     whole = program(gradient_accumulation=2)
     kinds = [type(i) for i in whole.walk()]

@@ -5,8 +5,7 @@ describes itself and needs nothing in them.
 """
 
 from collections.abc import Sized
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.values import Kind
@@ -22,8 +21,7 @@ How = Literal[
 DoneBy = Literal["first", "previous", "next there", "last there"]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):  # thousands are made and dropped again while a program is checked
     """A value or variable that an instruction reads, makes or writes on an IPU.
 
     Args:
@@ -43,8 +41,7 @@ class Use:
     number: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """A value or variable that an instruction moves, on each replica.
 
     A variable keeps its name between an IPU and streaming memory. `replicas` are the other ones,
@@ -136,9 +133,10 @@ class BaseInstruction:
     @property
     def ipus(self) -> tuple[int, ...]:
         """The IPUs that it names."""
-        uses = [use.ipu for use in (*self.reads, *self.makes, *self.writes)]
-        places = [place for move in self.moves for place in (move.src, move.dst)]
-        return tuple(dict.fromkeys((*uses, *(p for p in places if isinstance(p, int)))))
+        places = {use.ipu for use in (*self.reads, *self.makes, *self.writes)}
+        for move in self.moves:
+            places.update(place for place in (move.src, move.dst) if isinstance(place, int))
+        return tuple(places)
 
     @property
     def nbytes(self) -> int:
@@ -148,19 +146,19 @@ class BaseInstruction:
     @property
     def read_names(self) -> tuple[str, ...]:
         """The names of all that it reads."""
-        moved = (move.value for move in self.moves if move.reads)
-        return (*moved, *(use.name for use in self.reads))
+        moved = [move.value for move in self.moves if move.reads]
+        return (*moved, *[use.name for use in self.reads])
 
     @property
     def made_names(self) -> tuple[str, ...]:
         """The names of all values that it makes."""
-        moved = (move.result for move in self.moves if move.makes)
-        return (*moved, *(use.name for use in self.makes))
+        moved = [move.result for move in self.moves if move.makes]
+        return (*moved, *[use.name for use in self.makes])
 
     @property
     def written_names(self) -> tuple[str, ...]:
         """The names of all that it writes over."""
-        return tuple(use.name for use in self.writes)
+        return tuple([use.name for use in self.writes])
 
 
 def used(
@@ -172,7 +170,7 @@ def used(
     own_pass: bool = False,
 ) -> tuple[Use, ...]:
     """A use of each of some names, all alike."""
-    return tuple(Use(name, ipu, None, kinds, shard, own_pass) for name in names)
+    return tuple([Use(name, ipu, None, kinds, shard, own_pass) for name in names])
 
 
 def made(names: tuple[str, ...], types: tuple[TensorType | None, ...], ipu: int) -> tuple[Use, ...]:

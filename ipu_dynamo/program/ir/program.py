@@ -1,7 +1,8 @@
 """Define the program: what passes emit, what the runtime executes, and what users read."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from operator import attrgetter
 from typing import Literal, Self
 
@@ -48,12 +49,37 @@ class Program:
     update_functions: tuple[Function, ...] = ()
 
     def walk(self) -> Iterator[Instruction]:
-        """Every instruction once, in program order, loops before their bodies."""
+        """Every instruction once, in program order, loops before their bodies.
+
+        Its position here is the number of an instruction.
+        """
         return _walk(self.body)
+
+    def numbered_calls(self) -> dict[int, Call]:
+        """The calls by number."""
+        return {n: i for n, i in enumerate(self.walk()) if isinstance(i, Call)}
+
+    def with_instructions(self, new: Mapping[int, Sequence[Instruction]]) -> Self:
+        """The program with other instructions, any number of them, in place of some.
+
+        Args:
+            new: by the number of an instruction other than a loop.
+        """
+        numbers = count()
+
+        def rewritten(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+            instructions: list[Instruction] = []
+            for instruction in body:
+                instructions += new.get(next(numbers), (instruction,))
+                if isinstance(instruction, Repeat):
+                    instructions[-1] = replace(instruction, body=rewritten(instruction.body))
+            return tuple(instructions)
+
+        return replace(self, body=rewritten(self.body))
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        return tuple(i for i in self.walk() if isinstance(i, Call))
+        return tuple(self.numbered_calls().values())
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -148,9 +174,9 @@ class Program:
         functions = {function.name: function for function in self.functions}
         lines = [f"  {copies}" for copies in self.stash]
         for call in sorted(self.calls, key=attrgetter("stage")):
-            if count := functions[call.function].repetitions:
+            if repeated := functions[call.function].repetitions:
                 stage = f"stage {call.stage} on ipu{call.ipu}"
-                lines.append(f"  {stage} computes {count} operators again, in @{call.function}")
+                lines.append(f"  {stage} computes {repeated} operators again, in @{call.function}")
         return lines
 
     def _memory(self) -> list[str]:

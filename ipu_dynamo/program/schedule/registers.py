@@ -27,16 +27,18 @@ def number_registers(
     count = len(names)
     owners = {variable.name: variable.ipu for variable in program.variables}
     cut = sections(program)
-    loop, apart = set(cut.loop), any(call.direction == "weights" for call in program.calls)
-    for instruction in cut.all:
-        defined = instruction.made_names
+    apart = any(call.direction == "weights" for call in program.calls)
+    loop = range(len(cut.before), len(cut.before) + len(cut.loop))
+    for place, instruction in enumerate(cut.all):
         if fetched := instruction.fetches:
             (ipu,) = instruction.ipus
-            defined = (fetched_as(fetched, ipu, owners, devices),)
-        elif isinstance(instruction, Receive) and instruction.stream in arguments:
+            defined: tuple[str, ...] = (fetched_as(fetched, ipu, owners, devices),)
+        else:
+            defined = instruction.made_names
+        if isinstance(instruction, Receive) and instruction.stream in arguments:
             registers[instruction.result] = registers[instruction.stream]
         elif isinstance(instruction, Copy) and not (
-            differ(instruction.src, instruction.dst, devices) or (apart and instruction in loop)
+            differ(instruction.src, instruction.dst, devices) or (apart and place in loop)
         ):
             registers[instruction.result] = registers[instruction.value]
         for new in defined:

@@ -1,13 +1,13 @@
 """Rewrite functions of a HostProgram: copies, since those of the program stay as they are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
 from torch import fx
 
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.program import Call, Decision, Function, HostProgram, Instruction, Program, Repeat
+from ipu_dynamo.program import Call, Decision, Function, HostProgram, Program
 from ipu_dynamo.program.ir.function import make_function, with_bodies
 
 
@@ -37,8 +37,8 @@ def rewrite_functions(
     if not functions:
         return False
     calls = {
-        id(call): functions.get(call.function) or named(host.inlined, call.function)
-        for call in host.inlined.calls
+        number: [(call, functions.get(call.function) or named(host.inlined, call.function))]
+        for number, call in host.inlined.numbered_calls().items()
     }
     return replace(host, inlined=with_functions(host.inlined, calls)).deciding(*decisions)
 
@@ -58,35 +58,26 @@ def named(program: Program, name: str) -> Function:
 
 def with_functions(
     program: Program,
-    functions: Mapping[int, Function],
-    replaced: Mapping[int, tuple[Instruction, ...]] | None = None,
+    calls: Mapping[int, Sequence[tuple[Call, Function]]],
+    without: Iterable[int] = (),
 ) -> Program:
     """A program whose calls have other functions; equal ones are one, and keep a name of theirs.
 
     Args:
-        functions: by the `id` of each call, or of a call that `replaced` brings in.
-        replaced: by the `id` of an instruction, what takes its place.
+        calls: by the number of each call, what takes its place: calls with their functions.
+        without: numbers of instructions that are left out.
     """
     by_key: dict[str, Function] = {}
 
-    def body(instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        rewritten: list[Instruction] = []
-        for instruction in instructions:
-            if isinstance(instruction, Repeat):
-                rewritten.append(replace(instruction, body=body(instruction.body)))
-                continue
-            for new in (replaced or {}).get(id(instruction), (instruction,)):
-                rewritten.append(call_of(new) if isinstance(new, Call) else new)
-        return tuple(rewritten)
-
-    def call_of(call: Call) -> Call:
-        function = functions[id(call)]
+    def renamed(call: Call, function: Function) -> Call:
         if function.key not in by_key:
             name = _free(function.name, {known.name for known in by_key.values()})
             by_key[function.key] = replace(function, name=name)
         return replace(call, function=by_key[function.key].name)
 
-    return replace(program, body=body(program.body), functions=with_bodies(by_key.values()))
+    new: dict[int, list[Call]] = {number: [] for number in without}
+    new |= {number: [renamed(*pair) for pair in pairs] for number, pairs in sorted(calls.items())}
+    return replace(program.with_instructions(new), functions=with_bodies(by_key.values()))
 
 
 def _free(name: str, taken: set[str]) -> str:

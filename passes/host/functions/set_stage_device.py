@@ -48,7 +48,10 @@ class SetStageDevice(Pass):
                 functions[key] = function
         if not changed:
             return False
-        calls = {id(call): functions[call.function, of_ipus[call.ipu]] for call in program.calls}
+        calls = {
+            number: [(call, functions[call.function, of_ipus[call.ipu]])]
+            for number, call in program.numbered_calls().items()
+        }
         return replace(host, inlined=with_functions(program, calls))
 
 

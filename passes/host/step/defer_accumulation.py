@@ -24,10 +24,8 @@ from ipu_dynamo.program import (
     Decision,
     Function,
     HostProgram,
-    Instruction,
     Program,
     Receive,
-    Repeat,
     Send,
     graph_outputs,
     make_function,
@@ -107,23 +105,18 @@ def defer(program: Program) -> Deferred:
     places = {function.name: _places(function) for function in program.functions}
     accumulators: list[str] = []
     parts: list[str] = []
-    calls: dict[int, Call] = {}
-    for call in program.calls:
+    calls: dict[int, list[Call]] = {}
+    for number, call in program.numbered_calls().items():
         added = [call.arguments[place] for place in places[call.function]]
         for name in added:
             parts.append(_part(name, accumulators.count(name)))
             accumulators.append(name)
-        calls[id(call)] = replace(
-            call,
-            arguments=tuple(name for name in call.arguments if name not in added),
-            results=(*call.results, *parts[len(parts) - len(added) :]),
-        )
+        arguments = tuple(name for name in call.arguments if name not in added)
+        results = (*call.results, *parts[len(parts) - len(added) :])
+        calls[number] = [replace(call, arguments=arguments, results=results)]
+    functions = tuple(map(_without_additions, program.functions))
     return Deferred(
-        replace(
-            program,
-            functions=tuple(map(_without_additions, program.functions)),
-            body=_with(program.body, calls),
-        ),
+        replace(program.with_instructions(calls), functions=functions),
         tuple(parts),
         tuple(accumulators),
     )
@@ -169,14 +162,6 @@ def _added(graph: fx.Graph, addition: fx.Node, copies: Mapping[Any, fx.Node]) ->
     dense = torch.empty_like(total.meta["val"], memory_format=torch.contiguous_format)
     value.meta = addition.meta | {"val": dense}
     return value
-
-
-def _with(body: tuple[Instruction, ...], calls: Mapping[int, Call]) -> tuple[Instruction, ...]:
-    """`body` with other calls, by the identity of its own."""
-    return tuple(
-        replace(i, body=_with(i.body, calls)) if isinstance(i, Repeat) else calls.get(id(i), i)
-        for i in body
-    )
 
 
 class DeferAccumulation(Pass):

@@ -114,17 +114,16 @@ class TaskWriter:
     def __init__(self, binding: Binding, passes: Sequence[Sequence[Plain]]) -> None:
         self._binding = binding
         bound = binding.bound([instruction for of in passes for instruction in of])
-        last = {register: one for one in bound for register in one.registers}
-        ends: dict[int, list[int]] = {id(one): [] for one in bound}
-        for register, one in last.items():
+        last = {register: place for place, one in enumerate(bound) for register in one.registers}
+        ends: list[list[int]] = [[] for _ in bound]
+        for register, place in sorted(last.items()):
             if register not in binding.kept:
-                ends[id(one)].append(register)
+                ends[place].append(register)
         self._calls = 0
         self.names: dict[str, Any] = {"memory": binding.memory, "failed": binding.failed}
         self.names |= {f"device{ipu}": device for ipu, device in enumerate(binding.devices)}
-        position = iter(bound)
-        self._ends = ends
-        written = [[self._written(next(position)) for _ in of] for of in passes]
+        each = iter(zip(bound, ends, strict=True))
+        written = [[self._written(*next(each)) for _ in of] for of in passes]
         self.lines = [[line for lines, _ in of for line in lines] for of in written]
         self.texts = [[text for _, text in of] for of in written]
 
@@ -140,9 +139,13 @@ class TaskWriter:
         function: Callable[..., Any] = names[name]
         return function
 
-    def _written(self, bound: Bound) -> tuple[list[str], str]:
-        """The lines of an instruction, and what it does in words."""
-        instruction, dead = bound.instruction, sorted(self._ends[id(bound)])
+    def _written(self, bound: Bound, dead: Sequence[int]) -> tuple[list[str], str]:
+        """The lines of an instruction, and what it does in words.
+
+        Args:
+            dead: the registers that nothing reads afterwards.
+        """
+        instruction = bound.instruction
         released: list[int] = []
         source, target = (*bound.registers[:1], *bound.registers[-1:]) or (0, 0)  # but of calls
         match instruction:

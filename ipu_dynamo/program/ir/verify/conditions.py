@@ -53,6 +53,7 @@ def _call(call: Call, scope: Scope) -> None:
     function, has = scope.functions.get(call.function), scope.has
     if function is None:
         raise ValueError(f"no function is called {call.function}")
+    has.check_ipu(call.ipu)
     _number("arguments", len(call.arguments), len(function.inputs))
     _number("results", len(call.results), len(function.outputs))
     for name, expected in zip(call.arguments, function.inputs, strict=True):
@@ -62,10 +63,10 @@ def _call(call: Call, scope: Scope) -> None:
             raise ValueError(f"%{result} is called what @{call.function} returns as {type_}")
         if result is not None and type_ is not None:
             has.define(result, call.ipu, type_, call)
-    kinds = {name: variable.kind for name, variable in has.variables.items()}
-    read = {(name, call.ipu) for name in call.arguments if kinds.get(name) == "parameter"}
-    has.fetched -= read
-    has.whole -= read
+    for name in call.arguments:
+        if (variable := has.variables.get(name)) is not None and variable.kind == "parameter":
+            has.fetched.discard((name, call.ipu))
+            has.whole.discard((name, call.ipu))
 
 
 def _gather(gather: AllGather, scope: Scope) -> None:

@@ -5,10 +5,11 @@ an instruction keeps, moves or writes to a variable must not change with somethi
 one stage pass are parts of one function: what one returns of another's memory is a view inside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ipu_dynamo.ops.graph_queries import root
+from ipu_dynamo.program.ir.base_instruction import Moved, Use
 from ipu_dynamo.program.ir.function import Function, graph_outputs
 from ipu_dynamo.program.ir.instructions import Call, Plain
 
@@ -31,14 +32,14 @@ class MemoryChecks:
     shared: dict[str, str] = field(default_factory=dict)
     makers: dict[str, Call] = field(default_factory=dict)
 
-    def follow(self, instruction: Plain) -> None:
-        """Take notice of an instruction.
+    def follow(self, instruction: Plain, reads: Sequence[Use], moves: Sequence[Moved]) -> None:
+        """Take notice of an instruction that reads and moves these.
 
         Raises:
             ValueError: it takes a value from a memory that is not the value's own.
         """
-        kept = [move.value for move in instruction.moves if move.reads and move.dst != "host"]
-        read = [use.name for use in instruction.reads]
+        kept = [move.value for move in moves if move.reads and move.dst != "host"]
+        read = [use.name for use in reads]
         for name in (*kept, *read):
             if name in self.lent:
                 raise ValueError(f"%{name} lies in the memory of %{self.lent[name]}")

@@ -71,33 +71,31 @@ class _Verifier:
         for instruction in instructions:
             try:
                 self.check(instruction)
-                self.writes.follow(instruction)
-                self.memory.follow(instruction)
             except ProgramError:
                 raise
             except ValueError as error:
                 raise ProgramError(str(error), instruction) from error
 
     def check(self, instruction: Plain) -> None:
-        """Check the columns, places, uses and moves of an instruction, and note what it makes."""
+        """Check the columns, uses and moves of an instruction, and note what it makes."""
         for what, column in instruction.columns:
             of, first = instruction.columns[0]
             if len(column) != len(first):
                 raise ValueError(f"{len(first)} {of} have {len(column)} {what}")
-        for ipu in instruction.ipus:
-            if not 0 <= ipu < self.program.num_ipus:
-                raise ValueError(f"there is no ipu{ipu}, of {self.program.num_ipus}")
-        for use in instruction.writes:
+        reads, writes, moves = instruction.reads, instruction.writes, instruction.moves
+        for use in writes:
             self.has.check(use)
             self.has.check_owner(use)
-        for use in instruction.reads:
+        for use in reads:
             if use.own_pass and use.name not in self.writes.made:
                 raise ValueError(f"%{use.name} is no result of this stage pass")
             self.has.check(use)
-        for move in instruction.moves:
+        for move in moves:
             if move.src != "replicas":
                 self.has.move(move, instruction)
         check_conditions(instruction, self.scope)
         for use in instruction.makes:
             if use.type is not None:
                 self.has.define(use.name, use.ipu, use.type, instruction)
+        self.writes.follow(instruction)
+        self.memory.follow(instruction, reads, moves)

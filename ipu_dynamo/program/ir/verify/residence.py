@@ -23,7 +23,7 @@ class Residence:
     have brought it.
 
     Attributes:
-        variables, inputs, outputs: of the program, by name.
+        num_ipus, variables, inputs, outputs: of the program, the last three by name.
         sent: the outputs so far.
         stored: values in streaming memory.
         fetched: variables from streaming memory, with the IPUs that have loaded them.
@@ -35,6 +35,7 @@ class Residence:
         self.variables = {variable.name: variable for variable in program.variables}
         self.inputs = {stream.name: stream.type for stream in program.inputs}
         self.outputs = {stream.name: stream.type for stream in program.outputs}
+        self.num_ipus = program.num_ipus
         self.sent: set[str] = set()
         self.values: dict[Known, TensorType] = {}
         self.stored: dict[str, TensorType] = {}
@@ -53,6 +54,7 @@ class Residence:
             raise ValueError(f"%{name} is called like a tensor of the user's, and is none")
         if name in self.variables:
             raise ValueError(f"%{name} is a variable, no value of a micro-batch")
+        self.check_ipu(ipu)
         if self._makers.setdefault(name, maker) != maker:
             raise ValueError(f"%{name} is made by another instruction already")
         self.values[name, ipu] = type_
@@ -76,6 +78,15 @@ class Residence:
             raise ValueError(f"gradients are divided by %{use.name}, which is no number")
         if use.type is not None:
             same(use.name, type_, use.type)
+
+    def check_ipu(self, ipu: int) -> None:
+        """Refuse an IPU that the program does not have.
+
+        Raises:
+            ValueError: it has too few.
+        """
+        if not 0 <= ipu < self.num_ipus:
+            raise ValueError(f"there is no ipu{ipu}, of {self.num_ipus}")
 
     def check_owner(self, use: Use) -> None:
         """Check that a variable is changed by the IPU that owns it.
@@ -147,6 +158,7 @@ class Residence:
         if move.type is not None:
             same(move.value, variable.held, move.type)
         if isinstance(move.dst, int):
+            self.check_ipu(move.dst)
             self.fetched.add((move.value, move.dst))
         elif isinstance(move.src, int):
             self.at(move.value, move.src, shard=True)
