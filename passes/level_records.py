@@ -19,7 +19,7 @@ from ipu_dynamo.capture.control_flow.trace_control_flow import Kind
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.marks.print_tensor import Printing
 from ipu_dynamo.passes.levels import Move, Part
-from ipu_dynamo.program import Input, Output, Overlap
+from ipu_dynamo.program import Collective, Input, Output, Overlap
 from ipu_dynamo.program.ir.layout import Layout
 
 
@@ -146,6 +146,7 @@ class StageParts:
     stores: Mapping[int, Sequence[Move]] = field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     bodies: tuple[Body, ...] = ()
     parts: tuple[Part, ...]
     cut: JointGraph

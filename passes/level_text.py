@@ -128,6 +128,7 @@ def parse_level(text: str) -> Model:
             Moves(*moves),
             record.inputs,
             record.outputs,
+            {collective.result: collective for collective in record.collectives},
         )
     return check.captures[id(record)]
 
@@ -159,6 +160,7 @@ def _record(model: Model) -> Any:
         stores=model.moves.stores,
         inputs=model.inputs,
         outputs=model.outputs,
+        collectives=tuple(model.collectives.values()),
         bodies=bodies,
         parts=model.parts,
         cut=_of_capture(model.capture),

@@ -22,6 +22,7 @@ An optimiser's step that was traced goes down a stair of its own, up to a part o
 `invariants.py` says what holds at each level, and from which pass on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +34,7 @@ from ipu_dynamo.passes.micro_batch.placements import Piece, Split
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import (
     Accumulation,
+    Collective,
     Direction,
     Function,
     HostProgram,
@@ -92,6 +94,7 @@ class Part:
         writes: what it gives variables, in order.
         phase: when it runs, in a phased strategy.
         name: of its function, if that is not made of direction and stage.
+        turn: after how many exchanges of replicas it comes in its stage and direction.
     """
 
     stage: int
@@ -103,6 +106,7 @@ class Part:
     writes: tuple[PartWrite, ...] = ()
     phase: int | None = None
     name: str = ""
+    turn: int = 0
 
     @property
     def gradients(self) -> tuple[str, ...]:
@@ -126,7 +130,8 @@ class Part:
     def function_name(self) -> str:
         """What to call its function."""
         prefix = "step" if self.direction == "forward_backward" else self.direction
-        return self.name or f"{prefix}{self.stage}"
+        turn = f"_turn{self.turn}" if self.turn else ""
+        return self.name or f"{prefix}{self.stage}{turn}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,7 @@ class Partitioned:
         returned: for each `value` output of the capture, the name of its value.
         changed: for each input that the model changes in place, the name of its new value.
         capture: what was cut, with the roles of its inputs.
+        collectives: what replicas exchange between parts, by result.
         moves: the values that leave the chip between phases; `OffloadActivations` plans them.
         inputs, outputs: what the host brings and gets, from `EmitStreams` on.
     """
@@ -175,6 +181,15 @@ class Partitioned:
     moves: Moves = field(default_factory=Moves)
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
+    collectives: Mapping[str, Collective] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> set[str]:
+        """What is returned, exchanged between replicas, or read by parts, by name."""
+        read = {*self.returned, *self.changed.values()}
+        read.update(collective.value for collective in self.collectives.values())
+        read.update(name for part in self.parts for name in part.reads)
+        return read
 
     @property
     def types(self) -> dict[str, TensorType]:

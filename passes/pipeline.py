@@ -64,6 +64,7 @@ from ipu_dynamo.passes.host.step.fuse_step import FuseStep
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.drop_same_views import DropSameViews
+from ipu_dynamo.passes.joint.group_collectives import GroupCollectives
 from ipu_dynamo.passes.joint.partition import Partition
 from ipu_dynamo.passes.joint.precision.floating_point_exceptions import FloatingPointExceptions
 from ipu_dynamo.passes.joint.precision.half_partials import HalfPartials
@@ -234,6 +235,7 @@ def joint_passes(options: Options) -> list[Pass]:
         RoundScalars(),
         CounterRandom(),
         NumberReplicas(),
+        GroupCollectives(options.replicas, options.strategy.phased),
         AssignGradientStages(),
         ScaleLoss(
             options.has_variable_loss_scale,
@@ -498,6 +500,7 @@ def flat_passes(options: Options) -> list[Pass]:
     return left_out(
         [
             CallChecks(),
+            GroupCollectives(),
             RefuseNestedGraphs("joint"),
             RemoveNumbers(),
             LiftJointConstants(warn=False),

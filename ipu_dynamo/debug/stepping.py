@@ -10,6 +10,7 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.debug.mismatch import Values
 from ipu_dynamo.debug.snapshots import NAME, Snapshot, arguments
 from ipu_dynamo.debug.values import differ, kept
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
@@ -232,7 +233,11 @@ def _calls(
             if isinstance(instruction, Call):
                 yield instruction, *functions[instruction.function]
             elif instruction.makes and "loop" in instruction.sections:
-                raise ValueError(f"this cannot be done by itself: {instruction}")
+                raise CompileError(
+                    f"replicas exchange tensors, and one of them is stepped through: {instruction}",
+                    hint="debug the model without collectives",
+                    id="collective",
+                )
             for move in instruction.moves:  # between replicas nothing: this is one
                 if move.dst != "host":
                     origin = f"host.{move.value}" if move.src == "host" else move.value

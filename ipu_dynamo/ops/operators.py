@@ -20,6 +20,7 @@ import ipu_dynamo.ops.library.ctc_loss
 import ipu_dynamo.ops.library.host_call
 import ipu_dynamo.ops.library.keyed_random
 import ipu_dynamo.ops.library.points
+import ipu_dynamo.ops.library.replica_collectives
 import ipu_dynamo.ops.library.run_executable
 import ipu_dynamo.ops.library.suppression
 import ipu_dynamo.ops.library.to_int32

@@ -13,6 +13,7 @@ from ipu_dynamo.program.ir.clipping import (
     ClipValues,
     GradientNorm,
 )
+from ipu_dynamo.program.ir.collectives import Collective, CollectiveKind
 from ipu_dynamo.program.ir.function import (
     Function,
     graph_outputs,
@@ -67,6 +68,8 @@ __all__ = [
     "ClipGradNorm",
     "ClipGradValue",
     "ClipValues",
+    "Collective",
+    "CollectiveKind",
     "Copy",
     "Counter",
     "Decision",

@@ -31,6 +31,9 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution": forward and backwar
          stage are one.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -40,18 +43,38 @@ from ipu_dynamo.capture.capture import (
     Joint,
     Placeholder,
 )
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
+from ipu_dynamo.ops.library.replica_collectives import (
+    COLLECTIVES,
+    Exchanged,
+    all_gather_op,
+    all_reduce_op,
+    all_to_all_op,
+)
 from ipu_dynamo.ops.private.graphs import rename_node
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
 from ipu_dynamo.passes.joint.assign_gradient_stages import slot, stage_of_slot
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Part, Partitioned, PartWrite
-from ipu_dynamo.program import RECOMPUTED, Accumulation, Direction
+from ipu_dynamo.program import (
+    RECOMPUTED,
+    Accumulation,
+    Collective,
+    CollectiveKind,
+    Direction,
+    ReplicaGroups,
+    TensorType,
+)
 from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.made_names import accumulator, alone, is_made, made_of
 
 aten = torch.ops.aten
+_KINDS: dict[Any, CollectiveKind] = {
+    all_gather_op: "all_gather",
+    all_reduce_op: "all_reduce",
+    all_to_all_op: "all_to_all",
+}
 
 
 def counter(stage: int) -> str:
@@ -60,7 +83,11 @@ def counter(stage: int) -> str:
 
 
 class _Cutter(Extraction):
-    """Cut at slots. `written` has results of a slot that may be for writes only."""
+    """Cut at slots, and these at collectives.
+
+    A place is a slot and a *turn*: the number of collectives that a micro-batch has passed in the
+    slot. `written` has results of a place that may be for writes only.
+    """
 
     def __init__(self, capture: Joint) -> None:
         self.capture = capture
@@ -77,15 +104,20 @@ class _Cutter(Extraction):
             for node in capture.graph.graph.nodes
             if node.op not in ("placeholder", "output")
         }
+        turns = _turns(slots)
+        self.most = 1 + max(turns.values(), default=0)  # turns of a slot
+        places = {node: index * self.most + turns[node] for node, index in slots.items()}
+        sending = {index - 1 for node, index in places.items() if node.target in COLLECTIVES}
         super().__init__(
             Cut(
-                place=slots,
+                place=places,
                 inputs={node: role.name for node, role in self.roles.items()},
                 name=lambda node: node.name,
                 repeats=self.repeats,
             ),
-            sorted({0, *slots.values()}),
+            sorted({0, *places.values(), *sending}),
         )
+        self.collectives: dict[str, Collective] = {}  # by result
         self.written: dict[int, dict[str, fx.Node]] = {index: {} for index in self.pieces}
         self.writes: dict[int, list[PartWrite]] = {index: [] for index in self.pieces}
         self.changes: dict[fx.Node, fx.Node] = {}  # placeholder -> its new value
@@ -98,14 +130,44 @@ class _Cutter(Extraction):
         """Whether a slot computes `node` of another one again; kept stages only their own."""
         if not repeated(node):
             return False
-        stage = stage_of_slot(index, self.stages, joined=self.joined)
-        return not self.capture.keeps_stages or stage == node.meta[STAGE]
+        return not self.capture.keeps_stages or self.stage(index) == node.meta[STAGE]
+
+    def stage(self, index: int) -> int:
+        """The stage that runs in a place."""
+        return stage_of_slot(index // self.most, self.stages, joined=self.joined)
+
+    def make(self, node: fx.Node, index: int) -> fx.Node:
+        """What stands for a value in a place; for what replicas exchange before it, an input."""
+        if node.target not in COLLECTIVES or self.cut.place[node] != index:
+            return super().make(node, index)
+        x, replicas, members, orthogonal = Exchanged.of(node)
+        received = made_of(node.name, "received")
+        self.collectives[received] = Collective(
+            kind=_KINDS[node.target],
+            value=self.sent(x, node, index - 1),
+            result=received,
+            type=TensorType.of(x.meta["val"]),
+            members=members,
+            ipu=self.capture.ipus[self.stage(index)],
+            source=source_line(node),
+            groups=None if members == replicas else ReplicaGroups(members, orthogonal),
+        )
+        return self.pieces[index].take(received, {"val": node.meta["val"]})
+
+    def sent(self, x: fx.Node, collective: fx.Node, index: int) -> str:
+        """Make what each replica gives to a collective an output of the place before it."""
+        if self.cut.place.get(x) == index and not is_view(x) and x.target not in COLLECTIVES:
+            return super().output(x)
+        name = made_of(collective.name, "sent")
+        self.pieces[index].outputs[name] = self.clone(x, index)
+        return name
 
     def output(self, node: fx.Node) -> str:
         """Make a value an output of its slot; of kept stages a view as a copy, as what it looks at
         may be an argument, or an output, too."""
         index = self.cut.place[node]
         copied = self.capture.keeps_stages and is_view(node)
+        copied |= root(node).target in COLLECTIVES
         if copied and node.name not in self.pieces[index].outputs:
             self.pieces[index].outputs[node.name] = self.clone(node, index)
         return super().output(node)
@@ -149,7 +211,8 @@ class _Cutter(Extraction):
         base = root(node)
         index = self.cut.place.get(node, min(self.cut.place.values(), default=0))
         outputs = self.pieces[index].outputs
-        if self.capture.aliases or (base.op != "placeholder" and base not in taken):
+        lent = base.op == "placeholder" or base.target in COLLECTIVES
+        if self.capture.aliases or (not lent and base not in taken):
             taken.add(base)
             outputs.setdefault(node.name, self.value(node, index))
             return node.name
@@ -166,8 +229,7 @@ class _Cutter(Extraction):
     def count(self, node: fx.Node) -> None:
         """Add the number of elements that are not large to the counter of a stage."""
         index = self.cut.place[node]
-        stage = stage_of_slot(index, self.stages, joined=self.joined)
-        self.write(PartWrite(counter(stage), node.name, "+="), node, index)
+        self.write(PartWrite(counter(self.stage(index)), node.name, "+="), node, index)
 
 
 class Partition(Pass):
@@ -210,7 +272,22 @@ class Partition(Pass):
             for index, piece in cutter.pieces.items()
             if piece.copies or piece.outputs or cutter.written[index]
         ]
-        return Partitioned(tuple(parts), tuple(returned), changed, capture)
+        return Partitioned(
+            tuple(parts),
+            tuple(returned),
+            changed,
+            capture,
+            collectives=cutter.collectives,
+        )
+
+
+def _turns(slots: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+    """How many collectives stand on the path to each operator within its slot, itself counted."""
+    turns: dict[fx.Node, int] = {}
+    for node, index in slots.items():
+        within = (turns[source] for source in node.all_input_nodes if slots.get(source) == index)
+        turns[node] = max(within, default=0) + (node.target in COLLECTIVES)
+    return turns
 
 
 def _refuse_made_names(capture: Joint) -> None:
@@ -234,9 +311,9 @@ def _rename_values(capture: Joint) -> None:
 
 def _part(capture: Joint, cutter: _Cutter, index: int) -> Part:
     piece, last = cutter.pieces[index], cutter.stages - 1
-    stage = stage_of_slot(index, cutter.stages, joined=cutter.joined)
-    direction: Direction = "forward" if index <= last else "backward"
-    if index == last and cutter.joined:
+    stage, (slot_, turn) = cutter.stage(index), divmod(index, cutter.most)
+    direction: Direction = "forward" if slot_ <= last else "backward"
+    if slot_ == last and cutter.joined:
         direction = capture.alone or ("forward_backward" if capture.training else "forward")
     for name, value in cutter.written[index].items():
         piece.outputs.setdefault(name, value)
@@ -249,6 +326,7 @@ def _part(capture: Joint, cutter: _Cutter, index: int) -> Part:
         outputs=tuple(piece.outputs),
         writes=tuple(cutter.writes[index]),
         phase=capture.phases[stage][direction == "backward"] if capture.phases else None,
+        turn=turn,
     )
 
 

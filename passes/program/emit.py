@@ -32,6 +32,7 @@ from ipu_dynamo.program import (
     AdjustLossScale,
     AllReduce,
     Call,
+    Collective,
     Copy,
     Function,
     Input,
@@ -66,6 +67,7 @@ class _Emitter:
         held: what lasts of the inputs of parts, by name; those with an owner become variables.
         inputs, outputs: the streams, by name.
         sent: the value of each output, in order.
+        collectives: what replicas exchange between parts, by result.
         owners: IPUs of variables, at first of those that another program has placed.
     """
 
@@ -75,6 +77,7 @@ class _Emitter:
     inputs: Mapping[str, Input]
     outputs: Mapping[str, Output]
     sent: Mapping[str, str]
+    collectives: Mapping[str, Collective]
     owners: dict[str, int]
     rule: ActivationRule
     changed: set[str] = field(default_factory=set)  # variables that a micro-batch writes
@@ -148,6 +151,10 @@ class _Emitter:
         """The name under which `ipu` has a part's input; emits what brings it there."""
         if (name, ipu) in self.local:
             return self.local[name, ipu]
+        if name in self.collectives:
+            self.micro_batch.append(self.collectives[name])
+            self.local[name, ipu] = name
+            return name
         if name in self.inputs:
             result = name if not any(n == name for n, _ in self.local) else on_ipu(name, ipu)
             self.micro_batch.append(Receive(name, result, ipu, self.inputs[name].overlap))
@@ -179,6 +186,7 @@ class _Emitter:
             results=part.outputs,
             source=source_line(operators[0]) if operators else "no line of the model",
             phase=part.phase,
+            turn=part.turn,
         )
 
     def writes(self, part: Part, local: Mapping[str, str]) -> Iterator[Instruction]:
@@ -277,6 +285,7 @@ class Emit(Pass):
             inputs={stream.name: stream for stream in partitioned.inputs},
             outputs={stream.name: stream for stream in partitioned.outputs},
             sent=dict([*streams, *partitioned.changed.items()]),
+            collectives=partitioned.collectives,
             owners=dict(self.placed),
             rule=ActivationRule(options.strategy.liveness, options.locations.activations),
         )

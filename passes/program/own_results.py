@@ -27,8 +27,7 @@ class OwnResults(Pass):
     needed = "a function would write to what another value lies in"
 
     def __call__(self, partitioned: Partitioned) -> bool:
-        read = {*partitioned.returned, *partitioned.changed.values()}
-        read.update(name for part in partitioned.parts for name in part.reads)
+        read = partitioned.reads
         changed = [_own(part, read) for part in partitioned.parts]
         return any(changed)
 

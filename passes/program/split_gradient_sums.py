@@ -98,8 +98,7 @@ class SplitGradientSums(Pass):
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         capture = partitioned.capture
         values = {role.name: node.meta["val"] for node, role in capture.roles().items()}
-        read = {*partitioned.returned, *partitioned.changed.values()}
-        read.update(name for part in partitioned.parts for name in part.reads)
+        read = partitioned.reads
         taken = {name for part in partitioned.parts for name in (*part.inputs, *part.outputs)}
         taken.update(role.name for role in capture.placeholders)
         parts = [_split(part, plan(part, read, values), taken) for part in partitioned.parts]

@@ -10,6 +10,7 @@ Source   "Zero Bubble Pipeline Parallelism" (Qi et al., 2023), section 2.
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from torch import fx
 
@@ -30,12 +31,27 @@ class SplitWeightGradients(Pass):
     level = "parts"
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        read = {*partitioned.returned, *partitioned.changed.values()}
-        read.update(name for part in partitioned.parts for name in part.reads)
-        parts = [piece for part in partitioned.parts for piece in _split(part, read)]
+        read = partitioned.reads
+        passes = groupby(partitioned.parts, lambda part: (part.stage, part.direction, part.phase))
+        parts = [piece for _, turns in passes for piece in _split_turns(list(turns), read)]
         if len(parts) == len(partitioned.parts):
             return partitioned
         return replace(partitioned, parts=tuple(parts))
+
+
+def _split_turns(turns: Sequence[Part], read: Collection[str]) -> list[Part]:
+    """The parts of a stage pass between exchanges of replicas; their weight gradients come last,
+    where no later turn writes the same sums, or changes what they read."""
+    early: list[Part] = []
+    late: list[Part] = []
+    for number, part in enumerate(turns, 1):
+        first, *second = _split(part, read)
+        later = {write.target for turn in turns[number:] for write in turn.writes}
+        if any(later & {*(w.target for w in p.writes), *p.inputs} for p in second):
+            first, second = part, []
+        early.append(first)
+        late += second
+    return [*early, *late]
 
 
 def _split(part: Part, read: Collection[str]) -> list[Part]:
@@ -165,4 +181,5 @@ def _finished(part: Part, piece: Piece, direction: Direction, writes: Sequence[P
         inputs=tuple(piece.inputs),
         outputs=tuple(piece.outputs),
         writes=tuple(writes),
+        turn=0 if direction == "weights" else part.turn,
     )

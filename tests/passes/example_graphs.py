@@ -12,7 +12,6 @@ import operator
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import FunctionType
 from typing import Any, get_args
 
@@ -48,7 +47,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from tests.passes.example_text import Function, Line, bare, is_value, read_lines
 
 _MODULES = (builtins, operator, ipu_dynamo, level_records, descriptors, pipeline)  # of names
-_NAMESPACES = ("aten", "ipu", "higher_order")
+_NAMESPACES = ("aten", "ipu", "prims", "higher_order")
 _PROBLEMS = (ValueError, SyntaxError, TypeError, KeyError, AttributeError, RuntimeError)
 Result = tuple[str | None, OutputKind, str]  # the name of a node, and its role
 
@@ -81,7 +80,7 @@ class ExampleGraph:
         self.attributes: list[GraphAttribute] = []
         self.lines: Sequence[Line | Function] = ()
         self.last: Model | None = None
-        self.returned: list[Result] | None = None
+        self.returned: list[tuple[str | None, OutputKind, str]] | None = None
         self.output_meta: dict[str, Any] = origin.output_meta if origin else {}
         self.facts: dict[str, Any] = dict(origin.facts) if origin else {}
         for node, role in origin.roles.items() if origin else ():
@@ -107,10 +106,10 @@ class ExampleGraph:
         for line in lines:
             if isinstance(line, Function):
                 names = {**self.names, **self.functions}
-                function = ExampleGraph(self.level, names, self.sizes)
-                function.mode, function.lines = self.mode, line.lines
-                function.append(line.lines)
-                self.functions[line.name] = function
+                self.functions[line.name] = ExampleGraph(self.level, names, self.sizes)
+                self.functions[line.name].mode = self.mode
+                self.functions[line.name].lines = line.lines
+                self.functions[line.name].append(line.lines)
                 continue
             try:
                 self.line(line)
@@ -222,14 +221,14 @@ class ExampleGraph:
             made._rename(name)
         return made
 
-    def results(self, value: ast.expr | None) -> Iterator[Result]:
+    def results(self, value: ast.expr | None) -> Iterator[tuple[str | None, OutputKind, str]]:
         """The outputs of a graph: `(%loss, gradient(%w) = ...)`."""
         items = value.elts if isinstance(value, ast.Tuple) else [value]
         count = 0
         for item in items:
             kind: Any = "value"
             if isinstance(item, ast.Call) and getattr(item.func, "id", "") in get_args(OutputKind):
-                kind, of, item = item.func.id, *item.args
+                kind, of, item = item.func.id, *item.args  # type: ignore[union-attr]
                 name = self.value(of)
                 name = self.roles[name].name if isinstance(name, fx.Node) else name
             else:
@@ -274,10 +273,10 @@ class ExampleGraph:
                 if isinstance(function, ExampleGraph):
                     return self.inlined(function, values)
                 if function is GraphFlow:
-                    named["bodies"] = tuple(body.record for body in named["bodies"])
+                    named["bodies"] = tuple(body.record() for body in named["bodies"])
                 if function in (Part, Directions):
                     values = tuple(
-                        v.record.graph if isinstance(v, ExampleGraph) else v for v in values
+                        v.record().graph if isinstance(v, ExampleGraph) else v for v in values
                     )
                 plain = isinstance(function, FunctionType) and not _nodes_in(values)
                 if isinstance(function, type) or plain:
@@ -308,7 +307,7 @@ class ExampleGraph:
         if is_value(name):
             return self.value_of(bare(name))
         if name == "capture":
-            return capture_of(self.record)
+            return capture_of(self.record())
         for known in (self.sizes, self.functions, self.names):
             if name in known:
                 return known[name]
@@ -332,7 +331,7 @@ class ExampleGraph:
             self.flows.append(flow)
             bodies = [capture_of(body) for body in flow.bodies]
             parts = flow.kind, bodies, flow.carried, flow.scanned, flow.count, flow.where
-            kept = ControlFlow(*parts)
+            kept = ControlFlow(*parts)  # type: ignore[arg-type]
             args = tuple(register_flow(kept) if arg is flow else arg for arg in args)
         fakes, named = map_arg((args, kwargs), lambda node: node.meta["val"])
         with self.mode, torch.no_grad():
@@ -348,7 +347,7 @@ class ExampleGraph:
         if not isinstance(value, ExampleGraph):
             return value
         name = f"graph_{len(list(self.holder.children()))}"
-        module = value.record.graph
+        module = value.record().graph
         setattr(self.holder, name, module)
         node = self.graph.create_node("get_attr", name)
         node.meta["val"] = module
@@ -358,7 +357,7 @@ class ExampleGraph:
         """The name of a function as the body of a loop or branch."""
         if not isinstance(value, ExampleGraph):
             return value
-        body = body_of(value.record.graph)
+        body = body_of(value.record().graph)
         self.bodies.append(body)
         return body.name
 
@@ -401,7 +400,10 @@ class ExampleGraph:
         return whole
 
     def type(self, tree: ast.expr) -> Layout:
-        """A type such as `f32[m, n]`."""
+        """A type such as `f32[m, n]`, or with strides `f32[m, n](1, m)`."""
+        strides = None
+        if isinstance(tree, ast.Call):
+            tree, strides = tree.func, tuple(map(self.value, tree.args))
         if not (isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name)):
             raise ValueError(f"{ast.unparse(tree)} is no type")
         if tree.value.id == "Sym":
@@ -409,7 +411,7 @@ class ExampleGraph:
         sizes = self.value(tree.slice)
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
         dtype = TensorType.parse(f"{tree.value.id}[]").dtype
-        return Layout(TensorType(dtype, shape), dense_strides(shape))
+        return Layout(TensorType(dtype, shape), strides or dense_strides(shape))
 
     def symbol(self, letter: Any) -> Any:
         """A size that is not fixed. On this side the letter stands for it."""
@@ -434,9 +436,8 @@ class ExampleGraph:
 
     def model(self) -> Model:
         """The capture of the lines, or the model of the last line."""
-        return capture_of(self.record) if self.last is None else self.last
+        return capture_of(self.record()) if self.last is None else self.last
 
-    @cached_property
     def record(self) -> Any:
         """The graph, with the roles of its inputs and outputs."""
         if self.returned is None:
@@ -455,7 +456,7 @@ class ExampleGraph:
             **{k: map_arg(v, lambda n: n.name) for k, v in self.facts.items()},
         )
 
-    def default_results(self) -> Iterator[Result]:
+    def default_results(self) -> Iterator[tuple[str | None, OutputKind, str]]:
         """The outputs of a text that does not say what it returns: what nothing reads, or those of
         its Before."""
         if self.origin is not None:

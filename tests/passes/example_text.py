@@ -16,8 +16,9 @@ from typing import Any
 _SIZES = (4, 8, 12, 16, 20, 24)  # of letters, in the order in which types name them
 _VALUE = "value_of_"  # Python's name of %y is value_of_y
 _TYPE = r"[a-z]+\d+\[[^\]]*\]"
-_INLINE = re.compile(rf"(?<=[(\[ ])({_VALUE}\w+): ({_TYPE})(?=[,)\]])")
+_INLINE = re.compile(rf"(?<=[(\[ ])({_VALUE}\w+): ({_TYPE}(?:\{{[\d,]*\}})?)(?=[,)\]])")
 _STRING = r'"[^"]*"'
+_STRIDES = re.compile(rf"({_TYPE})\{{([^}}]*)\}}")
 _PLACE = re.compile(r"(.*\S) {2,}in (?:stage (\d+))?(?:, )?(forward|backward)?(?=  |$)(.*)")
 _MARKS = re.compile(r"(.*\S) {2,}with (meta\[.*)")
 _COMMENT = re.compile(r"(.*\S|) {2,}# (.*)")
@@ -139,4 +140,5 @@ def _python(line: str) -> str:
     line = re.sub(r"\b([a-z]+\d+)\[\]", r"\1[()]", line)
     line = re.sub(r"%(?=\w)", _VALUE, line)
     line = _INLINE.sub(r"(\1 := \2)", line)
+    line = _STRIDES.sub(r"\1(\2)", line)
     return re.sub('"', lambda _: strings.pop(0), line)

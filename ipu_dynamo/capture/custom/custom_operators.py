@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.capture.custom.replicated_operators import is_replicated, replicated_operator
 from ipu_dynamo.errors import CompileError, called_from
-from ipu_dynamo.ops.library.shipped import COLLECTIVES, SHIPPED
+from ipu_dynamo.ops.library.shipped import SHIPPED
 from ipu_dynamo.ops.precision.narrowing import NARROW
 
 Gradient = Callable[..., Sequence[Tensor | None]]
@@ -83,16 +84,12 @@ def custom_operator(
     """
     known = _known.get((domain, name, version))
     called = f"custom operator {domain}.{name}, version {version}"
-    if known is None:
-        if name in COLLECTIVES:
-            raise CompileError(
-                f"{called}, has no implementation: it would exchange tensors between replicas "
-                "within forward, which no program can",
-                where=called_from(),
-                hint="return the tensor from forward, and combine the results of the replicas "
-                "outside of the program; with one replica, leave the exchange out",
-                id="operator",
-            )
+    named = dict(attributes or {})
+    if known is not None:
+        results = _computed(known, tuple(inputs), named)
+    elif is_replicated(name, domain, version):
+        results = replicated_operator(inputs, name, example_outputs, named)
+    else:
         raise CompileError(
             f"{called}, has no implementation",
             where=called_from(),
@@ -101,8 +98,6 @@ def custom_operator(
             "takes the inputs and the attributes",
             id="operator",
         )
-    named = dict(attributes or {})
-    results = _computed(known, tuple(inputs), named)
     if example_outputs is not None:
         _check(called, results, example_outputs)
     return results

@@ -89,4 +89,3 @@ SHIPPED: dict[tuple[str, str, int], Callable[..., Tensor | Sequence[Tensor]]] = 
     ("com.acme", "LeakyRelu", 1): leaky_relu,
     ("com.acme", "ExpMovAvg", 1): moving_average,
 }
-COLLECTIVES = frozenset({"ReplicatedAllGather", "ReplicatedAllReduceTP", "ReplicatedAllToAll"})

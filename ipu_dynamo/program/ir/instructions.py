@@ -17,6 +17,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     used,
 )
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import (
     AdjustLossScale,
@@ -124,6 +125,7 @@ class Call(BaseInstruction):
         results: names that the returned tensors get; None for an output without a tensor.
         source: first line of the user's model that it computes.
         phase: when it runs, in a phased program.
+        turn: after how many exchanges of replicas it comes in its stage and direction.
     """
 
     sections = LOOP
@@ -136,11 +138,12 @@ class Call(BaseInstruction):
     results: tuple[str | None, ...]
     source: str
     phase: int | None = None
+    turn: int = 0
 
     @property
-    def stage_pass(self) -> tuple[int, int, Direction, int | None]:
+    def stage_pass(self) -> tuple[int, int, Direction, int | None, int]:
         """What calls that are parts of one stage pass have in common."""
-        return self.ipu, self.stage, self.direction, self.phase
+        return self.ipu, self.stage, self.direction, self.phase, self.turn
 
     @property
     def reads(self) -> tuple[Use, ...]:
@@ -157,7 +160,8 @@ class Call(BaseInstruction):
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
         arguments = ", ".join(f"%{name}" for name in self.arguments)
-        where = f"on ipu{self.ipu}{in_phase(self.phase)}"
+        turn = f", turn {self.turn}" if self.turn else ""
+        where = f"on ipu{self.ipu}{in_phase(self.phase)}{turn}"
         return f"({results}) = call @{self.function}({arguments})  {where}"
 
 
@@ -361,6 +365,7 @@ Plain = (  # every instruction but a loop
     | Send
     | Copy
     | Call
+    | Collective
     | Accumulate
     | WriteBuffer
     | Store

@@ -8,7 +8,9 @@ This module makes and reads all such names.
 import re
 
 # Words behind the two dots. The key of a state is any text, so these keys get a word of their own.
-_WORDS = re.compile(r"(grad|before|new|off|(on|returned|phase|stage|weights|part)\d*|state\..*)")
+_WORDS = re.compile(
+    r"(grad|before|new|off|sent|received|(on|returned|phase|stage|weights|part)\d*|state\..*)"
+)
 _RETURNED = re.compile(r"\.\.returned\d+$")
 
 

@@ -23,7 +23,11 @@ from ipu_dynamo.program.schedule.actions import (
 from ipu_dynamo.program.schedule.dependencies import changing_passes, dependencies
 from ipu_dynamo.program.schedule.schedule_text import action_text
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import StagePass, calls_of_passes
+from ipu_dynamo.program.schedule.stage_passes import (
+    StagePass,
+    calls_of_passes,
+    exchanges_of_passes,
+)
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.schedule.schedule import Schedule
@@ -65,6 +69,7 @@ class _Follower:
         count = len(schedule.workers)
         self._schedule, self._calls, self._adds = schedule, calls, adds
         self._needed, self._changing = dependencies(program), changing_passes(program)
+        self._exchanges = exchanges_of_passes(sections(program).loop)
         self._micro_batches, self._replicas = sections(program).micro_batches, program.replicas
         self._maker: dict[str | None, int] = {}
         for index, call in enumerate(calls):
@@ -79,7 +84,8 @@ class _Follower:
         self._ran = defaultdict[_Place, dict[int, _Done]](dict)  # by place and pass
         self._added: dict[_Place, _Done] = {}
         self._sent: dict[tuple[int, int, int], list[int]] = {}  # clocks, by transfer and place
-        self._received: set[tuple[int, int, int]] = set()
+        # by worker: of what all replicas exchange, several workers receive one message
+        self._received: set[tuple[int, tuple[int, int, int]]] = set()
 
     def follow(self) -> None:
         """Do all actions.
@@ -121,7 +127,8 @@ class _Follower:
                         )
                 if self._adds and place not in self._added:
                     raise CompileError(f"no worker adds gradients by {replicas}add{micro_batch}")
-        for number, micro_batch, replica in self._sent.keys() - self._received:
+        received = {message for _, message in self._received}
+        for number, micro_batch, replica in self._sent.keys() - received:
             sent = self._text(SendValues(number, micro_batch, replica))
             raise CompileError(f"no worker receives {sent}", hint="receive it, or do not send it")
 
@@ -149,9 +156,9 @@ class _Follower:
 
     def _receive(self, worker: int, action: ReceiveValues) -> None:
         key = action.transfer, action.micro_batch, action.replica
-        if key in self._received:
+        if (worker, key) in self._received:
             raise CompileError(f"{self._text(action)} of worker {worker} was received before")
-        self._received.add(key)
+        self._received.add((worker, key))
         clock = self._clocks[worker]
         clock[:] = map(max, clock, self._sent[key])
         self._held[worker][key[1:]].update(self._schedule.transfers[action.transfer].values)
@@ -174,6 +181,8 @@ class _Follower:
             raise CompileError(f"{self._text(action)} runs twice", where=call.source)
         self._expect_values(worker, action, self._reads[index])
         self._expect(worker, action, self._needed[index])
+        for other in range(self._replicas):
+            self._expect(worker, action, self._exchanges.get(index, ()), other)
         self._expect_order(worker, action)
         self._ran[place][index] = worker, self._clocks[worker][worker] + 1
         self._held[worker][place].update(call.results)
@@ -223,14 +232,21 @@ class _Follower:
         """Whether an action is surely done before the next one of a worker."""
         return done is not None and self._clocks[worker][done[0]] >= done[1]
 
-    def _expect(self, worker: int, action: Action, indices: Iterable[int]) -> None:
-        """Check that passes of the same micro-batch come before an action."""
-        clock, ran = self._clocks[worker], self._ran[action.micro_batch, action.replica]
+    def _expect(
+        self, worker: int, action: Action, indices: Iterable[int], of: int | None = None
+    ) -> None:
+        """Check that passes of the same micro-batch come before an action.
+
+        Args:
+            of: their replica; None: the action's own.
+        """
+        replica = action.replica if of is None else of
+        clock, ran = self._clocks[worker], self._ran[action.micro_batch, replica]
         for index in indices:
             if index in ran and clock[ran[index][0]] >= ran[index][1]:
                 continue
             call = self._calls[index]
-            first = self._text(RunPass(0, index, action.micro_batch, action.replica))
+            first = self._text(RunPass(0, index, action.micro_batch, replica))
             raise CompileError(
                 f"{self._text(action)} of worker {worker} does not wait for {first}, "
                 f"@{call.function} of stage {call.stage}",

@@ -83,10 +83,12 @@ def stash(program: "Program") -> tuple[Stash, ...]:
     stashes = []
     for stage in sorted({call.stage for call in calls}):
         passes = [i for i, call in enumerate(calls) if call.stage == stage]
-        first = calls[passes[0]]
-        there = {*first.arguments, *first.results} - variables
+        first, begin = calls[passes[0]], when[passes[0]]
+        turns = [i for i in passes if when[i] == begin]  # in the first slot
+        there = {name for i in turns for name in (*calls[i].arguments, *calls[i].results)}
+        there -= variables
         kept: dict[str, TensorType] = {}
-        for call in (call for i in passes[1:] for call in passes_of[i]):
+        for call in (call for i in passes if when[i] > begin for call in passes_of[i]):
             types = zip(call.arguments, functions[call.function].inputs, strict=True)
             kept |= {name: type_ for name, type_ in types if name in there}
         copies = 1 + when[passes[-1]] - when[passes[0]]

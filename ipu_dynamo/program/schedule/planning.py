@@ -5,7 +5,8 @@ pipeline.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 
 import torch
 from torch import fx
@@ -32,7 +33,13 @@ from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import StagePass, calls_of_passes
+from ipu_dynamo.program.schedule.stage_passes import (
+    NO_EXCHANGES,
+    Exchanges,
+    StagePass,
+    calls_of_passes,
+    exchanges_of_passes,
+)
 from ipu_dynamo.program.schedule.transfers import with_transfers
 
 
@@ -47,15 +54,19 @@ def schedule_of(
             program of several IPUs that is no pipeline. An IPU that is alone shares its
             micro-batches between the workers when they are `independent`.
     """
-    calls = calls_of_passes(sections(program).loop)
+    loop = sections(program).loop
+    calls, exchanges = calls_of_passes(loop), exchanges_of_passes(loop)
+    one_by_one = partial(
+        sequential, calls, micro_batches=micro_batches, replicas=replicas, exchanges=exchanges
+    )
     alone = len({call.ipu for call in calls}) == 1
     if alone and replicas == 1 and workers is not None and independent(program):
         return spread(calls, micro_batches=micro_batches, workers=workers)
     if workers == 1 or (alone and replicas == 1):
-        return sequential(calls, micro_batches=micro_batches, replicas=replicas)
+        return one_by_one()
     if any(call.phase is not None for call in calls):
         if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
-            return sequential(calls, micro_batches=micro_batches, replicas=replicas)
+            return one_by_one()
         return alternating(
             calls,
             dependencies(program),
@@ -64,18 +75,33 @@ def schedule_of(
             workers=workers,
         )
     if not alone and program.order == "sequential":
-        return sequential(calls, micro_batches=micro_batches, replicas=replicas)
-    return pipelined(calls, micro_batches=micro_batches, replicas=replicas, workers=workers)
+        return one_by_one()
+    return pipelined(
+        calls,
+        micro_batches=micro_batches,
+        replicas=replicas,
+        workers=workers,
+        exchanges=exchanges,
+    )
 
 
-def sequential(calls: Sequence[Call], *, micro_batches: int, replicas: int = 1) -> Schedule:
-    """One worker runs all calls of a micro-batch, then the next micro-batch."""
+def sequential(
+    calls: Sequence[Call],
+    *,
+    micro_batches: int,
+    replicas: int = 1,
+    exchanges: Exchanges = NO_EXCHANGES,
+) -> Schedule:
+    """One worker runs all calls of a micro-batch, then the next micro-batch.
+
+    It runs replica by replica, up to where these exchange values.
+    """
     runs, cycle = [], 0
-    for micro_batch in range(micro_batches):
-        for replica in range(replicas):
-            for index in range(len(calls)):
-                runs.append(RunPass(cycle, index, micro_batch, replica))
-                cycle += 1
+    stretches = [range(*pair) for pair in pairwise([0, *sorted(exchanges), len(calls)])]
+    for micro_batch, stretch in product(range(micro_batches), stretches):
+        for replica, index in product(range(replicas), stretch):
+            runs.append(RunPass(cycle, index, micro_batch, replica))
+            cycle += 1
     return Schedule(tuple(map(StagePass.of, calls)), (tuple(runs),))
 
 
@@ -155,7 +181,12 @@ def side_by_side(call: Call, sums: Sequence[str], *, micro_batches: int, workers
 
 
 def pipelined(
-    calls: Sequence[Call], *, micro_batches: int, replicas: int = 1, workers: int | None = None
+    calls: Sequence[Call],
+    *,
+    micro_batches: int,
+    replicas: int = 1,
+    workers: int | None = None,
+    exchanges: Exchanges = NO_EXCHANGES,
 ) -> Schedule:
     """The pipelined schedule of one step.
 
@@ -164,6 +195,7 @@ def pipelined(
         micro_batches: per replica and step.
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.
+        exchanges: what replicas exchange between calls.
     """
     ipus = sorted({call.ipu for call in calls})
     places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
@@ -188,7 +220,8 @@ def pipelined(
 
     ordered = [sorted(of, key=turn) for of in runs]
     training = any("backward" in call.direction for call in calls)
-    return with_transfers(calls, ordered, _waits(calls), () if training else _readers(calls))
+    readers = () if training else _readers(calls)
+    return with_transfers(calls, ordered, _waits(calls), readers, exchanges)
 
 
 def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:

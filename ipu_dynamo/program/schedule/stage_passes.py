@@ -4,14 +4,20 @@ A stage whose repeated blocks are functions of their own makes many calls in a p
 stashes and workers deal with passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Self
 
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.instructions import Call, Plain
 from ipu_dynamo.program.ir.writes import Direction
+
+# For each pass before which replicas exchange values, the earlier passes that make these, with
+# their names.
+Exchanges = Mapping[int, Mapping[int, tuple[str, ...]]]
+NO_EXCHANGES: Exchanges = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,20 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
         reads = dict.fromkeys(name for read, _ in names for name in read if name not in makes)
         calls.append(replace(own[0], arguments=tuple(reads), results=tuple(makes)))
     return calls
+
+
+def exchanges_of_passes(loop: Sequence[Plain]) -> Exchanges:
+    """What replicas exchange between the passes of a micro-batch."""
+    makers: dict[str, int] = {}
+    found: dict[int, dict[int, tuple[str, ...]]] = {}
+    for number, instructions in enumerate(instructions_of_passes(loop)):
+        for instruction in instructions:
+            if isinstance(instruction, Collective):
+                of = found.setdefault(number, {})
+                source = makers[instruction.value]
+                of[source] = (*of.get(source, ()), instruction.value)
+            makers |= dict.fromkeys(instruction.made_names, number)
+    return found
 
 
 def reads_and_makes(instruction: Plain) -> tuple[tuple[str, ...], tuple[str, ...]]:

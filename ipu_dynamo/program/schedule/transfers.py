@@ -12,7 +12,7 @@ from ipu_dynamo.program.schedule.actions import (
     Transfer,
 )
 from ipu_dynamo.program.schedule.schedule import Schedule
-from ipu_dynamo.program.schedule.stage_passes import StagePass
+from ipu_dynamo.program.schedule.stage_passes import NO_EXCHANGES, Exchanges, StagePass
 
 _ROOM = 2  # micro-batches that wait for a reader
 
@@ -22,6 +22,7 @@ def with_transfers(
     runs: Sequence[Sequence[RunPass]],
     waits: Sequence[Sequence[int]],
     readers: Sequence[Sequence[int]] = (),
+    exchanges: Exchanges = NO_EXCHANGES,
 ) -> Schedule:
     """Make a schedule of runs. A worker sends right after a pass, and receives right before one.
 
@@ -31,6 +32,7 @@ def with_transfers(
         waits: for each call, the earlier calls that must be done before it.
         readers: for each call, the later calls that must have done the micro-batch two before. So
             they are at most two micro-batches behind. Empty: no call waits for its readers.
+        exchanges: a call that replicas exchange values before waits for those of all replicas.
     """
     worker_of = {(run.index, run.replica): worker for worker, of in enumerate(runs) for run in of}
     values = _values(calls, waits)
@@ -40,21 +42,29 @@ def with_transfers(
         sources[target].append((source, 0))
     for target, later in enumerate(readers):
         sources[target] += [(source, _ROOM) for source in later]
-    needed: list[tuple[RunPass, int, int]] = []  # run, source, micro-batch of the source
+    replicas = sorted({replica for _, replica in worker_of})
+    needed: list[tuple[RunPass, int, int, int]] = []  # run; source, its micro-batch and replica
     for worker, of in enumerate(runs):
+        known = set[tuple[int, int, int, int]]()  # a worker receives a message once
         for run in of:
-            for source, ago in sources[run.index]:
-                away = worker_of[source, run.replica] != worker
-                if away and run.micro_batch >= ago:
-                    needed.append((run, source, run.micro_batch - ago))
-    pairs = sorted({(source, run.index) for run, source, _ in needed})
+            theirs = [(source, ago, run.replica) for source, ago in sources[run.index]]
+            exchanged = exchanges.get(run.index, {})
+            theirs += [(source, 0, r) for source in exchanged for r in replicas if r != run.replica]
+            for source, ago, replica in theirs:
+                message = source, run.index, run.micro_batch - ago, replica
+                away = worker_of[source, replica] != worker
+                if away and run.micro_batch >= ago and message not in known:
+                    known.add(message)
+                    needed.append((run, source, run.micro_batch - ago, replica))
+    values |= {(s, t): names for t, sources_ in exchanges.items() for s, names in sources_.items()}
+    pairs = sorted({(source, run.index) for run, source, *_ in needed})
     numbers = {pair: number for number, pair in enumerate(pairs)}
     received: dict[RunPass, list[Action]] = defaultdict(list)
-    sent: dict[tuple[int, int, int], list[SendValues]] = defaultdict(list)
-    for run, source, micro_batch in needed:
-        number, place = numbers[source, run.index], (micro_batch, run.replica)
-        received[run].append(ReceiveValues(number, *place))
-        sent[source, *place].append(SendValues(number, *place))
+    sent: dict[tuple[int, int, int], dict[SendValues, None]] = defaultdict(dict)
+    for run, source, micro_batch, replica in needed:
+        number = numbers[source, run.index]
+        received[run].append(ReceiveValues(number, micro_batch, replica))
+        sent[source, micro_batch, replica][SendValues(number, micro_batch, replica)] = None
     workers = []
     for of in runs:
         actions: list[Action] = []

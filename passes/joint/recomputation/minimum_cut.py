@@ -16,6 +16,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.ops.graph_queries import nbytes, owner
+from ipu_dynamo.ops.library.replica_collectives import COLLECTIVES
 from ipu_dynamo.ops.operator_costs import seconds
 from ipu_dynamo.ops.serialized_loss import serialized_loss
 
@@ -30,7 +31,7 @@ def values(graph: fx.Graph, stages: Container[int]) -> list[fx.Node]:
 
 def repeatable(node: fx.Node) -> bool:
     """Whether the value of a forward operator may be computed again."""
-    return owner(node).target is not serialized_loss
+    return owner(node).target not in (serialized_loss, *COLLECTIVES)
 
 
 def cheapest(

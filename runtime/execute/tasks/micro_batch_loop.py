@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_
-from ipu_dynamo.program import Copy, Program, Receive
+from ipu_dynamo.program import Collective, Copy, Program, Receive
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -25,6 +25,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     bind_passes,
     failure_of,
 )
+from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import Reports, Workers
 from ipu_dynamo.tune.intra_op import intra_op_threads
@@ -78,6 +79,11 @@ class MicroBatchLoop:
             sent={o.name: (i, drops[i]) for i, o in enumerate(program.outputs)},
             devices=devices,
             memory=memory,
+            exchanges={
+                i.result: ReplicaExchange(i, program.replicas)
+                for i in cut.loop
+                if isinstance(i, Collective)
+            },
         )
         self.binding = binding
         self._tasks = bind_passes(binding)
@@ -101,6 +107,8 @@ class MicroBatchLoop:
         taken, left, ended = observer.received, observer.sent, observer.task_ended
         observed, passes, ends = observer is not NOBODY, self._schedule.passes, self._ends
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
+        for exchange in self.binding.exchanges.values():
+            exchange.clear()
 
         def work(worker: int, run: RunPass) -> None:
             start = perf_counter() if observed else 0.0

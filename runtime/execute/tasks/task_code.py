@@ -21,12 +21,24 @@ from typing import Any
 
 import torch
 
-from ipu_dynamo.program import AllGather, Call, Copy, Load, Plain, Program, Receive, Send, Store
+from ipu_dynamo.program import (
+    AllGather,
+    Call,
+    Collective,
+    Copy,
+    Load,
+    Plain,
+    Program,
+    Receive,
+    Send,
+    Store,
+)
 from ipu_dynamo.program.recipe import Recipe
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
 from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 
 Failed = Callable[[int, Exception, Sequence[Any] | None, int], Exception]
 
@@ -62,6 +74,7 @@ class Binding:
             device iterations and accumulation steps the call needs; else it needs all. Values of
             streams that are not sent stay in their registers.
         devices: of the IPUs; none: they share one.
+        exchanges: what does collectives, by their results.
     """
 
     program: Program
@@ -73,6 +86,7 @@ class Binding:
     sent: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     devices: Sequence[torch.device] = ()
     memory: StreamingMemory = field(default_factory=StreamingMemory)
+    exchanges: Mapping[str, ReplicaExchange] = field(default_factory=dict)
 
     def bound(self, instructions: Sequence[Plain]) -> list[Bound]:
         """What each instruction reads and writes; a call reads what was fetched for it."""
@@ -126,6 +140,7 @@ class TaskWriter:
         written = [[self._written(*next(each)) for _ in of] for of in passes]
         self.lines = [[line for lines, _ in of for line in lines] for of in written]
         self.texts = [[text for _, text in of] for of in written]
+        self._give(passes, bound, ends)
 
     def function(self, name: str, arguments: str, lines: Sequence[str]) -> Callable[..., Any]:
         """The function of some lines."""
@@ -138,6 +153,28 @@ class TaskWriter:
                 called.held_in(names, stage)
         function: Callable[..., Any] = names[name]
         return function
+
+    def _give(
+        self,
+        passes: Sequence[Sequence[Plain]],
+        bound: Sequence[Bound],
+        ends: Sequence[Sequence[int]],
+    ) -> None:
+        """Let the pass that makes a value give it to the other replicas, in the end."""
+        makers = {name: i for i, of in enumerate(passes) for one in of for name in one.made_names}
+        for one, dead in zip(bound, ends, strict=True):
+            if isinstance(one.instruction, Collective):
+                source = one.registers[0]
+                # a later call may overwrite what is read again
+                given = f"r[{source}]" if source in dead else f"r[{source}].clone()"
+                exchange, value = self._exchange(one.instruction.result), one.instruction.value
+                self.lines[makers[value]].append(f"{exchange}.give(k, {given})")
+
+    def _exchange(self, name: str) -> str:
+        """What the code calls that which does a collective."""
+        place = list(self._binding.exchanges).index(name)
+        self.names[f"exchange{place}"] = self._binding.exchanges[name]
+        return f"exchange{place}"
 
     def _written(self, bound: Bound, dead: Sequence[int]) -> tuple[list[str], str]:
         """The lines of an instruction, and what it does in words.
@@ -176,6 +213,9 @@ class TaskWriter:
             case Store():
                 lines = [f"r[{target}] = memory.store(r[{source}])"]
                 text = f"r{target} = store r{source}"
+            case Collective(kind=kind, result=name, members=members):
+                lines = [f"r[{target}] = {self._exchange(name)}.take(k)"]
+                text = f"r{target} = {kind} r{source} of {members} replicas"
             case AllGather(value=name):
                 lines = [f"memory.gather(r[{target}], {self._shards(name)})"]
                 text = f"gather r{target}"

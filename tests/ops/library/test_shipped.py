@@ -58,13 +58,6 @@ def test_identities_are_identities(name):
     assert torch.equal(found, x)
 
 
-def test_collectives_say_why_there_are_none():
-    with pytest.raises(CompileError, match="would exchange tensors between replicas") as error:
-        custom_operator([torch.ones(2)], "ReplicatedAllGather", "ai.graphcore", 1)
-    assert "outside of the program" in str(error.value)
-    assert "register" not in str(error.value)  # no function of PyTorch's could do it
-
-
 @pytest.mark.parametrize("reduction", ["Sum", "Mean", "NoReduction"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_ctc_operator_gives_the_loss_and_the_gradient_of_each_sequence(reduction, dtype):

@@ -15,6 +15,7 @@ from ipu_dynamo.program import (
     ClipFactor,
     ClipGlobalNorm,
     ClipValues,
+    Collective,
     Copy,
     GradientNorm,
     JointUpdate,
@@ -38,6 +39,7 @@ EXAMPLES = (
     Receive("x", "x", 1),
     Send("0", "loss", 1, "line"),
     Copy("h", "h..on1", FOUR, 0, 1, "line"),
+    Collective("all_gather", "h", "g..received", FOUR, 2, 1, "line"),
     Call("f", 1, 0, "forward", ("w", "x"), ("h", None, "loss"), "line"),
     Accumulate(("w..grad",), ("g",), "mean", 1, 0, "backward", "line", weight="share"),
     WriteBuffer(("mean", "count"), ("m", "n"), 1, 0, "forward", "line"),
@@ -83,6 +85,7 @@ def test_a_replica_moves_the_bytes_of_what_it_gets():
     whole, shard = 16, 8
     assert moved == {
         Copy: whole,
+        Collective: whole,
         Store: whole,
         Load: whole,
         AllGather: shard,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import AllGather, AllReduce, Call, ReduceScatter
 from ipu_dynamo.program.ir.update_instructions import (
@@ -95,6 +96,13 @@ def _sum(total: ReduceScatter | AllReduce, scope: Scope) -> None:
         raise ValueError("a value is summed twice")
 
 
+def _exchange(collective: Collective, scope: Scope) -> None:
+    size = sharing(collective.groups, scope.program.replicas)
+    _number("members", collective.members, size)
+    if collective.kind == "all_to_all" and collective.type.shape[0] % size:
+        raise ValueError(f"{collective.type} cannot be divided between {size} replicas")
+
+
 def _norm(norm: GradientNorm, scope: Scope) -> None:
     if not norm.norm_type > 0:
         raise ValueError(f"there is no {norm.norm_type:g}-norm")
@@ -129,6 +137,7 @@ def _number(what: str, actual: int, expected: int) -> None:
 
 _CONDITIONS: dict[type, Callable[[Any, Scope], None]] = {
     Call: _call,
+    Collective: _exchange,
     AllGather: _gather,
     ReduceScatter: _scatter,
     AllReduce: _sum,

@@ -1,0 +1,85 @@
+"""Hand values of a micro-batch from replica to replica."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.program import Collective, ReplicaGroups
+from ipu_dynamo.program.replica_tree import additions
+
+
+@dataclass
+class _MicroBatch:
+    """What the replicas gave, and which of them took."""
+
+    given: list[Tensor | None]
+    taken: list[bool]
+
+
+@dataclass(frozen=True)
+class ReplicaExchange:
+    """Does one collective, for every micro-batch.
+
+    Each replica gives its value, in any order and thread. Once all of its group have, it takes its
+    result; the schedule sees to that.
+
+    Args:
+        replicas: of the program.
+    """
+
+    collective: Collective
+    replicas: int
+    _held: dict[int, _MicroBatch] = field(default_factory=dict)
+
+    def give(self, place: int, value: Tensor) -> None:
+        """Give a value, which nobody writes any more.
+
+        Args:
+            place: of the micro-batch in a call, and of its replica: `micro-batch * replicas +
+                replica`.
+        """
+        number, replica = divmod(place, self.replicas)
+        empty = _MicroBatch([None] * self.replicas, [False] * self.replicas)
+        self._held.setdefault(number, empty).given[replica] = value
+
+    def take(self, place: int) -> Tensor:
+        """The result of a replica, in memory of its own."""
+        number, replica = divmod(place, self.replicas)
+        held, groups = self._held[number], self.collective.groups or ReplicaGroups(self.replicas)
+        members = groups.members(self.replicas)[groups.of(self.replicas)[replica]]
+        given = (held.given[member] for member in members)
+        values = [value for value in given if value is not None]
+        assert len(values) == len(members), "the schedule waits for all replicas of a group"
+        result = _RESULTS[self.collective.kind](values, members.index(replica))
+        held.taken[replica] = True
+        if all(held.taken):
+            self._held.pop(number, None)
+        return result
+
+    def clear(self) -> None:
+        """Forget what a step that failed has left."""
+        self._held.clear()
+
+
+def _sum(values: Sequence[Tensor], _: int) -> Tensor:
+    sums = list(values)
+    for total, term in additions(len(sums)):
+        sums[total] = sums[total] + sums[term]
+    return sums[0].contiguous()
+
+
+def _exchange(values: Sequence[Tensor], place: int) -> Tensor:
+    return torch.cat([value.tensor_split(len(values))[place] for value in values])
+
+
+def _gather(values: Sequence[Tensor], _: int) -> Tensor:
+    return torch.stack(list(values))
+
+
+_RESULTS: dict[str, Callable[[Sequence[Tensor], int], Tensor]] = {
+    "all_gather": _gather,
+    "all_reduce": _sum,
+    "all_to_all": _exchange,
+}
